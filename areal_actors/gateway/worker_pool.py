@@ -67,11 +67,6 @@ class WorkerPool:
         Raises:
             EngineError: no worker came up within `seconds`.
         """
-        if not self.versions:
-            await self._wait_for_one(seconds)
-        return min(self.versions, key=lambda worker: (self.in_flight[worker], worker))
-
-    async def _wait_for_one(self, seconds: float) -> None:
         try:
             async with asyncio.timeout(seconds):
                 while not self.versions:
@@ -79,6 +74,7 @@ class WorkerPool:
                     await self._changed.wait()
         except TimeoutError:
             raise EngineError(f"no inference worker has come up within {seconds:g} s") from None
+        return min(self.versions, key=lambda worker: (self.in_flight[worker], worker))
 
     @asynccontextmanager
     async def count_call(self, worker: str) -> AsyncIterator[WorkerExit]:
