@@ -12,7 +12,8 @@ from support.framework_harness import chat_tokenizer
 from areal_actors.core.errors import EngineError, RequestError
 from areal_actors.core.values import Constraint, SamplingParams
 from areal_actors.embedded.constraints import Grammars
-from areal_actors.gateway.call_settings import callable_tools, constraint_of, refuse_images, sampling_of, within_context
+from areal_actors.gateway.completion import callable_tools, refuse_images, sampling_of, within_context
+from areal_actors.gateway.constraint import constraint_of
 from areal_actors.messages import ModelRequest
 from areal_actors.tokenization.tool_parsers.families import FORMATS, answer_format
 

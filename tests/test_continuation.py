@@ -17,8 +17,9 @@ from areal_actors.core.values import SamplingParams, TokenColumns
 from areal_actors.embedded.embedded_model import CHAT_TEMPLATE
 from areal_actors.gateway.choice import Choice
 from areal_actors.gateway.completion_check import PublishedVersions
-from areal_actors.gateway.conversations.continuation import AnsweredConversation, Continuations, features_of
+from areal_actors.gateway.conversations.continuation import AnsweredConversation, Continuations
 from areal_actors.gateway.conversations.conversation import prompt_for, with_history
+from areal_actors.gateway.conversations.template_window import features_of
 from areal_actors.gateway.conversations.turns import messages_of, path_to, record_turn, token_ids_of
 from areal_actors.messages import Generated, ModelRequest
 
@@ -158,7 +159,7 @@ class Session:
     def ask(self, *new, **fields):
         """The prompt of the conversation so far and these messages."""
         request = ModelRequest(session="s", messages=(*self.messages, *new), tools=self.tools, template_kwargs=self.kwargs, **fields)
-        return prompt_for(self.turns, request, self.chat, self.continuations)
+        return prompt_for(self.turns, request, self.continuations)
 
     def complete(self, completion, *new, reason="stop", **fields):
         """A call answered with this text (or ids); gives its prompt."""
@@ -312,7 +313,7 @@ def test_what_changes_the_beginning_extends_no_tokens(messages, fields, parent, 
     talk = session()
     talk.complete("one<|im_end|>", user("a"))
     request = {"session": "s", "messages": (*messages, *talk.messages, user("b")), "tools": TOOLS, **fields}
-    prompt = prompt_for(talk.turns, ModelRequest(**request), talk.chat, talk.continuations)
+    prompt = prompt_for(talk.turns, ModelRequest(**request), talk.continuations)
     assert (prompt.parent, prompt.prefix) == (parent, "")
     assert reason in prompt.split
 

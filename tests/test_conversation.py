@@ -41,7 +41,7 @@ class Talk:
 
     def prompt(self, messages, **fields):
         request = with_history(self.turns, asked(messages, **fields))
-        return prompt_for(self.turns, request, self.chat, self.continuations)
+        return prompt_for(self.turns, request, self.continuations)
 
     def call(self, messages, answer, *, version=0, sampled=None, finish_reason="stop", **fields):
         """One more completed call; its completion ends with the end of the message."""

@@ -321,7 +321,7 @@ async def test_weights_published_in_mid_conversation_change_versions_and_nothing
         async with clients(opened) as (client, _):
             asking = asyncio.create_task(client.chat.completions.create(model="m", messages=HELLO))
             await harness.first.held.wait()
-            tokenizer, continuations = harness.manager.chat, harness.manager.continuations
+            tokenizer, continuations = harness.manager.served.chat, harness.manager.served.continuations
             await harness.publish(published(1))
             async with asyncio.timeout(30):
                 while harness.first.weight_version < 1:  # noqa: ASYNC110 - there is no event before the worker's
@@ -330,7 +330,7 @@ async def test_weights_published_in_mid_conversation_change_versions_and_nothing
             first = await asking
             harness.first.hold_at = -1
             await client.chat.completions.create(model="m", messages=[*HELLO, first.choices[0].message, *HELLO])
-        assert (harness.manager.chat, harness.manager.continuations) == (tokenizer, continuations)
+        assert (harness.manager.served.chat, harness.manager.served.continuations) == (tokenizer, continuations)
         one, two = (await harness.trajectory(opened)).interactions
         assert one.completion.versions_array().tolist() == [0, 0] + [1] * (len(one.completion) - 2)
         assert set(two.completion.versions_array()) == {1}

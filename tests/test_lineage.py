@@ -40,7 +40,7 @@ class Session:
         self.turns = {}
 
     def prompt(self, *messages, **fields):
-        return prompt_for(self.turns, ModelRequest(session="s", messages=messages, **fields), self.chat, self.continuations)
+        return prompt_for(self.turns, ModelRequest(session="s", messages=messages, **fields), self.continuations)
 
     def call(self, *messages, answer, sampled="x", finish_reason="stop", streamed=False, **fields):
         prompt = self.prompt(*messages, **fields)

@@ -11,10 +11,10 @@ from support.gateway_harness import HELLO, GatewayHarness
 from support.samples import published, work
 
 from areal_actors.core.settings import GatewaySettings
-from areal_actors.gateway.open_calls import InFlightCalls
 from areal_actors.gateway.sessions.episode_end import unused
 from areal_actors.gateway.sessions.registry import SessionRegistry
 from areal_actors.gateway.sessions.table import Session
+from areal_actors.gateway.worker_pool import InFlightCalls
 from areal_actors.messages import AgentReturned, DescribeSession, EpisodeAbandoned, ModelRequest, OpenSession, ScoreEpisode
 from areal_actors.rewards import reward_worker
 

@@ -7,7 +7,7 @@ import pytest
 from test_session_manager import Manager, work
 
 from areal_actors.core.values import SamplingParams
-from areal_actors.gateway.seeds import SEED_BYTES, call_digest, sampling_seed, seed_label
+from areal_actors.gateway.sessions.calls import SEED_BYTES, call_digest, sampling_seed, seed_label
 from areal_actors.gateway.sessions.table import Session
 from areal_actors.messages import OpenSession
 

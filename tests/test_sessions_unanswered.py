@@ -6,9 +6,10 @@ import msgspec
 import pytest
 from support.samples import interaction, work
 
+from areal_actors.gateway.conversations.turns import ConversationTurn, Prompt
 from areal_actors.gateway.sessions.episode_end import outcome, unused
 from areal_actors.gateway.sessions.table import Session
-from areal_actors.messages import EpisodeAbandoned, TrajectoryExported
+from areal_actors.messages import EpisodeAbandoned
 
 SESSION = Session(id="s", api_key="sk-1", work=work(), lease_seconds=10.0, expires=0.0)
 
@@ -30,8 +31,9 @@ def test_an_unused_session_is_lost_or_was_left_because_of_the_engine(failure, re
 
 @pytest.mark.parametrize("purpose", ["train", "evaluate"])
 def test_an_episode_with_an_unanswered_call_is_abandoned_even_with_a_reward(purpose):
-    turns = [msgspec.structs.replace(interaction("a", "x"), reward=1.0)]
-    end = outcome(work(purpose=purpose), turns, engine_failure="worker-0: nan")
+    turn = ConversationTurn(interaction=interaction("a", "x"), answer={}, prompt=Prompt(token_ids=b"", suffix_ids=b""))
+    session = msgspec.structs.replace(SESSION, work=work(purpose=purpose), turns=(turn,))
+    end = outcome(session.engine_failed(b"one", "worker-0: nan"), reward=1.0)
     assert isinstance(end, EpisodeAbandoned)
     assert (end.reason, end.detail) == ("engine", "worker-0: nan")
-    assert isinstance(outcome(work(), turns), TrajectoryExported)
+    assert not isinstance(outcome(session, reward=1.0), EpisodeAbandoned)

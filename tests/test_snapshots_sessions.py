@@ -54,11 +54,11 @@ def copied(actor):
 def known(actor):
     """State that decides which sessions may start, under which name, and which have not ended."""
     return (
-        actor.capacity.snapshot(),
-        actor.fold.snapshot(),
-        set(actor.started),
-        actor.exported,
-        actor.abandoned,
+        actor.slots.capacity.snapshot(),
+        actor.logged.snapshot(),
+        set(actor.slots.started),
+        actor.slots.exported,
+        actor.slots.abandoned,
         set(actor.registry.snapshot().finished),
         {session.id for session in actor.registry.snapshot().kept},
     )
@@ -77,7 +77,7 @@ async def lived(send, dice):
     for _ in range(40):
         what, number, well = dice.choice(["grant", "start", "start", "end", "end"]), dice.randrange(6), dice.random() < 0.5
         if what == "grant":
-            await receive(CapacityGranted(first_group=actor.capacity.granted, groups=1, weight_version=0))
+            await receive(CapacityGranted(first_group=actor.slots.capacity.granted, groups=1, weight_version=0))
         elif what == "start":
             emitted = await send(actor, StartSession(task=f"task-{number % 3}"))
             if isinstance(emitted[0], SessionStarted):

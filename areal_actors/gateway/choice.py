@@ -222,18 +222,13 @@ class Choice:
 
     def _logprobs(self, part: Generated, count: int) -> tuple[TokenLogprob, ...]:
         ids, logprobs = part.columns.ids_array()[:count].tolist(), part.columns.logprobs_array()[:count].tolist()
-        width = self.sampling.top_logprobs
-        if not width:
-            return tuple(
-                TokenLogprob(token=self.chat.token_bytes(token), logprob=value) for token, value in zip(ids, logprobs, strict=True)
-            )
-        top_ids = np.frombuffer(part.top_ids, dtype="<u4").reshape(-1, width)[:count].tolist()
-        top = np.frombuffer(part.top_logprobs, dtype="<f4").reshape(-1, width)[:count].tolist()
+        if width := self.sampling.top_logprobs:
+            top_ids = np.frombuffer(part.top_ids, dtype="<u4").reshape(-1, width)[:count].tolist()
+            top_values = np.frombuffer(part.top_logprobs, dtype="<f4").reshape(-1, width)[:count].tolist()
+        else:
+            top_ids = top_values = [()] * count
+        name = self.chat.token_bytes
         return tuple(
-            TokenLogprob(
-                token=self.chat.token_bytes(token),
-                logprob=value,
-                top=tuple((self.chat.token_bytes(other), its) for other, its in zip(others, theirs, strict=True)),
-            )
-            for token, value, others, theirs in zip(ids, logprobs, top_ids, top, strict=True)
+            TokenLogprob(token=name(token), logprob=value, top=tuple(zip(map(name, others), theirs, strict=True)))
+            for token, value, others, theirs in zip(ids, logprobs, top_ids, top_values, strict=True)
         )

@@ -1,4 +1,4 @@
-"""One model call: its prompt from the conversation, its choices' tokens from inference workers, its answer in parts.
+"""One model call: its prompt and sampling parameters, its choices' tokens from inference workers, its answer in parts.
 
 If a worker dies in mid-completion, another continues after the tokens already received, which keep their
 log-probabilities and weight versions.
@@ -7,23 +7,24 @@ log-probabilities and weight versions.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from areal_actors.core.column_check import ColumnFault
+from areal_actors.core.errors import PromptTooLong, RequestError
 from areal_actors.core.values import SamplingParams
-from areal_actors.gateway.call_settings import callable_tools, constraint_of, refuse_images, sampling_of, within_context
 from areal_actors.gateway.choice import Choice
 from areal_actors.gateway.completion_check import CompletionFault, PublishedVersions
-from areal_actors.gateway.conversations import turns as calls
+from areal_actors.gateway.constraint import constraint_of
 from areal_actors.gateway.conversations.continuation import Continuations
-from areal_actors.gateway.conversations.conversation import prompt_for, with_history
-from areal_actors.gateway.conversations.prompt_length import PromptLimit
+from areal_actors.gateway.conversations.conversation import PromptLimit, prompt_for, with_history
 from areal_actors.gateway.conversations.turns import Prompt
-from areal_actors.gateway.open_calls import InFlightCall
-from areal_actors.gateway.worker_pool import WorkerLost, WorkerPool, until_gone
+from areal_actors.gateway.sessions.table import Session
+from areal_actors.gateway.worker_pool import InFlightCall, WorkerLost, WorkerPool, until_gone
 from areal_actors.messages import Generate, ModelRequest, ModelResponsePart
 from areal_actors.runtime.actor import Context
 from areal_actors.tokenization.tokenizer import ChatTokenizer
@@ -31,46 +32,47 @@ from areal_actors.tokenization.tool_parsers.base import ToolDefinition
 from bus.errors import AnswerLost, BusError, NoResponder
 
 
+@dataclass
+class ServedModel:
+    """The model behind the gateway, and the limits of its calls."""
+
+    continuations: Continuations
+    published: PublishedVersions
+    vocabulary: int
+    """Number of token ids of the model."""
+    max_model_len: int
+    """Tokens of prompt and answer together."""
+    answer_seconds: float
+    """Time that a worker may take for each part of its answer."""
+
+    @property
+    def chat(self) -> ChatTokenizer:
+        """Tokenizer, chat template and answer format."""
+        return self.continuations.chat
+
+
 class ModelCall:
     """A model call in flight."""
 
-    def __init__(
-        self,
-        identifier: str,
-        request: ModelRequest,
-        turns: Sequence[calls.ConversationTurn],
-        chat: ChatTokenizer,
-        continuations: Continuations,
-        *,
-        default: SamplingParams,
-        trained: bool,
-        max_model_len: int,
-        published: PublishedVersions,
-        vocabulary: int = 0,
-        answer_seconds: float = 600.0,
-        in_flight: InFlightCall,
-    ) -> None:
-        """Make the prompt; completions are checked against `published` and `vocabulary`.
-
-        A worker may take `answer_seconds` for each part of its answer; `in_flight` records what the call waits for.
+    def __init__(self, session: Session, request: ModelRequest, served: ServedModel, in_flight: InFlightCall) -> None:
+        """Make the prompt; `in_flight` records what the call waits for.
 
         Raises:
             RequestError: a field is invalid or not supported.
         """
-        self.identifier, self.request, self.chat = identifier, request, chat
-        self.published, self.vocabulary, self.answer_seconds = published, vocabulary, answer_seconds
-        self.in_flight = in_flight
+        self.identifier = f"{session.label}-{session.calls}"
+        self.request, self.served, self.in_flight = request, served, in_flight
         refuse_images(request.messages)
-        known = {turn.interaction.id: turn for turn in turns}
+        known = {turn.interaction.id: turn for turn in session.turns}
         request = with_history(known, request)
         tools = callable_tools(request)
         field = "messages" if request.messages else "prompt"
-        room = None if request.count_only else PromptLimit(max_model_len, field)
-        self.prompt: Prompt = prompt_for(known, request, chat, continuations, room)
-        sampling = sampling_of(request.sampling, default, trained=trained)
-        if (constraint := constraint_of(request, tools, chat.format, in_reasoning=self.prompt.opens_reasoning)) is not None:
+        room = None if request.count_only else PromptLimit(served.max_model_len, field)
+        self.prompt: Prompt = prompt_for(known, request, served.continuations, room)
+        sampling = sampling_of(request.sampling, session.work.sampling, trained=session.work.purpose == "train")
+        if (constraint := constraint_of(request, tools, served.chat.format, in_reasoning=self.prompt.opens_reasoning)) is not None:
             sampling = msgspec.structs.replace(sampling, constraint=constraint)
-        self.sampling = sampling if request.count_only else within_context(sampling, self.prompt_tokens, max_model_len, field)
+        self.sampling = sampling if request.count_only else within_context(sampling, self.prompt_tokens, served.max_model_len, field)
         self.choices = [self._choice(number, tools) for number in range(request.choices)]
 
     @property
@@ -85,13 +87,13 @@ class ModelCall:
             number,
             self.prompt,
             self.sampling,
-            self.chat,
+            self.served.chat,
             tools,
             stream=self.request.stream,
             logprobs=self.request.logprobs,
             parallel_tool_calls=self.request.parallel_tool_calls,
-            published=self.published,
-            vocabulary=self.vocabulary,
+            published=self.served.published,
+            vocabulary=self.served.vocabulary,
         )
 
     def next_request(self, choice: Choice, seed: int) -> Generate:
@@ -109,6 +111,77 @@ class ModelCall:
             sampling=rest,
             stream=self.request.stream,
         )
+
+
+def sampling_of(options: Mapping[str, Any], default: SamplingParams, *, trained: bool) -> SamplingParams:
+    """The request's sampling parameters, with the session's defaults for those it leaves out.
+
+    Raises:
+        RequestError: a value is of the wrong type or out of range, or a completion for training (`trained`) would
+            be sampled at another temperature than the trainer's log-probabilities use.
+    """
+    if not options:
+        return default
+    known = {name: getattr(default, name) for name in SamplingParams.__struct_fields__}
+    try:
+        sampling = msgspec.convert({**known, **options}, SamplingParams)
+    except msgspec.ValidationError as error:
+        complaint, _, at = str(error).partition(" - at `$.")
+        field = at.rstrip("`").partition("[")[0]
+        raise RequestError(f"'{field}': {complaint[0].lower()}{complaint[1:]}", field) from None
+    if not 0 < sampling.top_p <= 1:
+        raise RequestError(f"'top_p' is {sampling.top_p:g}; expected a number above 0, at most 1", "top_p")
+    if trained and sampling.temperature != default.temperature:
+        raise RequestError(
+            f"'temperature' is {sampling.temperature:g}, but this run trains at {default.temperature:g}: "
+            f"leave it out, or set sampling.temperature={sampling.temperature:g} in the recipe",
+            "temperature",
+        )
+    return sampling
+
+
+def callable_tools(request: ModelRequest) -> Sequence[ToolDefinition]:
+    """The tools that the model may call in this answer.
+
+    Raises:
+        RequestError: it must call a tool that is not declared.
+    """
+    if request.tool_choice == "none":
+        return ()
+    if request.tool_choice == "required" and not request.tools:
+        raise RequestError("'tool_choice' is required, but there are no tools; send 'tools'", "tool_choice")
+    if not request.tool_choice.startswith("function:"):
+        return request.tools
+    name = request.tool_choice.removeprefix("function:")
+    named = [tool for tool in request.tools if tool["function"]["name"] == name]
+    if not named:
+        known = ", ".join(tool["function"]["name"] for tool in request.tools) or "none"
+        raise RequestError(f"'tool_choice' names the function '{name}', which is not in 'tools' ({known})", "tool_choice")
+    return named
+
+
+def refuse_images(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Reject messages with images: the engines behind this gateway read text only.
+
+    Raises:
+        RequestError: a message has parts that are not text.
+    """
+    for index, message in enumerate(messages):
+        if isinstance(message.get("content"), list):
+            field = f"messages[{index}].content"
+            raise RequestError(f"'{field}' has an image, but the model behind this gateway reads text only; send text", field)
+
+
+def within_context(sampling: SamplingParams, prompt_tokens: int, context: int, field: str = "messages") -> SamplingParams:
+    """The sampling parameters, with `max_tokens` capped by the rest of the context.
+
+    Raises:
+        PromptTooLong: the prompt leaves no room.
+    """
+    room = context - prompt_tokens
+    if room < 1:
+        raise PromptTooLong(prompt_tokens, context, field)
+    return sampling if sampling.max_tokens <= room else msgspec.structs.replace(sampling, max_tokens=room)
 
 
 async def complete(
@@ -133,6 +206,7 @@ async def complete(
 async def _sample(
     call: ModelCall, choice: Choice, pool: WorkerPool, context: Context, patience_seconds: float, seed: int
 ) -> AsyncGenerator[ModelResponsePart, None]:
+    deadline = min(patience_seconds, call.served.answer_seconds)
     while not choice.finish_reason:
         if not pool.versions:
             call.in_flight.wait_for_worker()
@@ -142,7 +216,7 @@ async def _sample(
         call.in_flight.assign(worker)
         try:
             async with pool.count_call(worker) as gone:
-                answers = context.stream(call.next_request(choice, seed), timeout=min(patience_seconds, call.answer_seconds), to=worker)
+                answers = context.stream(call.next_request(choice, seed), timeout=deadline, to=worker)
                 async with aclosing(until_gone(answers, gone, worker)) as parts:
                     async for part in parts:
                         await choice.check.until_published(part, context)

@@ -12,14 +12,12 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 
 from areal_actors.core.settings import GatewaySettings
 from areal_actors.core.values import Interaction, SamplingParams, Task
-from areal_actors.gateway.open_calls import InFlightCalls
-from areal_actors.gateway.sessions.capacity import ExternalCapacity
-from areal_actors.gateway.sessions.episode_end import NO_REWARD_EXTERNAL, Ending, outcome, unused
-from areal_actors.gateway.sessions.external_fold import ExternalSessionsFold, ExternalSessionsState, slot_of
+from areal_actors.gateway.sessions.capacity import ExternalCapacity, ExternalSessionsState, ExternalSlots, GroupSlot
+from areal_actors.gateway.sessions.episode_end import Ending, episode_of, outcome, unused
 from areal_actors.gateway.sessions.keys import session_key
 from areal_actors.gateway.sessions.registry import SessionRegistry
 from areal_actors.gateway.sessions.table import FinishedSession, Session
-from areal_actors.gateway.worker_pool import WorkerPool
+from areal_actors.gateway.worker_pool import InFlightCalls, WorkerPool
 from areal_actors.messages import (
     ActorStarted,
     CapacityGranted,
@@ -42,7 +40,6 @@ from areal_actors.messages import (
 )
 from areal_actors.rewards.acceptance import Acceptance
 from areal_actors.runtime.actor import Actor, Context, Emits, on
-from areal_actors.sequences.rows import apply_rewards
 
 SOON_SECONDS, LATER_SECONDS = 1.0, 5.0
 """`Retry-After` of a short wait, and of a wait for training progress."""
@@ -62,7 +59,6 @@ class ExternalSessions(Actor):
     ) -> None:
         """`acceptance` decides which ended sessions are trained; without it all are."""
         self.config = config
-        self.capacity = capacity
         self.secret = secret
         self.sampling = sampling
         self.acceptance = acceptance
@@ -71,13 +67,13 @@ class ExternalSessions(Actor):
         self.open_calls = InFlightCalls()
         self.caught_up = False
         """True once the log has been folded; before that, names and slots could be assigned twice."""
-        self.started: dict[str, SessionStarted] = {}
-        """Sessions that have not ended, by episode."""
-        self.fold = ExternalSessionsFold(self.capacity)
-        """Slots and sessions as folded from the log alone, for snapshots."""
+        self.slots = ExternalSlots(capacity)
+        """Slots and sessions, those included whose `SessionStarted` is not read back from the log yet."""
+        self.logged = ExternalSlots(capacity.copy())
+        """Slots and sessions as folded from the log alone. A snapshot holds these, so that a gateway that restores it and reads the
+        rest of the log has the same state as one that reads the whole log."""
         self.ending: set[str] = set()
         self.session_ended = asyncio.Condition()
-        self.exported = self.abandoned = 0
 
     # ---------------------------------------------------------------- requests of agents
 
@@ -85,7 +81,7 @@ class ExternalSessions(Actor):
     def reserve_capacity(self, _: ReserveCapacity, context: Context) -> Iterator[CapacityReserved]:
         if refused := self._unavailable():
             yield CapacityReserved(refused=refused)
-        elif not self.capacity.reserve(context.now, self.config.reservation_ttl_seconds):
+        elif not self.slots.capacity.reserve(context.now, self.config.reservation_ttl_seconds):
             yield CapacityReserved(refused=_no_capacity("no slot is free"))
         else:
             yield CapacityReserved(seconds=self.config.reservation_ttl_seconds)
@@ -99,26 +95,25 @@ class ExternalSessions(Actor):
         if unfinished is not None:
             async for ending in self._end(unfinished, context):
                 yield ending
-        if (slot := self.capacity.next_slot(request.task)) is None:
+        if (slot := self.slots.capacity.next_slot(request.task)) is None:
             yield SessionCreated(refused=_no_capacity(f"no group is left for task '{request.task}'"))
             return
-        self.capacity.take(slot, context.now, reserved=True)
-        work = RunEpisode(episode=slot.episode, group=str(slot.group), task=Task(id=request.task, data={}), sampling=self.sampling)
+        work = self._work(slot)
         lease = self.config.idle_timeout_seconds
         key = request.api_key or session_key(self.secret, f"outside {slot.session}")
         self.registry.open(
             Session(id=slot.session, api_key=key, work=work, lease_seconds=lease, expires=context.now + lease, external=True)
         )
         started = SessionStarted(session=slot.session, work=work, member=slot.member, index=slot.index, key=self.registry.digest(key))
-        self.started[work.episode] = started
+        self.slots.start(started, context.now, reserved=True)
         yield started
         yield SessionCreated(session=slot.session, api_key=key)
 
     def _refusal(self, request: StartSession, unfinished: Session | None) -> Refusal | None:
-        size = self.capacity.group_size
+        size = self.slots.capacity.group_size
         if closed := self._unavailable():
             return closed
-        if request.group_size not in {0, size} and not self.capacity.slots:
+        if request.group_size not in {0, size} and not self.slots.capacity.slots:
             reason = f"'group_size' is {request.group_size}, but this run trains groups of {size}: send {size}, or leave it out"
             return Refusal(status=400, reason=reason, field="group_size")
         if unfinished is not None and not (request.replace and unfinished.external and unfinished.id not in self.ending):
@@ -128,7 +123,7 @@ class ExternalSessions(Actor):
 
     def _unavailable(self) -> Refusal | None:
         """The refusal if no session may start now."""
-        if not self.capacity.group_size:
+        if not self.slots.capacity.group_size:
             reason = 'the rollout workers of this run run its episodes; for external agents set task.agent = "online" in the recipe'
             return Refusal(status=403, reason=reason)
         if not self.caught_up:
@@ -210,8 +205,7 @@ class ExternalSessions(Actor):
         self.ending.add(session.id)
         try:
             session = self.registry.update(session.transition("end", context.now))
-            turns = apply_rewards(session.interactions(), None, session.rewards)
-            ending = outcome(session.work, turns, no_reward=NO_REWARD_EXTERNAL, engine_failure=session.engine_failure())
+            ending = outcome(session)
             if self.acceptance is not None and isinstance(ending, TrajectoryExported):
                 ending = await self.acceptance.outcome(session.work, rewards=session.rewards) or ending
             yield ending
@@ -222,9 +216,7 @@ class ExternalSessions(Actor):
     async def record_end(self, ending: Ending) -> None:
         """Record that an episode was exported, or abandoned after all retries; idempotent."""
         exported = ending.trajectory if isinstance(ending, TrajectoryExported) else None
-        episode = ending.trajectory.episode if isinstance(ending, TrajectoryExported) else ending.work.episode
-        self.capacity.ended(episode)
-        if (started := self.started.pop(episode, None)) is None:
+        if (started := self.slots.ended(episode_of(ending), exported=exported is not None)) is None:
             return
         live = self.registry.find(started.session)
         self.registry.add_finished(
@@ -239,59 +231,56 @@ class ExternalSessions(Actor):
         )
         if live is not None:
             self.registry.close(live, finished=True)
-        self.exported += exported is not None
-        self.abandoned += exported is None
         async with self.session_ended:
             self.session_ended.notify_all()
 
     async def end_expired(self, context: Context) -> AsyncIterator[Ending]:
         """End sessions whose lease has expired, and group members that were not started in time."""
         for session in self.registry.expired(context.now):
-            if not session.external or session.id in self.ending:
+            if session.id in self.ending:
                 continue
-            if session.state == "ended":
+            if session.external and session.state == "ended":
                 async for ending in self._end(session, context):
                     yield ending
                 continue
+            if not session.external:
+                self.registry.close(session)
             lost = unused(session)
             yield lost
             await self.record_end(lost)
-        for slot in self.capacity.missing(context.now, self.config.idle_timeout_seconds):
-            work = RunEpisode(episode=slot.episode, group=str(slot.group), task=Task(id=slot.task, data={}), sampling=self.sampling)
+        for slot in self.slots.capacity.missing(context.now, self.config.idle_timeout_seconds):
             within = f"{self.config.idle_timeout_seconds:g} s"
             detail = f"no session was started within {within} of the first session of its group (task '{slot.task}')"
-            self.capacity.ended(slot.episode)
-            yield EpisodeAbandoned(work=work, reason="lost", detail=detail)
+            self.slots.capacity.ended(slot.episode)
+            yield EpisodeAbandoned(work=self._work(slot), reason="lost", detail=detail)
+
+    def _work(self, slot: GroupSlot) -> RunEpisode:
+        return RunEpisode(episode=slot.episode, group=str(slot.group), task=Task(id=slot.task, data={}), sampling=self.sampling)
 
     # ---------------------------------------------------------------- events of the log
 
     @on
     def capacity_granted(self, event: CapacityGranted) -> None:
-        for capacity in (self.capacity, self.fold.capacity):
-            capacity.grant(event.first_group, event.groups)
+        for slots in (self.slots, self.logged):
+            slots.capacity.grant(event.first_group, event.groups)
 
     @on
     def session_started(self, event: SessionStarted, context: Context) -> None:
         """Fold the event; sessions that this process started itself are known already."""
-        self.fold.session_started(event, context.now)
-        if event.work.episode in self.started or self.registry.is_finished(event.work.episode):
-            return
-        self.started[event.work.episode] = event
-        self.capacity.take(slot_of(event), context.now)
-        self.registry.remember(event.key, event.session)
+        self.logged.start(event, context.now)
+        if event.work.episode not in self.slots.started and not self.registry.is_finished(event.work.episode):
+            self.slots.start(event, context.now)
+            self.registry.remember(event.key, event.session)
 
-    async def on_logged_end(self, ending: Ending) -> None:
+    async def fold_end(self, ending: TrajectoryExported | EpisodeAbandoned) -> None:
         """Fold the end of an episode from the log."""
-        exported = isinstance(ending, TrajectoryExported)
-        self.fold.ended(ending.trajectory.episode if isinstance(ending, TrajectoryExported) else ending.work.episode, exported=exported)
+        self.logged.ended(episode_of(ending), exported=isinstance(ending, TrajectoryExported))
         await self.record_end(ending)
 
     def restore_external(self, state: ExternalSessionsState) -> None:
         """Restore external sessions from a snapshot."""
-        self.fold.restore(state)
-        self.capacity.restore(state.capacity)
-        self.started = dict(state.started)
-        self.exported, self.abandoned = state.exported, state.abandoned
+        for slots in (self.slots, self.logged):
+            slots.restore(state)
         for started in state.started.values():
             self.registry.remember(started.key, started.session)
 
@@ -301,7 +290,7 @@ class ExternalSessions(Actor):
         if context.replayed or self.caught_up or event.actor.rpartition("-")[0] != self.kind() or event.pid != os.getpid():
             return
         self.caught_up = True
-        for started in [started for started in self.started.values() if self.registry.find(started.session) is None]:
+        for started in [started for started in self.slots.started.values() if self.registry.find(started.session) is None]:
             detail = f"the gateway was restarted, and the tokens of session {started.session} were lost"
             lost = EpisodeAbandoned(work=started.work, reason="session", detail=detail)
             yield lost

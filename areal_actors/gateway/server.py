@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import aclosing, nullcontext
-from typing import Any
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from functools import partial
+from typing import Any, Final, ParamSpec, TypeVar
 
 import msgspec
 import structlog
@@ -15,13 +18,12 @@ from aiohttp import hdrs, web
 import areal_actors
 from areal_actors.core.errors import RequestError, SessionError, SetupError
 from areal_actors.core.settings import GatewaySettings
-from areal_actors.gateway.listening import Handler, HttpConnections
-from areal_actors.gateway.long_work import LongWork
+from areal_actors.gateway.listening import HttpConnection
 from areal_actors.gateway.protocols import DIALECTS, dialect_of_path
 from areal_actors.gateway.protocols.base import Dialect
 from areal_actors.gateway.protocols.openapi import GATEWAY_ENDPOINTS, openapi
 from areal_actors.gateway.protocols.session_requests import ENDPOINTS
-from areal_actors.messages import ModelRequest, ModelResponsePart
+from areal_actors.messages import ModelRequest, ModelResponsePart, Refusal
 from areal_actors.runtime.actor import Submit
 from bus.errors import NoResponder
 
@@ -40,10 +42,33 @@ PREFIXES = ("", "/v1", "/{session}", "/{session}/v1")
 BACKLOG = 1024
 """Connections in the accept queue: a thousand agents may connect at once."""
 
-Routes = Callable[[web.Application], None]
+LONG_BYTES: Final = 128 << 10
+"""Size from which a request is long: tokenizing it takes a sixth of a second, which would block all other calls."""
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _ENCODER = msgspec.json.Encoder()
 logger = structlog.get_logger(__name__)
+
+
+class RequestRefused(Exception):
+    """Raised to answer a request with this refusal."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.reason)
+        self.refusal = refusal
+
+
+class LongWork(ThreadPoolExecutor):
+    """A small thread pool for long requests: tokenizers release the GIL, and Python code alternates with the event loop."""
+
+    async def run(self, size: int, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call a function: inline for a short request, in a thread for a long one."""
+        if size < LONG_BYTES:
+            return function(*args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self, partial(function, *args, **kwargs))
 
 
 class Gateway:
@@ -57,7 +82,7 @@ class Gateway:
         config: GatewaySettings,
         submit: Submit,
         session_of_key: Callable[[str, str], str],
-        add_routes: Routes,
+        add_routes: Callable[[web.Application, Gateway], None],
         long_work: LongWork,
     ) -> None:
         """`add_routes` adds the routes beside those of the model; `long_work` parses long requests."""
@@ -76,7 +101,7 @@ class Gateway:
         Raises:
             SetupError: the port is taken.
         """
-        app = web.Application(client_max_size=self.config.max_body_mb * 2**20, middlewares=[self._serving, errors_in_dialect_format])
+        app = web.Application(client_max_size=self.config.max_body_mb * 2**20, middlewares=[suspend_head_timer, errors_in_dialect_format])
         for prefix in PREFIXES:
             for dialect in DIALECTS:
                 app.router.add_post(f"{prefix}/{dialect.path}", self._handler_of(dialect))
@@ -84,16 +109,14 @@ class Gateway:
             app.router.add_get(f"{prefix}/models/{{model}}", self.model)
         app.router.add_get("/health", self.health)
         app.router.add_get("/openapi.json", self.description)
-        self.add_routes(app)
-        # Clients do not compress requests, and aiohttp waits forever for the rest of a truncated compressed body.
-        options: dict[str, Any] = {"access_log": None, "handler_cancellation": True, "auto_decompress": False}
-        self._runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_SECONDS, **options)
+        self.add_routes(app, self)
+        self._runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_SECONDS, handler_cancellation=True)
         await self._runner.setup()
         assert self._runner.server is not None
-        self._connections = HttpConnections(self._runner.server, self.config.head_seconds)
+        connection = partial(HttpConnection, self._runner.server, self.config.head_seconds)
         loop = asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(self._connections, self.config.host, self.config.port, backlog=BACKLOG)
+            self._server = await loop.create_server(connection, self.config.host, self.config.port, backlog=BACKLOG)
         except OSError as error:
             await self._runner.cleanup()
             raise SetupError(
@@ -109,12 +132,6 @@ class Gateway:
             if self._server is not None:
                 self._server.close()
             await runner.cleanup()
-
-    @web.middleware
-    async def _serving(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Suspend the head timer of the connection while a request is handled."""
-        with self._connections.request_started(request) or nullcontext():
-            return await handler(request)
 
     async def health(self, _: web.Request) -> web.Response:
         """Liveness of the gateway."""
@@ -134,22 +151,17 @@ class Gateway:
         self.session_of(request)
         return as_json(_model(request.match_info["model"]))
 
-    def _handler_of(self, dialect: Dialect[Any]) -> Callable[[web.Request], Any]:
+    def _handler_of(self, dialect: Dialect[Any]) -> Handler:
         async def answer(request: web.Request) -> web.StreamResponse:
-            try:
-                session = self.session_of(request)
-                body = await body_of(request)
-                asked, question = await self.long_work.run(len(body), _parse_request, dialect, body, session)
-            except RequestError as error:
-                return as_json(dialect.error(str(error), 400, error.field, error.code), 400)
+            session = self.session_of(request)
+            body = await body_of(request)
+            asked, question = await self.long_work.run(len(body), _parse_request, dialect, body, session)
             if request_id := next((name for header in REQUEST_IDS if (name := request.headers.get(header))), ""):
                 question = msgspec.structs.replace(question, request_id=readable(request_id))
             created = int(time.time())
             async with aclosing(self.submit(question)) as parts:
                 first = await anext(parts)
-                if first.error:
-                    return as_json(dialect.error(first.error, first.error_status, first.error_field, first.error_code), first.error_status)
-                if question.stream:
+                if question.stream and not first.error:
                     return await _stream(request, dialect, asked, first, parts, created)
                 answers = [first, *[part async for part in parts]] if not first.is_last() else [first]
             if failed := next((part for part in answers if part.error), None):
@@ -206,7 +218,7 @@ async def read_body(request: web.Request) -> bytes:
         async with asyncio.timeout(BODY_SECONDS):
             return await request.read()
     except TimeoutError:
-        raise web.HTTPRequestTimeout from None
+        raise web.HTTPRequestTimeout(headers={hdrs.CONNECTION: "close"}) from None
 
 
 def readable(header: str) -> str:
@@ -235,16 +247,28 @@ async def _stream(
 
 
 @web.middleware
-async def errors_in_dialect_format(request: web.Request, handler: Callable[[web.Request], Any]) -> web.StreamResponse:
-    """Return errors in the format of the API called: wrong keys, refusals of aiohttp (path, method, size), failed handlers."""
+async def suspend_head_timer(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Suspend the head timer of the connection while a request is handled."""
+    assert isinstance(request.protocol, HttpConnection)
+    with request.protocol:
+        return await handler(request)
+
+
+@web.middleware
+async def errors_in_dialect_format(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Return errors in the format of the API called: wrong fields and keys, refusals of aiohttp (path, method, size), failed handlers."""
     headers: dict[str, str] = {}
+    field = code = ""
     try:
-        response: web.StreamResponse = await handler(request)
+        return await handler(request)
+    except RequestError as error:
+        status, message, field, code = 400, str(error), error.field, error.code
+    except RequestRefused as error:
+        status, message, field = error.refusal.status, error.refusal.reason, error.refusal.field
+        headers = {hdrs.RETRY_AFTER: str(math.ceil(error.refusal.retry_after))} if error.refusal.retry_after else {}
     except web.HTTPException as refused:
         status, message = refused.status, _refusal_message(request, refused)
-        headers = {name: value for name, value in refused.headers.items() if name == hdrs.ALLOW}
-        if status == web.HTTPRequestTimeout.status_code:
-            headers[hdrs.CONNECTION] = "close"
+        headers = {name: value for name, value in refused.headers.items() if name in {hdrs.ALLOW, hdrs.CONNECTION}}
     except SessionError as error:
         status, message = 401, str(error)
     except NoResponder:
@@ -259,26 +283,24 @@ async def errors_in_dialect_format(request: web.Request, handler: Callable[[web.
         if request.writer.output_size:
             raise  # the response has begun and can only be aborted
         status, message = 500, "the gateway failed; see its log"
-    else:
-        return response
-    return as_json(dialect_of_path(request.path).error(readable(message), status), status, headers)
+    resource = request.match_info.route.resource
+    dialect = dialect_of_path(request.path if resource is None else resource.canonical)
+    return as_json(dialect.error(readable(message), status, field, code), status, headers)
 
 
 def _refusal_message(request: web.Request, refused: web.HTTPException) -> str:
-    if refused.status == web.HTTPNotFound.status_code:
-        served = ", ".join([f"/v1/{dialect.path}" for dialect in DIALECTS])
-        return f"there is no {request.path:.200}; this gateway serves {served} and the paths in GET /openapi.json"
-    if refused.status == web.HTTPMethodNotAllowed.status_code:
-        return f"{request.path:.200} does not take {request.method}; use {refused.headers.get(hdrs.ALLOW, 'another method')}"
-    if refused.status == web.HTTPRequestEntityTooLarge.status_code:
-        return f"the request body is larger than {request.client_max_size // 2**20} MiB (`gateway.max_body_mb`); send less"
-    if refused.status == web.HTTPUnsupportedMediaType.status_code:
-        return (
-            f"the request body is encoded as {request.headers[hdrs.CONTENT_ENCODING]:.40}; send it uncompressed, without Content-Encoding"
-        )
-    if refused.status == web.HTTPRequestTimeout.status_code:
-        return f"the request body did not arrive within {BODY_SECONDS:g} s; send it at once"
-    return refused.reason
+    served = ", ".join([f"/v1/{dialect.path}" for dialect in DIALECTS])
+    messages = {
+        web.HTTPNotFound: f"there is no {request.path:.200}; this gateway serves {served} and the paths in GET /openapi.json",
+        web.HTTPMethodNotAllowed: f"{request.path:.200} does not take {request.method}; "
+        f"use {refused.headers.get(hdrs.ALLOW, 'another method')}",
+        web.HTTPRequestEntityTooLarge: f"the request body is larger than {request.client_max_size // 2**20} MiB "
+        "(`gateway.max_body_mb`); send less",
+        web.HTTPUnsupportedMediaType: f"the request body is encoded as {request.headers.get(hdrs.CONTENT_ENCODING, ''):.40}; "
+        "send it uncompressed, without Content-Encoding",
+        web.HTTPRequestTimeout: f"the request body did not arrive within {BODY_SECONDS:g} s; send it at once",
+    }
+    return messages.get(type(refused), refused.reason)
 
 
 def _model(name: str) -> dict[str, Any]:

@@ -15,22 +15,20 @@ from pathlib import Path
 
 from areal_actors.core.errors import EngineError, RequestError, SessionError, SetupError
 from areal_actors.core.settings import GatewaySettings
-from areal_actors.core.values import SamplingParams
-from areal_actors.gateway.completion import ModelCall, complete
+from areal_actors.core.values import SamplingParams, Value
+from areal_actors.gateway.completion import ModelCall, ServedModel, complete
 from areal_actors.gateway.completion_check import CompletionFault, PublishedVersions
 from areal_actors.gateway.conversations.continuation import Continuations
 from areal_actors.gateway.external_sessions import ExternalSessions
-from areal_actors.gateway.long_work import LongWork
-from areal_actors.gateway.open_calls import InFlightCall
-from areal_actors.gateway.seeds import call_digest, sampling_seed
-from areal_actors.gateway.server import Gateway
+from areal_actors.gateway.server import Gateway, LongWork
 from areal_actors.gateway.session_routes import add_session_routes
-from areal_actors.gateway.sessions.calls import digest_of, interaction_recorded, name_of
-from areal_actors.gateway.sessions.capacity import ExternalCapacity
-from areal_actors.gateway.sessions.episode_end import Ending, outcome, unused
-from areal_actors.gateway.sessions.external_fold import GatewayState
+from areal_actors.gateway.sessions.calls import call_digest, digest_of, interaction_recorded, name_of, sampling_seed
+from areal_actors.gateway.sessions.capacity import ExternalCapacity, ExternalSessionsState
+from areal_actors.gateway.sessions.episode_end import Ending, outcome
 from areal_actors.gateway.sessions.keys import admin_key, session_key
+from areal_actors.gateway.sessions.registry import RegistryState
 from areal_actors.gateway.sessions.table import CLOSED_STATES, Session
+from areal_actors.gateway.worker_pool import InFlightCall
 from areal_actors.messages import (
     ActorFailed,
     ActorStopped,
@@ -56,12 +54,22 @@ from areal_actors.messages import (
 )
 from areal_actors.rewards.acceptance import Acceptance
 from areal_actors.runtime.actor import Context, Emits, Submit, Tick, on
-from areal_actors.sequences.rows import apply_rewards
 from areal_actors.tokenization.tokenizer import ChatTokenizer, vocabulary_of
 
 Answers = ModelResponsePart | InteractionRecorded | CompletionRefused
 LoadTokenizer = Callable[[str], ChatTokenizer]
 """Loads the chat tokenizer of a model folder."""
+
+
+class GatewayState(Value):
+    """Snapshot of the session manager: all but live sessions, whose tokens are lost with it."""
+
+    book: RegistryState
+    outside: ExternalSessionsState
+    model: str = ""
+    published: int = -1
+    workers: dict[str, int] = {}
+    """Weight version by inference worker."""
 
 
 class SessionManager(ExternalSessions):
@@ -96,14 +104,11 @@ class SessionManager(ExternalSessions):
         self.concurrency = concurrency
         self.serve_http = serve_http
         self.published = PublishedVersions()
-        self.vocabulary = 0
-        """Number of token ids of the model."""
         self.refused: Counter[str] = Counter()
         """Completions refused since this gateway started, by worker."""
         self.model = ""
         """The folder of the model and its tokenizer, as in events."""
-        self.chat: ChatTokenizer | None = None
-        self.continuations: Continuations | None = None
+        self.served: ServedModel | None = None
         self.gateway: Gateway | None = None
         self.long_work = LongWork(2, "long-requests")
         self._in_progress: dict[tuple[str, str], asyncio.Event] = {}
@@ -115,7 +120,7 @@ class SessionManager(ExternalSessions):
         """The state for a successor gateway."""
         return GatewayState(
             book=self.registry.snapshot(),
-            outside=self.fold.snapshot(),
+            outside=self.logged.snapshot(),
             model=self.model,
             published=self.published.newest,
             workers=dict(self.pool.versions),
@@ -125,7 +130,7 @@ class SessionManager(ExternalSessions):
         """Restore the state of a predecessor."""
         self.registry.restore(state.book)
         self.restore_external(state.outside)
-        self.published = PublishedVersions(state.published)
+        self.published.newest = state.published
         for worker, version in state.workers.items():
             self.pool.loaded(worker, version)
         if state.model:
@@ -135,10 +140,8 @@ class SessionManager(ExternalSessions):
         """Serve the gateway."""
         if self.serve_http:
             admin = admin_key(self.secret, self.config.admin_key)
-            of_key = self.registry.session_of_key
-            local = self.config.is_local()
-            routes = partial(add_session_routes, submit=submit, session_of_key=of_key, admin_key=admin, open_metrics=local)
-            self.gateway = Gateway(self.config, submit, of_key, routes, self.long_work)
+            routes = partial(add_session_routes, admin_key=admin, open_metrics=self.config.is_local())
+            self.gateway = Gateway(self.config, submit, self.registry.session_of_key, routes, self.long_work)
             await self.gateway.start()
 
     async def drain(self) -> None:
@@ -230,24 +233,9 @@ class SessionManager(ExternalSessions):
         self, session: Session, request: ModelRequest, name: str, context: Context, in_flight: InFlightCall
     ) -> AsyncIterator[Answers]:
         """Stream the answer, record all choices as interactions or none, and only then yield the last parts."""
-        if self.chat is None or self.continuations is None:
+        if self.served is None:
             raise EngineError("the gateway has no tokenizer yet: no weights have been published")
-        call = await self.long_work.run(
-            request.body_bytes,
-            ModelCall,
-            f"{session.label}-{session.calls}",
-            request,
-            session.turns,
-            self.chat,
-            self.continuations,
-            default=session.work.sampling,
-            trained=session.work.purpose == "train",
-            max_model_len=self.max_model_len,
-            published=self.published,
-            vocabulary=self.vocabulary,
-            answer_seconds=self.config.completion_seconds,
-            in_flight=in_flight,
-        )
+        call = await self.long_work.run(request.body_bytes, ModelCall, session, request, self.served, in_flight)
         if request.count_only:
             yield ModelResponsePart(prompt_tokens=call.prompt_tokens, last=True)
             return
@@ -312,12 +300,8 @@ class SessionManager(ExternalSessions):
         if self.registry.is_finished(session.work.episode):
             self.registry.close(session)
             return
-        rewards = {**session.rewards, **event.rewards}
         session = self.registry.update(session.transition("score", context.now))
-        turns = apply_rewards(session.interactions(), event.reward, rewards)
-        unknown = sorted(set(rewards) - {turn.id for turn in turns})
-        failure = session.engine_failure()
-        ending = outcome(session.work, turns, output=event.output, metrics=event.metrics, unknown=unknown, engine_failure=failure)
+        ending = outcome(session, reward=event.reward, rewards=event.rewards, output=event.output, metrics=event.metrics)
         if isinstance(ending, EpisodeAbandoned):
             self.registry.close(session)
             yield ending
@@ -329,12 +313,12 @@ class SessionManager(ExternalSessions):
     async def episode_abandoned(self, event: EpisodeAbandoned) -> None:
         self.registry.mark_abandoned(event.work)
         if event.work.attempts_left == 0:
-            await self.on_logged_end(event)
+            await self.fold_end(event)
 
     @on
     async def trajectory_exported(self, event: TrajectoryExported) -> None:
         self.registry.mark_finished(event.trajectory.episode)
-        await self.on_logged_end(event)
+        await self.fold_end(event)
 
     @on
     def episode_evaluated(self, event: EpisodeEvaluated) -> None:
@@ -352,9 +336,6 @@ class SessionManager(ExternalSessions):
             yield recorded
         async for ending in self.end_expired(context):
             yield ending
-        for session in [session for session in self.registry.expired(context.now) if not session.external]:
-            self.registry.close(session)
-            yield unused(session)
 
     @on
     async def weights_published(self, event: WeightsPublished) -> None:
@@ -362,11 +343,16 @@ class SessionManager(ExternalSessions):
         await self.published.publish(event.weight_version)
 
     def _load_chat(self, model: str) -> None:
-        if self.chat is None:
+        if self.served is None:
             self.model, folder = model, str(self.run_folder / model)
-            self.chat = self.load_tokenizer(folder)
-            self.vocabulary = vocabulary_of(folder) or self.chat.largest_id + 1
-            self.continuations = Continuations(self.chat)
+            chat = self.load_tokenizer(folder)
+            self.served = ServedModel(
+                Continuations(chat),
+                self.published,
+                vocabulary=vocabulary_of(folder) or chat.largest_id + 1,
+                max_model_len=self.max_model_len,
+                answer_seconds=self.config.completion_seconds,
+            )
 
     @on
     def weights_loaded(self, event: WeightsLoaded) -> None:
@@ -384,17 +370,19 @@ class SessionManager(ExternalSessions):
 
     @on
     def describe_gateway(self, _: DescribeGateway, context: Context) -> Iterator[GatewayDescribed]:
-        ready = {"the run's log": self.caught_up, "weights": self.chat is not None, "an inference worker": bool(self.pool.versions)}
+        ready = {"the run's log": self.caught_up, "weights": self.served is not None, "an inference worker": bool(self.pool.versions)}
         yield GatewayDescribed(
             missing=", ".join(name for name in ready if not ready[name]),
             sessions=self.registry.count_by_state(),
-            exported=self.exported,
-            abandoned=self.abandoned,
-            room=self.capacity.room(context.now),
+            exported=self.slots.exported,
+            abandoned=self.slots.abandoned,
+            room=self.slots.capacity.room(context.now),
             in_hand=self.pool.in_flight,
             refused_completions=dict(self.refused),
         )
 
     def status(self) -> dict[str, float | str]:
         """Open sessions, and in-flight and refused completions by inference worker."""
-        return {"sessions": len(self.registry), **self.pool.status(self.refused)}
+        in_flight = {f"in flight of {worker}": count for worker, count in self.pool.in_flight.items()}
+        refused = {f"refused of {worker}": count for worker, count in self.refused.items()}
+        return {"sessions": len(self.registry), **in_flight, **refused}

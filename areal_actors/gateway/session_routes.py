@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import aclosing
 from typing import Any, TypeVar
 
 from aiohttp import hdrs, web
 
 from areal_actors.core.errors import RequestError, SessionError
-from areal_actors.gateway.protocols import CHAT
 from areal_actors.gateway.protocols.session_requests import (
     EmptyRequest,
     ExportRequest,
@@ -19,7 +17,7 @@ from areal_actors.gateway.protocols.session_requests import (
     base_url,
     decode_request,
 )
-from areal_actors.gateway.server import as_json, key_of, read_body, readable
+from areal_actors.gateway.server import Gateway, RequestRefused, as_json, key_of, read_body, readable
 from areal_actors.gateway.sessions.keys import is_admin
 from areal_actors.messages import (
     DescribeGateway,
@@ -33,75 +31,42 @@ from areal_actors.messages import (
     SetReward,
     StartSession,
 )
-from areal_actors.runtime.actor import Submit
 from areal_actors.sequences.credit import Credit
 from areal_actors.sequences.export import export_trajectory, to_json, to_msgpack
 from bus.message import Reply, Request
 
 R = TypeVar("R", bound=Reply)
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 MSGPACK = "application/msgpack"
 MSGPACK_NAMES = (MSGPACK, "application/x-msgpack", "application/vnd.msgpack")
 
 
-class RequestRefused(Exception):
-    """Raised to answer a request with this refusal."""
-
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(refusal.reason)
-        self.refusal = refusal
-
-
-def add_session_routes(
-    app: web.Application, submit: Submit, session_of_key: Callable[[str, str], str], admin_key: str, *, open_metrics: bool = True
-) -> None:
+def add_session_routes(app: web.Application, gateway: Gateway, *, admin_key: str, open_metrics: bool) -> None:
     """Serve the session protocol: admin endpoints at the root, those of a session also below its name.
 
     Args:
         app: application to add the routes to.
-        submit: sends a request to the session manager.
-        session_of_key: (key, session in the path) to the session of the key; raises SessionError.
+        gateway: finds the session of a request, and sends questions to the session manager.
         admin_key: key of the endpoints that start and export sessions.
         open_metrics: serve `/metrics` without a key; otherwise it requires the admin key.
     """
-    endpoints = SessionEndpoints(submit, session_of_key, admin_key)
-    app.router.add_post("/grant_capacity", with_error_responses(endpoints.grant_capacity))
-    app.router.add_post("/rl/start_session", with_error_responses(endpoints.start_session))
-    app.router.add_post("/export_trajectories", with_error_responses(endpoints.export_trajectories))
+    endpoints = SessionEndpoints(gateway, admin_key, open_metrics=open_metrics)
+    app.router.add_post("/grant_capacity", endpoints.grant_capacity)
+    app.router.add_post("/rl/start_session", endpoints.start_session)
+    app.router.add_post("/export_trajectories", endpoints.export_trajectories)
     for prefix in ("", "/{session}"):
-        app.router.add_post(f"{prefix}/rl/set_reward", with_error_responses(endpoints.set_reward))
-        app.router.add_post(f"{prefix}/rl/end_session", with_error_responses(endpoints.end_session))
-        app.router.add_get(f"{prefix}/rl/session", with_error_responses(endpoints.session))
+        app.router.add_post(f"{prefix}/rl/set_reward", endpoints.set_reward)
+        app.router.add_post(f"{prefix}/rl/end_session", endpoints.end_session)
+        app.router.add_get(f"{prefix}/rl/session", endpoints.session)
     app.router.add_get("/ready", endpoints.ready)
-    app.router.add_get("/metrics", endpoints.metrics if open_metrics else with_error_responses(endpoints.metrics_for_admin))
-
-
-def with_error_responses(handler: Handler) -> Handler:
-    """Wrap a handler: its exceptions become responses in OpenAI's error format."""
-
-    async def answer(request: web.Request) -> web.StreamResponse:
-        try:
-            return await handler(request)
-        except RequestError as error:
-            return as_json(CHAT.error(str(error), 400, error.field), 400)
-        except SessionError as error:
-            return as_json(CHAT.error(str(error), 401), 401)
-        except RequestRefused as error:
-            refusal = error.refusal
-            headers: dict[str, str] = {"Retry-After": str(math.ceil(refusal.retry_after))} if refusal.retry_after else {}
-            return as_json(CHAT.error(refusal.reason, refusal.status, refusal.field), refusal.status, headers)
-
-    return answer
+    app.router.add_get("/metrics", endpoints.metrics)
 
 
 class SessionEndpoints:
     """One method per endpoint."""
 
-    def __init__(self, submit: Submit, session_of_key: Callable[[str, str], str], admin_key: str) -> None:
-        self.submit = submit
-        self.session_of_key = session_of_key
-        self.admin_key = admin_key
+    def __init__(self, gateway: Gateway, admin_key: str, *, open_metrics: bool) -> None:
+        self.gateway, self.admin_key, self.open_metrics = gateway, admin_key, open_metrics
 
     async def grant_capacity(self, request: web.Request) -> web.Response:
         """Reserve a slot. These endpoints ignore the content type, so that `curl -d` needs no header."""
@@ -123,7 +88,7 @@ class SessionEndpoints:
 
     async def set_reward(self, request: web.Request) -> web.Response:
         """Set the reward of an interaction."""
-        session = self._session(request)
+        session = self.gateway.session_of(request)
         asked = decode_request(await read_body(request), SetRewardRequest)
         answer = await self._ask(SetReward(session=session, interaction=asked.interaction_id or "", reward=asked.reward))
         if answer.error:
@@ -132,7 +97,7 @@ class SessionEndpoints:
 
     async def end_session(self, request: web.Request) -> web.Response:
         """End the session."""
-        session = self._session(request)
+        session = self.gateway.session_of(request)
         decode_request(await read_body(request), EmptyRequest)
         closed = await self._ask(EndSession(session=session))
         body: dict[str, Any] = {"session_id": closed.session, "interaction_count": closed.interactions, "state": closed.state}
@@ -144,7 +109,7 @@ class SessionEndpoints:
             if not (name := request.match_info.get("session") or request.query.get("session_id", "")):
                 raise RequestError("no session given; use GET /{session_id}/rl/session, or add ?session_id=", "session_id")
             return as_json(_session_json(await self._ask(DescribeSession(session=name))))
-        return as_json(_session_json(await self._ask(DescribeSession(session=self._session(request), by_agent=True))))
+        return as_json(_session_json(await self._ask(DescribeSession(session=self.gateway.session_of(request), by_agent=True))))
 
     async def export_trajectories(self, request: web.Request) -> web.Response:
         """The rows of a session: msgpack if the client accepts it, else JSON."""
@@ -163,17 +128,14 @@ class SessionEndpoints:
         state = await self._ask(DescribeGateway())
         return as_json({"status": "waiting", "for": state.missing}, 503) if state.missing else as_json({"status": "ready"})
 
-    async def metrics_for_admin(self, request: web.Request) -> web.Response:
-        """The metrics, where other machines can reach the gateway."""
-        self._only_admin(request)
-        return await self.metrics(request)
-
-    async def metrics(self, _: web.Request) -> web.Response:
+    async def metrics(self, request: web.Request) -> web.Response:
         """Counters in the text format of Prometheus."""
+        if not self.open_metrics:
+            self._only_admin(request)
         return web.Response(text=_prometheus(await self._ask(DescribeGateway())), content_type="text/plain", charset="utf-8")
 
     async def _ask(self, question: Request[R]) -> R:
-        async with aclosing(self.submit(question)) as answers:
+        async with aclosing(self.gateway.submit(question)) as answers:
             answer = await anext(answers)
         if (refused := getattr(answer, "refused", None)) is not None:
             raise RequestRefused(refused)
@@ -185,48 +147,50 @@ class SessionEndpoints:
         if not is_admin(key, self.admin_key):
             raise RequestRefused(Refusal(status=403, reason=f"{request.path} requires the admin key; this is another key"))
 
-    def _session(self, request: web.Request) -> str:
-        if not (key := key_of(request)):
-            raise SessionError("no API key: send the session's key as 'Authorization: Bearer <key>' or 'x-api-key: <key>'")
-        return self.session_of_key(key, request.match_info.get("session", ""))
-
 
 def _session_json(described: SessionDescribed) -> dict[str, Any]:
-    sampled = sum(turn.completion_tokens for turn in described.interactions)
+    turns = described.interactions
     body = {
         "session_id": described.session,
         "task_id": described.task,
         "state": described.state,
         "reason": described.detail,
-        "interaction_count": len(described.interactions),
-        "interactions": described.interactions,
+        "interaction_count": len(turns),
+        "interactions": turns,
         "calls_in_hand": described.running,
-        "rewards": {turn.id: turn.reward for turn in described.interactions if turn.reward is not None},
-        "tokens": {"sampled": sampled, "longest": max((_length(turn) for turn in described.interactions), default=0)},
+        "rewards": {turn.id: turn.reward for turn in turns if turn.reward is not None},
+        "tokens": {
+            "sampled": sum(turn.completion_tokens for turn in turns),
+            "longest": max((turn.prompt_tokens + turn.completion_tokens for turn in turns), default=0),
+        },
         "lease": {"seconds": described.lease_seconds, "expires_in": described.expires_in},
     }
     return {name: value for name, value in body.items() if value != ""}
 
 
-def _length(turn: Any) -> int:
-    tokens: int = turn.prompt_tokens + turn.completion_tokens
-    return tokens
-
-
 def _prometheus(state: GatewayDescribed) -> str:
+    metrics: tuple[tuple[str, str, str, str, Mapping[str, float]], ...] = (
+        ("areal_ready", "gauge", "1 if sessions can be served.", "", {"": not state.missing}),
+        ("areal_sessions", "gauge", "Live sessions by state.", "state", state.sessions),
+        (
+            "areal_sessions_ended_total",
+            "counter",
+            "Sessions of external agents that have ended.",
+            "outcome",
+            {"exported": state.exported, "abandoned": state.abandoned},
+        ),
+        ("areal_session_slots_free", "gauge", "Sessions that may start.", "", {"": state.room}),
+        ("areal_calls_in_hand", "gauge", "Calls in flight at an inference worker.", "worker", state.in_hand),
+        (
+            "areal_completions_refused_total",
+            "counter",
+            "Completions of an inference worker that were refused.",
+            "worker",
+            state.refused_completions,
+        ),
+    )
     lines: list[str] = []
-
-    def add(name: str, kind: str, help_text: str, values: Mapping[str, float]) -> None:
-        lines.extend((f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"))
-        lines.extend(f"{name}{labels} {value:g}" for labels, value in values.items())
-
-    add("areal_ready", "gauge", "1 if sessions can be served.", {"": not state.missing})
-    add("areal_sessions", "gauge", "Live sessions by state.", {f'{{state="{name}"}}': count for name, count in state.sessions.items()})
-    ended = {'{outcome="exported"}': state.exported, '{outcome="abandoned"}': state.abandoned}
-    add("areal_sessions_ended_total", "counter", "Sessions of external agents that have ended.", ended)
-    add("areal_session_slots_free", "gauge", "Sessions that may start.", {"": state.room})
-    workers = {f'{{worker="{name}"}}': count for name, count in state.in_hand.items()}
-    add("areal_calls_in_hand", "gauge", "Calls in flight at an inference worker.", workers)
-    refused = {f'{{worker="{name}"}}': count for name, count in state.refused_completions.items()}
-    add("areal_completions_refused_total", "counter", "Completions of an inference worker that were refused.", refused)
+    for name, kind, help_text, label, values in metrics:
+        lines += [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
+        lines += [f'{name}{{{label}="{key}"}} {value:g}' if label else f"{name} {value:g}" for key, value in values.items()]
     return "\n".join(lines) + "\n"

@@ -1,16 +1,23 @@
-"""Live inference workers and their in-flight calls: each completion goes to the least busy one."""
+"""Live inference workers and model calls in flight: each completion goes to the least busy worker.
+
+What a call waits for is tracked, so that an agent's timeout is attributed to the right cause.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
-from contextlib import aclosing, asynccontextmanager
-from types import TracebackType
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from typing import Literal, TypeVar
 
 from areal_actors.core.errors import EngineError
+from areal_actors.gateway.sessions.registry import Recent
+from areal_actors.messages import OpenCall
 
 T = TypeVar("T")
+
+REMEMBERED = 4096
+"""Number of sessions whose last abandoned call is kept."""
 
 
 class WorkerLost(EngineError):
@@ -18,62 +25,18 @@ class WorkerLost(EngineError):
 
 
 class WorkerExit:
-    """Flag that a worker is gone; setting it interrupts the waits for its tokens."""
+    """Flag that a worker is gone; setting it ends the waits for its tokens."""
 
     def __init__(self) -> None:
         self.over = False
-        self._interruptions: dict[Interruption, None] = {}
-        """In order of creation, which is the order of interruption: the same seed gives the same run."""
+        self.waits: dict[asyncio.Timeout, None] = {}
+        """In order of creation, which is the order in which they end: the same seed gives the same run."""
 
     def set(self) -> None:
-        """Mark the worker as gone and interrupt all waits."""
+        """Mark the worker as gone and end all waits."""
         self.over = True
-        for interruption in list(self._interruptions):
-            interruption.interrupt()
-
-    def interrupting(self, worker: str) -> Interruption:
-        """A context whose waits raise `WorkerLost` once the worker is gone."""
-        return Interruption(self._interruptions, worker, over=self.over)
-
-
-class Interruption:
-    """Cancels its task's wait in this context and raises `WorkerLost` instead, like `asyncio.timeout`.
-
-    It wraps every wait for tokens, so it creates no task.
-    """
-
-    __slots__ = ("_all", "_cancelling", "_interrupted", "_over", "_task", "_worker")
-
-    def __init__(self, interruptions: dict[Interruption, None], worker: str, *, over: bool) -> None:
-        self._all = interruptions
-        self._worker = worker
-        self._over = over
-        self._interrupted = False
-        self._task: asyncio.Task[Any] | None = None
-        self._cancelling = 0
-
-    def __enter__(self) -> None:
-        if self._over:
-            raise self._lost()
-        self._task = asyncio.current_task()
-        assert self._task is not None
-        self._cancelling = self._task.cancelling()
-        self._all[self] = None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        assert self._task is not None
-        self._all.pop(self, None)
-        if self._interrupted and self._task.uncancel() <= self._cancelling and kind in (None, asyncio.CancelledError):
-            raise self._lost() from None
-
-    def interrupt(self) -> None:
-        """Interrupt the wait: the worker is gone."""
-        assert self._task is not None
-        self._interrupted = True
-        self._task.cancel()
-
-    def _lost(self) -> WorkerLost:
-        return WorkerLost(f"{self._worker} died while it generated")
+        for wait in self.waits:
+            wait.reschedule(asyncio.get_running_loop().time())
 
 
 class WorkerPool:
@@ -104,11 +67,6 @@ class WorkerPool:
         Raises:
             EngineError: no worker came up within `seconds`.
         """
-        if not self.versions:
-            await self._wait_for_one(seconds)
-        return min(self.versions, key=lambda worker: (self.in_flight[worker], worker))
-
-    async def _wait_for_one(self, seconds: float) -> None:
         try:
             async with asyncio.timeout(seconds):
                 while not self.versions:
@@ -116,6 +74,7 @@ class WorkerPool:
                     await self._changed.wait()
         except TimeoutError:
             raise EngineError(f"no inference worker has come up within {seconds:g} s") from None
+        return min(self.versions, key=lambda worker: (self.in_flight[worker], worker))
 
     @asynccontextmanager
     async def count_call(self, worker: str) -> AsyncIterator[WorkerExit]:
@@ -128,11 +87,6 @@ class WorkerPool:
             if worker in self.in_flight and self._gone.get(worker) is gone:
                 self.in_flight[worker] -= 1
 
-    def status(self, refused: Mapping[str, int]) -> dict[str, float | str]:
-        """Requests in flight and completions refused, by worker."""
-        in_flight = {f"in flight of {worker}": count for worker, count in self.in_flight.items()}
-        return {**in_flight, **{f"refused of {worker}": count for worker, count in refused.items()}}
-
 
 async def until_gone(parts: AsyncGenerator[T, None], gone: WorkerExit, worker: str) -> AsyncGenerator[T, None]:
     """Yield the parts until their worker is gone; always closes `parts`.
@@ -141,10 +95,98 @@ async def until_gone(parts: AsyncGenerator[T, None], gone: WorkerExit, worker: s
         WorkerLost: the worker was gone before the last part.
     """
     async with aclosing(parts):
-        while True:
-            with gone.interrupting(worker):
-                try:
+        while not gone.over:
+            try:
+                async with asyncio.timeout(None) as wait:
+                    gone.waits[wait] = None
                     part = await anext(parts)
-                except StopAsyncIteration:
-                    return
+            except StopAsyncIteration:
+                return
+            except TimeoutError:
+                if not wait.expired():
+                    raise
+                break
+            finally:
+                gone.waits.pop(wait, None)
             yield part
+    raise WorkerLost(f"{worker} died while it generated")
+
+
+class InFlightCall:
+    """One model call in the gateway, and what it waits for."""
+
+    def __init__(self, began: float) -> None:
+        self.began = began
+        self.worker = ""
+        """Worker that generates the tokens; empty before one is chosen."""
+        self.no_worker = False
+        """True if no inference worker is alive."""
+        self.tokens = 0
+        self.last_token = began
+
+    def assign(self, worker: str) -> None:
+        """Record the inference worker that generates."""
+        self.worker, self.no_worker = worker, False
+
+    def wait_for_worker(self) -> None:
+        """Record that no inference worker is available."""
+        self.worker, self.no_worker = "", True
+
+    def add_tokens(self, tokens: int, now: float) -> None:
+        """Record a part of the answer."""
+        self.tokens += tokens
+        self.last_token = now
+
+    def describe(self, now: float, in_flight: Mapping[str, int], *, left: bool = False) -> OpenCall:
+        """The call's current state."""
+        at: Literal["engine", "gateway"] = "engine" if self.worker or self.no_worker else "gateway"
+        busy = "" if left else f"; it has {in_flight.get(self.worker, 0)} calls in flight"
+        return OpenCall(seconds=now - self.began, waits_for=self._waits_for(now, busy), at=at, left=left)
+
+    def _waits_for(self, now: float, busy: str) -> str:
+        if self.no_worker:
+            return "an inference worker: none serves generation (it is gone, or has loaded no weights yet)"
+        if not self.worker:
+            return "the gateway, which has not asked an inference worker yet"
+        sampled = f"{self.tokens} tokens, the last {now - self.last_token:.0f} s ago" if self.tokens else "no token yet"
+        return f"{self.worker} ({sampled}{busy})"
+
+
+class InFlightCalls:
+    """In-flight calls by session, and the last abandoned call of each session."""
+
+    def __init__(self) -> None:
+        self._in_flight: dict[str, dict[InFlightCall, None]] = {}
+        self._left: Recent[str, tuple[InFlightCall, float]] = Recent(REMEMBERED)
+        self._just_left: dict[str, InFlightCall] = {}
+        """Calls abandoned since the last handled message: their cancellation has no clock, the next message has."""
+
+    @contextmanager
+    def track(self, session: str, now: float) -> Iterator[InFlightCall]:
+        """Track a call while the context lasts; a cancelled one is kept as abandoned."""
+        call = InFlightCall(now)
+        self._in_flight.setdefault(session, {})[call] = None
+        try:
+            yield call
+        except (asyncio.CancelledError, GeneratorExit):
+            self._just_left[session] = call
+            raise
+        finally:
+            calls = self._in_flight[session]
+            del calls[call]
+            if not calls:
+                del self._in_flight[session]
+
+    def timestamp_left(self, now: float) -> None:
+        """Set the time of the calls abandoned since the last handled message."""
+        self._left.update({session: (call, now) for session, call in self._just_left.items()})
+        self._just_left.clear()
+
+    def describe(self, session: str, now: float, busy: Mapping[str, int]) -> tuple[OpenCall, ...]:
+        """Open calls of a session; `busy`: number of in-flight calls by inference worker."""
+        self.timestamp_left(now)
+        found = [call.describe(now, busy) for call in self._in_flight.get(session, ())]
+        if session in self._left:
+            call, left = self._left[session]
+            found.append(call.describe(left, busy, left=True))
+        return tuple(found)

@@ -19,8 +19,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 
 from areal_actors.core.errors import RequestError
 from areal_actors.core.values import SamplingParams, TokenColumns, Trajectory
-from areal_actors.gateway.call_settings import callable_tools
 from areal_actors.gateway.choice import Choice
+from areal_actors.gateway.completion import callable_tools
 from areal_actors.gateway.completion_check import PublishedVersions
 from areal_actors.gateway.conversations.continuation import Continuations
 from areal_actors.gateway.conversations.conversation import prompt_for
@@ -133,7 +133,7 @@ class Talk:
     def call(self, messages: list[dict]) -> str | None:
         request = ModelRequest(session="s", messages=tuple(messages), tools=self.tools)
         try:
-            prompt = prompt_for(self.turns, request, self.chat, self.continuations)
+            prompt = prompt_for(self.turns, request, self.continuations)
         except RequestError:
             self.became["refused by the template"] += 1
             return None

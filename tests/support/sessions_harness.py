@@ -56,7 +56,7 @@ class SessionsHarness:
             CapacityGranted(first_group=first_group, groups=groups, weight_version=0),
             Stamp(id=f"test-{self.count}-{id(self)}", sender="test", time=self.now),
         )
-        await self.until(lambda: self.manager.capacity.granted >= first_group + groups)
+        await self.until(lambda: self.manager.slots.capacity.granted >= first_group + groups)
 
     async def until(self, condition):
         async with asyncio.timeout(30):

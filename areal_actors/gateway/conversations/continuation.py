@@ -8,59 +8,15 @@ conversations are rendered in full from time to time as a check.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from areal_actors.core.errors import ArealError, RequestError
+from areal_actors.core.errors import RequestError
 from areal_actors.gateway.conversations.message_equality import MessageDict, same_answer
-from areal_actors.tokenization.tool_parsers.base import AnswerFormat
+from areal_actors.gateway.conversations.template_window import SENTINEL, local_features, window
+from areal_actors.tokenization.tokenizer import ChatTokenizer
 
-SENTINEL = "answer-7c1e"
-"""Text that no template contains."""
-PLACEHOLDER_TOOL: dict[str, Any] = {
-    "type": "function",
-    "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}},
-}
 CACHE_SIZE = 256
 """Number of rendered placeholder histories in the cache."""
-
-
-class ChatText(Protocol):
-    """Interface of a model's tokenizer, chat template and answer format."""
-
-    stop_ids: tuple[int, ...]
-    """Ids that end a completion."""
-    format: AnswerFormat
-
-    def encode(self, text: str) -> list[int]:
-        """Token ids of a text, its special tokens recognised and none added."""
-        ...
-
-    def min_token_count(self, text: str, limit: int) -> int:
-        """Lower bound of the token count of a text that exceeds `limit`; 0 if the text may fit."""
-        ...
-
-    def decode(self, ids: Sequence[int], *, skip_special: bool = True) -> str:
-        """The text of token ids."""
-        ...
-
-    def is_lossless(self, text: str) -> bool:
-        """True if decoding the text's ids gives the text again."""
-        ...
-
-    def render(
-        self,
-        messages: Sequence[MessageDict],
-        tools: Sequence[MessageDict] | None = None,
-        *,
-        add_generation_prompt: bool = True,
-        **kwargs: Any,
-    ) -> str:
-        """Render messages with the chat template.
-
-        Raises:
-            RequestError: the template rejects them.
-        """
-        ...
 
 
 class AnsweredConversation(NamedTuple):
@@ -79,14 +35,10 @@ class AnsweredConversation(NamedTuple):
 class Continuations:
     """Renders the new messages of conversations with one model's template."""
 
-    def __init__(self, chat: ChatText) -> None:
+    def __init__(self, chat: ChatTokenizer) -> None:
         self.chat = chat
         self._openings: dict[tuple[frozenset[str], str], str] = {}
-        self._local: dict[frozenset[str], bool] = {}
-        """By features: True if all test conversations render as with a placeholder history."""
-        for before, answer, new, tools in _cases():
-            kind = features_of([*before, answer]) | ({"tools"} if tools else set())
-            self._local[kind] = self._local.get(kind, True) and _ends_match(chat, before, answer, new, tools)
+        self._local = local_features(chat)
 
     def is_local(self, features: frozenset[str]) -> bool:
         """True if the template renders new messages independently of earlier ones, in conversations with these features."""
@@ -120,7 +72,7 @@ class Continuations:
         self, features: frozenset[str], answer: MessageDict, sampled: str, new: Sequence[MessageDict], kwargs: Mapping[str, Any]
     ) -> str | None:
         """Like `after`, with a placeholder history that has these features; None if the full conversation is needed."""
-        before, tools = _window(features), [PLACEHOLDER_TOOL] if "tools" in features else []
+        before, tools = window(features)
         key = (features, repr(kwargs))
         try:
             if (opened := self._openings.get(key)) is None:
@@ -158,92 +110,3 @@ class Continuations:
 def opens_reasoning(prompt: str) -> bool:
     """True if a prompt ends with the delimiter that opens reasoning."""
     return prompt.rstrip().endswith("<think>")
-
-
-def features_of(messages: Sequence[MessageDict]) -> frozenset[str]:
-    """Features that a placeholder for these messages needs, besides user messages."""
-    found = {"system"} if messages and messages[0].get("role") == "system" else set()
-    for message in messages:
-        if message.get("role") == "assistant":
-            found |= {name for name in ("tool_calls", "reasoning_content") if message.get(name)}
-            if "</think>" in (message.get("content") or ""):
-                found.add("reasoning_content")  # templates parse it as reasoning
-    return frozenset(found)
-
-
-def _window(features: frozenset[str]) -> list[dict[str, Any]]:
-    window = [{"role": "system", "content": "s"}] if "system" in features else []
-    window.append({"role": "user", "content": "u"})
-    if features & {"tool_calls", "reasoning_content"}:
-        earlier: dict[str, Any] = {"role": "assistant", "content": "c"}
-        if "reasoning_content" in features:
-            earlier["reasoning_content"] = "r"
-        if "tool_calls" in features:
-            earlier["tool_calls"] = [_call("f", "{}")]
-        answer = {"role": "tool", "tool_call_id": "call-1", "name": "f", "content": "t"}
-        window += [earlier, answer if "tool_calls" in features else {"role": "user", "content": "u"}]
-    return window
-
-
-def _call(name: str, arguments: str, identifier: str = "call-1") -> dict[str, Any]:
-    return {"id": identifier, "type": "function", "function": {"name": name, "arguments": arguments}}
-
-
-def _ends_match(chat: ChatText, before: list[dict[str, Any]], answer: dict[str, Any], new: list[dict[str, Any]], tools: list[Any]) -> bool:
-    """True if the placeholder for `before` gives the same new text."""
-    features = features_of(before) | ({"tools"} if tools else set())
-    real = _text_after_sentinel(chat, before, answer, new, tools)
-    return real == _text_after_sentinel(chat, _window(features), answer, new, [PLACEHOLDER_TOOL] if tools else [])
-
-
-def _text_after_sentinel(
-    chat: ChatText, before: list[dict[str, Any]], answer: dict[str, Any], new: list[dict[str, Any]], tools: list[Any]
-) -> str | None:
-    """Rendered text after the sentinel in the answer; None where the template rejects or rewrites the messages."""
-    try:
-        opened = chat.render(before, tools)
-        whole = chat.render([*before, answer, *new], tools)
-    except ArealError:
-        return None
-    return whole.rpartition(SENTINEL)[2] if whole.startswith(opened) and SENTINEL in whole else None
-
-
-def _cases() -> Iterator[tuple[list[dict[str, Any]], dict[str, Any], list[dict[str, Any]], list[Any]]]:
-    """Test conversations of all shapes: before, answer, new messages, tools."""
-    other = {"type": "function", "function": {"name": "g", "description": "", "parameters": {"type": "object", "properties": {}}}}
-    for system in ([], [{"role": "system", "content": "Be brief."}]):
-        for tools in ([], [PLACEHOLDER_TOOL, other]):
-            for reasoning in ({}, {"reasoning_content": "because"}):
-                for pairs in (0, 1, 2, 5):
-                    for steps in (0, 1, 2, 3) if tools else (0,):
-                        before = [*system, *_question_turns(pairs), {"role": "user", "content": "now"}, *_tool_turns(steps, reasoning)]
-                        later = [*before, {"role": "assistant", "content": "done", **reasoning}, {"role": "user", "content": "more"}]
-                        plain = {"role": "assistant", "content": SENTINEL, **reasoning}
-                        calling = {"role": "assistant", "content": "", "tool_calls": [_call("g", f'{{"x": "{SENTINEL}"}}')], **reasoning}
-                        yield before, plain, [{"role": "user", "content": "and"}], tools
-                        yield later, plain, [{"role": "user", "content": "and"}], tools
-                        if tools:
-                            result = {"role": "tool", "tool_call_id": "call-1", "name": "g", "content": "8"}
-                            yield before, calling, [result], tools
-                            yield later, calling, [result], tools
-                            yield before, calling, [result, result], tools
-                            yield before, calling, [result, {"role": "user", "content": "and"}], tools
-
-
-def _question_turns(pairs: int) -> list[dict[str, Any]]:
-    return [
-        message
-        for number in range(pairs)
-        for message in ({"role": "user", "content": f"q{number}"}, {"role": "assistant", "content": f"a{number}"})
-    ]
-
-
-def _tool_turns(steps: int, reasoning: Mapping[str, Any]) -> list[dict[str, Any]]:
-    return [
-        message
-        for number in range(steps)
-        for message in (
-            {"role": "assistant", "content": "", "tool_calls": [_call("f", '{"x": 1}')], **reasoning},
-            {"role": "tool", "tool_call_id": "call-1", "name": "f", "content": str(number)},
-        )
-    ]

@@ -9,144 +9,126 @@ its prompt is rendered in full, and `split` names the reason.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import msgspec
 
-from areal_actors.core.errors import RequestError
-from areal_actors.core.values import unpack_ids
-from areal_actors.gateway.conversations.continuation import AnsweredConversation, ChatText, Continuations, features_of, opens_reasoning
-from areal_actors.gateway.conversations.lineage import find_parent, missing_parent_reason
+from areal_actors.core.errors import PromptTooLong, RequestError
+from areal_actors.core.values import pack_ids
+from areal_actors.gateway.conversations.continuation import AnsweredConversation, Continuations, opens_reasoning
+from areal_actors.gateway.conversations.lineage import find_parent
 from areal_actors.gateway.conversations.message_equality import digest, value_digests
-from areal_actors.gateway.conversations.prompt_length import PromptLimit, encode_within
-from areal_actors.gateway.conversations.turns import ConversationTurn, Prompt, messages_of, path_to, text_of, token_ids_of
+from areal_actors.gateway.conversations.template_window import features_of
+from areal_actors.gateway.conversations.turns import (
+    ConversationTurn,
+    Prompt,
+    completion_text,
+    messages_of,
+    path_to,
+    prompt_text,
+    text_of,
+    token_ids_of,
+)
 from areal_actors.messages import ModelRequest
+from areal_actors.tokenization.tokenizer import ChatTokenizer
 
 REASONING_MARKS = ("<think>", "</think>", "<|channel|>analysis")
 """Delimiters that a rendered conversation loses when its reasoning is dropped."""
 
 
+class PromptLimit(NamedTuple):
+    """Length limit of a prompt."""
+
+    max_model_len: int
+    """Tokens of prompt and answer together."""
+    field: str
+    """Request field that the error names."""
+
+
 def prompt_for(
-    turns: dict[str, ConversationTurn],
-    request: ModelRequest,
-    chat: ChatText,
-    continuations: Continuations,
-    limit: PromptLimit | None = None,
+    turns: dict[str, ConversationTurn], request: ModelRequest, continuations: Continuations, limit: PromptLimit | None = None
 ) -> Prompt:
     """Prompt of a call; begins with the tokens of the call that it continues wherever that is exact.
 
     Raises:
         RequestError: the chat template rejects the messages; PromptTooLong: they exceed `limit`.
     """
+    chat = continuations.chat
     if (raw := request.prompt if request.prompt_ids is None else request.prompt_ids) is not None:
         return _raw_prompt(turns, raw, chat, limit)
-    request_digest, settings = digest(request.messages), digest((request.tools, request.template_kwargs))
-    lineage = find_parent(turns, request)
-    if lineage is None:
-        return _full_prompt(request, request_digest, settings, chat, limit, split=missing_parent_reason(turns, request.messages))
-    parent = lineage.turn
-    if lineage.differs:
-        return _full_prompt(request, request_digest, settings, chat, limit, parent=parent.interaction.id, split=lineage.differs)
-    if parent.prompt.settings != settings:
+    settings = digest((request.tools, request.template_kwargs))
+    parent, split = find_parent(turns, request)
+    if parent is not None and not split and parent.prompt.settings != settings:
         split = "the tools or the template's settings changed"
-        return _full_prompt(request, request_digest, settings, chat, limit, parent=parent.interaction.id, split=split)
-    new = request.messages[parent.prompt.message_count + 1 :]
-    answered = parent.prompt.features | features_of([parent.answer])
-    due = not continuations.is_local(answered) or len(request.messages) >= 4 * parent.prompt.checked
-    sampled = chat.decode(parent.interaction.completion.ids_array().tolist(), skip_special=False)
-    tail = None if due else continuations.text_after_window(parent.prompt.features, parent.answer, sampled, new, request.template_kwargs)
-    checked = parent.prompt.checked
-    if tail is None:
-        checked = len(request.messages)
-        path = path_to(parent.interaction.id, turns)
-        tail, reason = _text_after_history(path, request, sampled, chat, continuations)
-        if tail is None:
-            return _full_prompt(request, request_digest, settings, chat, limit, parent=parent.interaction.id, split=reason)
-    return _extended_prompt(turns, parent, request, tail, request_digest, checked, chat, limit)
-
-
-def _extended_prompt(
-    turns: dict[str, ConversationTurn],
-    parent: ConversationTurn,
-    request: ModelRequest,
-    tail: str,
-    request_digest: bytes,
-    checked: int,
-    chat: ChatText,
-    limit: PromptLimit | None,
-) -> Prompt:
-    """Prompt of the parent's tokens and those of the text after them."""
-    known = token_ids_of(path_to(parent.interaction.id, turns))
-    ids = encode_within(chat, tail, limit, after=len(known) // 4)
-    sent = request.messages[parent.prompt.message_count :]
-    features = parent.prompt.features | features_of([parent.answer]) | (features_of(sent[1:]) - {"system"})
+    text, checked = None, len(request.messages)
+    if parent is not None and not split:
+        text, checked, split = _text_after(parent, turns, request, continuations)
+    if parent is None or text is None:
+        text = chat.render(request.messages, request.tools, **request.template_kwargs)
+        known, prefix, earlier, sent, new = b"", "", b"", request.messages, request.messages
+        features = features_of(request.messages) | ({"tools"} if request.tools else set())
+    else:
+        known, prefix, earlier = token_ids_of(path_to(parent.interaction.id, turns)), parent.interaction.id, parent.prompt.value_digest
+        sent = request.messages[parent.prompt.message_count :]
+        new = sent[1:]
+        features = parent.prompt.features | features_of([parent.answer]) | (features_of(new) - {"system"})
+        if features == parent.prompt.features:
+            features = parent.prompt.features  # shared by all turns: a set takes 200 bytes
+    ids = encode_within(chat, text, limit, after=len(known) // 4)
     return Prompt(
-        parent=parent.interaction.id,
-        prefix=parent.interaction.id,
+        parent="" if parent is None else parent.interaction.id,
+        prefix=prefix,
         token_ids=known + ids,
         suffix_ids=ids,
-        suffix_text="" if chat.is_lossless(tail) else tail,
-        messages=msgspec.json.encode(sent[1:]),
-        message_count=len(request.messages),
-        request_digest=request_digest,
-        value_digest=value_digests(parent.prompt.value_digest, sent)[-1],
-        settings=parent.prompt.settings,
-        features=parent.prompt.features if features == parent.prompt.features else features,  # shared by all turns: a set takes 200 bytes
-        checked=checked,
-        opens_reasoning=opens_reasoning(tail),
-        cached_tokens=len(known) // 4,
-    )
-
-
-def _full_prompt(
-    request: ModelRequest,
-    request_digest: bytes,
-    settings: bytes,
-    chat: ChatText,
-    limit: PromptLimit | None,
-    *,
-    parent: str = "",
-    split: str = "",
-) -> Prompt:
-    """Prompt without a prefix: the fully rendered conversation."""
-    text = chat.render(request.messages, request.tools, **request.template_kwargs)
-    ids = encode_within(chat, text, limit)
-    return Prompt(
-        parent=parent,
-        token_ids=ids,
-        suffix_ids=ids,
         suffix_text="" if chat.is_lossless(text) else text,
-        messages=msgspec.json.encode(request.messages),
+        messages=msgspec.json.encode(new),
         message_count=len(request.messages),
-        request_digest=request_digest,
-        value_digest=value_digests(b"", request.messages)[-1],
+        request_digest=digest(request.messages),
+        value_digest=value_digests(earlier, sent)[-1],
         settings=settings,
-        tools=msgspec.json.encode(request.tools),
-        features=features_of(request.messages) | ({"tools"} if request.tools else set()),
-        checked=len(request.messages),
+        tools=b"" if prefix else msgspec.json.encode(request.tools),
+        features=features,
+        checked=checked,
         opens_reasoning=opens_reasoning(text),
+        cached_tokens=len(known) // 4,
         split=split,
     )
 
 
-def _text_after_history(
-    path: Sequence[ConversationTurn], request: ModelRequest, sampled: str, chat: ChatText, continuations: Continuations
-) -> tuple[str | None, str]:
-    """Text after the path's tokens, from the fully rendered conversation; or None and the reason."""
+def encode_within(chat: ChatTokenizer, text: str, limit: PromptLimit | None, *, after: int = 0) -> bytes:
+    """Token ids (u32) of a text that follows `after` tokens; a text that is too long is rejected before all of it is tokenised.
+
+    Raises:
+        PromptTooLong: a part of the text already exceeds the limit.
+    """
+    if limit is not None and (least := chat.min_token_count(text, limit.max_model_len - after)):
+        raise PromptTooLong(after + least, limit.max_model_len, limit.field, at_least=True)
+    return pack_ids(chat.encode(text))
+
+
+def _text_after(
+    parent: ConversationTurn, turns: dict[str, ConversationTurn], request: ModelRequest, continuations: Continuations
+) -> tuple[str | None, int, str]:
+    """Text after the parent's tokens (None if they cannot be extended), messages rendered in full at the last check, the reason."""
+    sampled = completion_text(parent, continuations.chat)
+    due = len(request.messages) >= 4 * parent.prompt.checked
+    if not due and continuations.is_local(parent.prompt.features | features_of([parent.answer])):
+        new = request.messages[parent.prompt.message_count + 1 :]
+        tail = continuations.text_after_window(parent.prompt.features, parent.answer, sampled, new, request.template_kwargs)
+        if tail is not None:
+            return tail, parent.prompt.checked, ""
+    path = path_to(parent.interaction.id, turns)
     history = messages_of(path)
     new = request.messages[len(history) :]
-    text = chat.render([*history, *new], request.tools, **request.template_kwargs)
-    opened = _last_answer_start(path, text, request, chat, continuations)
-    if opened is not None:
+    text = continuations.chat.render([*history, *new], request.tools, **request.template_kwargs)
+    tail = None
+    if (opened := _last_answer_start(path, text, request, continuations)) is not None:
         conversation = AnsweredConversation(history[:-1], history[-1], sampled, request.tools, request.template_kwargs)
         tail = continuations.after(text[:opened], conversation, new)
-        if tail is not None:
-            return tail, ""
-    return None, _rewrite_reason(path, text, chat)
+    return tail, len(request.messages), "" if tail is not None else _rewrite_reason(path, text, continuations.chat)
 
 
-def _last_answer_start(
-    path: Sequence[ConversationTurn], text: str, request: ModelRequest, chat: ChatText, continuations: Continuations
-) -> int | None:
+def _last_answer_start(path: Sequence[ConversationTurn], text: str, request: ModelRequest, continuations: Continuations) -> int | None:
     """Index of the path's last answer in a rendered text; None if the template renders the path differently.
 
     Prompts must match exactly; answers may differ in form if they parse to the same message.
@@ -159,19 +141,17 @@ def _last_answer_start(
 
     end, sampled, before = 0, "", None
     for turn in path:
-        prompt = turn.prompt.suffix_text or chat.decode(unpack_ids(turn.interaction.prompt_suffix), skip_special=False)
+        prompt = prompt_text(turn, continuations.chat)
         start = end + len(sampled)
         if not text.startswith(sampled + prompt, end):
             # An answer may contain the text of the prompt after it.
-            start = (
-                -1
-                if before is None
-                else next((place for place in occurrences(prompt, text, end) if is_answer(text[end:place], before)), -1)
-            )
+            if before is None:
+                return None
+            start = next((place for place in occurrences(prompt, text, end) if is_answer(text[end:place], before)), -1)
             if start < 0:
                 return None
         end = start + len(prompt)
-        sampled = chat.decode(turn.interaction.completion.ids_array().tolist(), skip_special=False)
+        sampled = completion_text(turn, continuations.chat)
         before = turn
     return end
 
@@ -183,7 +163,7 @@ def occurrences(part: str, text: str, start: int) -> Iterator[int]:
         start += 1
 
 
-def _rewrite_reason(path: Sequence[ConversationTurn], text: str, chat: ChatText) -> str:
+def _rewrite_reason(path: Sequence[ConversationTurn], text: str, chat: ChatTokenizer) -> str:
     known = text_of(path, chat)
     past = text.rstrip().removesuffix("</think>").rstrip().removesuffix("<think>")
     lost = [turn for turn in path if (reasoning := turn.answer.get("reasoning_content")) and reasoning.strip() not in text]
@@ -216,7 +196,7 @@ def with_history(turns: dict[str, ConversationTurn], request: ModelRequest) -> M
     return msgspec.structs.replace(request, messages=(*instructions, *past, *new))
 
 
-def _raw_prompt(turns: dict[str, ConversationTurn], prompt: str | bytes, chat: ChatText, limit: PromptLimit | None) -> Prompt:
+def _raw_prompt(turns: dict[str, ConversationTurn], prompt: str | bytes, chat: ChatTokenizer, limit: PromptLimit | None) -> Prompt:
     """Prompt without messages; it continues an earlier one if it begins with its tokens or text."""
     known, parent, text = b"", "", prompt if isinstance(prompt, str) else ""
     for turn in reversed(turns.values()):

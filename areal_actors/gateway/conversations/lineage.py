@@ -27,42 +27,35 @@ PARTIAL = "the client kept only the beginning of an answer that was streamed"
 class Lineage(NamedTuple):
     """The parent of a call."""
 
-    turn: ConversationTurn
+    turn: ConversationTurn | None
     differs: str = ""
-    """Difference of the messages from the parent's conversation; empty if they continue it by value."""
+    """Difference of the messages from the parent's conversation, or reason for which a call with earlier answers has no parent."""
 
 
-def find_parent(turns: dict[str, ConversationTurn], request: ModelRequest) -> Lineage | None:
+def find_parent(turns: dict[str, ConversationTurn], request: ModelRequest) -> Lineage:
     """Find the call that these messages continue: the one that the client names, or the deepest match by ids or values."""
-    if request.continues:
-        return _named(turns, request)
     messages = request.messages
+    if request.continues:
+        turn = turns[request.continues]
+        known = messages_of(path_to(request.continues, turns))
+        place = first_difference(known, messages)
+        return Lineage(turn, "" if place == len(known) else _changed(place, messages))
     history = _History(messages)
     by_id, by_value = _by_id(turns, messages), _by_value(turns, history)
-    if by_id is not None and (by_value is None or by_id[1] > by_value.turn.prompt.message_count):
+    if by_id is not None and (by_value is None or by_id[1] > by_value[0].prompt.message_count):
         turn, place = by_id
         return Lineage(turn, _difference(turn, place, history))
-    return by_value
+    return Lineage(None, _missing_parent_reason(turns, messages)) if by_value is None else Lineage(*by_value)
 
 
-def missing_parent_reason(turns: dict[str, ConversationTurn], messages: Sequence[MessageDict]) -> str:
-    """Reason for which a call with earlier answers has no parent; empty for a first call."""
+def _missing_parent_reason(turns: dict[str, ConversationTurn], messages: Sequence[MessageDict]) -> str:
     if not turns or not any(message.get("role") == "assistant" for message in messages):
         return ""
     last = turns[next(reversed(turns))]
     if last.prompt.message_count == 0:
         return ""
     place = first_difference(messages_of(path_to(last.interaction.id, turns)), messages)
-    if place >= len(messages):
-        return "these messages are the beginning of an earlier call's"
-    return _changed(place, messages)
-
-
-def _named(turns: dict[str, ConversationTurn], request: ModelRequest) -> Lineage:
-    turn = turns[request.continues]
-    known = messages_of(path_to(request.continues, turns))
-    place = first_difference(known, request.messages)
-    return Lineage(turn, "" if place == len(known) else _changed(place, request.messages))
+    return "these messages are the beginning of an earlier call's" if place >= len(messages) else _changed(place, messages)
 
 
 class _History:
@@ -102,25 +95,18 @@ def _ids(message: MessageDict) -> Iterator[str]:
         yield from (call["id"] for call in message.get("tool_calls") or () if call.get("id"))
 
 
-def _by_value(turns: dict[str, ConversationTurn], history: _History) -> Lineage | None:
-    """The longest call that the messages continue; of several, the latest."""
-    messages = history.messages
-    best: Lineage | None = None
+def _by_value(turns: dict[str, ConversationTurn], history: _History) -> tuple[ConversationTurn, str] | None:
+    """The longest call that the messages continue, the latest of several; and the difference of its answer as sent back."""
+    longest: tuple[ConversationTurn, str] | None = None
     for turn in reversed(turns.values()):
         count = turn.prompt.message_count
-        if not 0 < count < len(messages) or (best is not None and count <= best.turn.prompt.message_count):
+        if not (0 if longest is None else longest[0].prompt.message_count) < count < len(history.messages):
             continue
-        differs = _answer_differs(turn, messages[count])
-        if differs is not None and history.is_request_of(turn):
-            best = Lineage(turn, differs)
-    return best
-
-
-def _answer_differs(turn: ConversationTurn, sent: MessageDict) -> str | None:
-    """Difference of an answer that a client sends back from the call's: empty for the same, None for another answer."""
-    if same_answer(turn.answer, sent):
-        return ""
-    return PARTIAL if turn.streamed and is_answer_prefix(turn.answer, sent) else None
+        sent = history.messages[count]
+        partial = turn.streamed and is_answer_prefix(turn.answer, sent)
+        if ((same := same_answer(turn.answer, sent)) or partial) and history.is_request_of(turn):
+            longest = turn, "" if same else PARTIAL
+    return longest
 
 
 def _difference(turn: ConversationTurn, place: int, history: _History) -> str:

@@ -90,24 +90,19 @@ def _same_call(one: MessageDict, other: MessageDict) -> bool:
     written, sent = ours.get("arguments") or "{}", theirs.get("arguments") or "{}"
     if written == sent or _same_value(_json(written), _json(sent)):
         return True
-    return bool(one.get("id")) and one.get("id") == other.get("id") and _is_subset(_json(written), _json(sent))
+    return bool(one.get("id")) and one.get("id") == other.get("id") and _same_value(_json(written), _json(sent), more=True)
 
 
-def _is_subset(one: Any, other: Any) -> bool:
-    """True if `other` has all entries of `one`, at any depth, and possibly more."""
+def _same_value(one: Any, other: Any, *, more: bool = False) -> bool:
+    """True if two JSON values are equal: 2.0 equals 2, as JavaScript writes it, but true does not equal 1.
+
+    With `more`, objects of `other` may have further entries, at any depth.
+    """
     if isinstance(one, dict) and isinstance(other, dict):
-        return all(key in other and _is_subset(value, other[key]) for key, value in one.items())
+        known = one.keys() <= other.keys() if more else one.keys() == other.keys()
+        return known and all(_same_value(value, other[key], more=more) for key, value in one.items())
     if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_is_subset, one, other))
-    return _same_value(one, other)
-
-
-def _same_value(one: Any, other: Any) -> bool:
-    """True if two JSON values are equal: 2.0 equals 2, as JavaScript writes it, but true does not equal 1."""
-    if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(_same_value(value, other[key]) for key, value in one.items())
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(_same_value, one, other))
+        return len(one) == len(other) and all(_same_value(value, sent, more=more) for value, sent in zip(one, other, strict=True))
     return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from areal_actors.core.values import Interaction, TokenColumns, unpack_ids
-from areal_actors.gateway.conversations.continuation import ChatText
+from areal_actors.tokenization.tokenizer import ChatTokenizer
 from bus.message import FrozenMeta
 
 CANCELLED = "cancelled"
@@ -102,13 +102,19 @@ def token_ids_of(path: Sequence[ConversationTurn]) -> bytes:
     return b"".join([part for turn in path for part in (turn.interaction.prompt_suffix, turn.interaction.completion.token_ids)])
 
 
-def text_of(path: Sequence[ConversationTurn], chat: ChatText) -> str:
+def text_of(path: Sequence[ConversationTurn], chat: ChatTokenizer) -> str:
     """Prompts and completions along a path as text, special tokens included."""
-    return "".join(
-        (turn.prompt.suffix_text or chat.decode(unpack_ids(turn.interaction.prompt_suffix), skip_special=False))
-        + chat.decode(turn.interaction.completion.ids_array().tolist(), skip_special=False)
-        for turn in path
-    )
+    return "".join(prompt_text(turn, chat) + completion_text(turn, chat) for turn in path)
+
+
+def prompt_text(turn: ConversationTurn, chat: ChatTokenizer) -> str:
+    """Text of the prompt after its prefix."""
+    return turn.prompt.suffix_text or chat.decode(unpack_ids(turn.interaction.prompt_suffix), skip_special=False)
+
+
+def completion_text(turn: ConversationTurn, chat: ChatTokenizer) -> str:
+    """Text of the completion, special tokens included."""
+    return chat.decode(turn.interaction.completion.ids_array().tolist(), skip_special=False)
 
 
 def messages_of(path: Sequence[ConversationTurn]) -> list[dict[str, Any]]:

@@ -1,13 +1,23 @@
-"""Digests of model calls for deduplication, and the event of a completed call."""
+"""The identity of a model call: digests that find retries, its sampling seed, and the event of its completion.
+
+The same run seed gives the same run: no seed depends on a clock, on the order in which sessions open, or on the order in which
+the calls of one session arrive. Different requests have different digests; equal requests are numbered, so that their seeds differ.
+"""
 
 from __future__ import annotations
 
+from hashlib import blake2b
+
 import msgspec
 
+from areal_actors.core.values import SamplingParams
 from areal_actors.gateway.conversations.message_equality import digest
 from areal_actors.gateway.conversations.turns import ConversationTurn, Prompt
 from areal_actors.gateway.sessions.table import Session
 from areal_actors.messages import InteractionRecorded, ModelRequest
+
+SEED_BYTES = 6
+"""Size that every engine accepts as a seed and JSON keeps exactly; choices of one call add their number to it."""
 
 
 def name_of(request: ModelRequest) -> str:
@@ -20,6 +30,31 @@ def name_of(request: ModelRequest) -> str:
 def digest_of(request: ModelRequest) -> bytes:
     """Digest of a request without its id: equal when a client retries."""
     return digest(msgspec.structs.replace(request, stream=False, request_id="", body_bytes=0))
+
+
+def call_digest(prompt_ids: bytes, sampling: SamplingParams) -> bytes:
+    """A digest of 16 bytes of a call's prompt and sampling parameters."""
+    canonical = msgspec.structs.replace(sampling, logit_bias=dict(sorted(sampling.logit_bias.items())))
+    return blake2b(msgspec.json.encode(canonical) + prompt_ids, digest_size=16).digest()
+
+
+def sampling_seed(run_seed: int, session: Session, digest: bytes) -> int:
+    """The seed of the session's latest call with this `call_digest`."""
+    parts = f"{run_seed}|{seed_label(session)}|{session.call_counts[digest]}|".encode() + digest
+    return int.from_bytes(blake2b(parts, digest_size=SEED_BYTES).digest(), "big")
+
+
+def seed_label(session: Session) -> str:
+    """The session's part of its seeds.
+
+    A later attempt at an episode has other seeds, so that it does not fail on the same sample; an attempt redelivered after the
+    death of a worker has the same seeds. A held-out episode has its index among the tasks, whatever version is evaluated: the same
+    weights have the same accuracy, and different weights are compared on the same random numbers.
+    """
+    work = session.work
+    if work.purpose == "evaluate":
+        return f"held-out {work.episode.rpartition('.')[2]} {work.attempt}"
+    return session.label
 
 
 def interaction_recorded(session: Session, prompt: Prompt, done: ConversationTurn, problem: str) -> InteractionRecorded:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
+from areal_actors.core.values import Value
+from areal_actors.messages import SessionStarted
 from bus.message import FrozenMeta
 
 
@@ -67,8 +69,8 @@ class ExternalCapacity:
         self.granted = slots
         """Groups with a number below this may start."""
         self.begun: set[int] = set()
-        """Groups from `_first` on that have started."""
-        self._first = 0
+        """Groups from `first` on that have started."""
+        self.first = 0
         """All groups with a number below this have started."""
         self.open: dict[int, OpenGroup] = {}
         """Groups with free slots, by number."""
@@ -88,18 +90,11 @@ class ExternalCapacity:
 
     def snapshot(self) -> CapacityState:
         """The current state of the groups."""
-        return CapacityState(
-            granted=self.granted,
-            first=self._first,
-            begun=frozenset(self.begun),
-            open=dict(self.open),
-            running=frozenset(self.running),
-            indexes=dict(self.indexes),
-        )
+        return msgspec.convert(self, CapacityState, from_attributes=True)
 
     def restore(self, state: CapacityState) -> None:
         """Restore the state of the groups."""
-        self.granted, self._first = state.granted, state.first
+        self.granted, self.first = state.granted, state.first
         self.begun, self.open = set(state.begun), dict(state.open)
         self.running, self.indexes = set(state.running), dict(state.indexes)
 
@@ -111,7 +106,7 @@ class ExternalCapacity:
         """Number of slots that can still be reserved."""
         self.reservations = [until for until in self.reservations if until > now]
         unfilled = sum(len(group.missing) for group in self.open.values())
-        return max((self.granted - self._first - len(self.begun)) * self.group_size + unfilled - len(self.reservations), 0)
+        return max((self.granted - self.first - len(self.begun)) * self.group_size + unfilled - len(self.reservations), 0)
 
     def reserve(self, now: float, seconds: float) -> bool:
         """Reserve a slot for the next session to start; False if none is free."""
@@ -127,18 +122,18 @@ class ExternalCapacity:
         index = self.indexes.get(task, 0)
         if (number := min((number for number, group in self.open.items() if group.task == task), default=None)) is not None:
             return GroupSlot(task=task, group=number, member=min(self.open[number].missing), index=index)
-        return GroupSlot(task=task, group=self._first, member=0, index=index) if self._first < self.granted else None
+        return GroupSlot(task=task, group=self.first, member=0, index=index) if self.first < self.granted else None
 
     def take(self, slot: GroupSlot, now: float, *, reserved: bool = False) -> None:
         """Take the slot of a started session; with `reserved` it uses up the oldest reservation."""
         self.reservations = self.reservations[1:] if reserved else self.reservations
         self.indexes[slot.task] = max(self.indexes.get(slot.task, 0), slot.index + 1)
         self.running.add(slot.episode)
-        if slot.group >= self._first and slot.group not in self.begun:
+        if slot.group >= self.first and slot.group not in self.begun:
             self.begun.add(slot.group)
-            while self._first in self.begun:
-                self.begun.discard(self._first)
-                self._first += 1
+            while self.first in self.begun:
+                self.begun.discard(self.first)
+                self.first += 1
             self.open[slot.group] = OpenGroup(task=slot.task, opened=now, missing=frozenset(range(self.group_size)))
         if (group := self.open.pop(slot.group, None)) is not None and (missing := group.missing - {slot.member}):
             self.open[slot.group] = msgspec.structs.replace(group, missing=missing)
@@ -161,3 +156,46 @@ class ExternalCapacity:
             for number, group in late
             for member in sorted(group.missing)
         ]
+
+
+class ExternalSessionsState(Value):
+    """Snapshot of `ExternalSlots`."""
+
+    capacity: CapacityState
+    started: dict[str, SessionStarted] = {}
+    exported: int = 0
+    abandoned: int = 0
+
+
+class ExternalSlots:
+    """A fold over `CapacityGranted`, `SessionStarted` and the ends of episodes: granted slots, sessions in them, counts of ended ones."""
+
+    def __init__(self, capacity: ExternalCapacity) -> None:
+        self.capacity = capacity
+        self.started: dict[str, SessionStarted] = {}
+        """Sessions that have not ended, by episode."""
+        self.exported = self.abandoned = 0
+
+    def start(self, event: SessionStarted, now: float, *, reserved: bool = False) -> None:
+        """Record a started session and take its slot; with `reserved` it uses up the oldest reservation."""
+        self.started[event.work.episode] = event
+        slot = GroupSlot(task=event.work.task.id, group=int(event.work.group), member=event.member, index=event.index)
+        self.capacity.take(slot, now, reserved=reserved)
+
+    def ended(self, episode: str, *, exported: bool) -> SessionStarted | None:
+        """Record that an episode was exported, or abandoned after all retries; idempotent. Returns its session if it had not ended."""
+        self.capacity.ended(episode)
+        if (started := self.started.pop(episode, None)) is not None:
+            self.exported += exported
+            self.abandoned += not exported
+        return started
+
+    def snapshot(self) -> ExternalSessionsState:
+        """The current state."""
+        return msgspec.convert(self, ExternalSessionsState, from_attributes=True)
+
+    def restore(self, state: ExternalSessionsState) -> None:
+        """Restore this state."""
+        self.capacity.restore(state.capacity)
+        self.started = dict(state.started)
+        self.exported, self.abandoned = state.exported, state.abandoned

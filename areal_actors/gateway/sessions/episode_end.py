@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from areal_actors.core.values import Interaction, Trajectory
 from areal_actors.gateway.sessions.table import Session
-from areal_actors.messages import EpisodeAbandoned, EpisodeEvaluated, RunEpisode, TrajectoryExported
+from areal_actors.messages import EpisodeAbandoned, EpisodeEvaluated, TrajectoryExported
+from areal_actors.sequences.rows import apply_rewards
 
 Ending = TrajectoryExported | EpisodeEvaluated | EpisodeAbandoned
 NO_SCORE = "the reward worker is gone, hangs, or is overloaded (raise actors.reward_worker.count)"
@@ -16,36 +17,37 @@ NO_REWARD_EXTERNAL = "the session was ended without a reward, so there is nothin
 
 
 def outcome(
-    work: RunEpisode,
-    turns: Sequence[Interaction],
+    session: Session,
     *,
+    reward: float | None = None,
+    rewards: Mapping[str, float] | None = None,
     output: str = "",
     metrics: Mapping[str, float] | None = None,
-    unknown: Sequence[str] = (),
-    no_reward: str = NO_REWARD,
-    engine_failure: str = "",
 ) -> Ending:
-    """The final event of an episode.
+    """The final event of a session's episode.
 
     Args:
-        work: the attempt.
-        turns: its completed calls with their rewards, in order of completion.
+        session: its completed calls and the rewards set over HTTP. A call that the engine never answered makes the episode the
+            engine's failure, whatever the agent returned.
+        reward: reward of the last trained call.
+        rewards: further rewards by interaction id; they override those of the session.
         output: text that the agent returned, for an evaluation.
         metrics: further numbers from the reward function.
-        unknown: rewarded ids that are not in `turns`.
-        no_reward: message if no call has a reward.
-        engine_failure: reason why a call was never answered; the episode is then the engine's failure, whatever the agent returned.
     """
-    if engine_failure:
-        return EpisodeAbandoned(work=work, reason="engine", detail=engine_failure)
+    work, by_id = session.work, {**session.rewards, **(rewards or {})}
+    turns = apply_rewards(session.interactions(), reward, by_id)
+    if failure := session.engine_failure():
+        return EpisodeAbandoned(work=work, reason="engine", detail=failure)
+    unknown = sorted(set(by_id) - {turn.id for turn in turns})
+    no_reward = NO_REWARD_EXTERNAL if session.external else NO_REWARD
     if problem := _not_trainable(turns, unknown, no_reward) or (work.purpose == "train" and _nothing_stored(turns)):
         return EpisodeAbandoned(work=work, reason="agent", detail=problem)
-    reward = next(turn.reward for turn in reversed(turns) if turn.reward is not None)
+    final = next(turn.reward for turn in reversed(turns) if turn.reward is not None)
     if work.purpose == "evaluate":
         tokens = sum(len(turn.completion) for turn in turns)
         return EpisodeEvaluated(
             work=work,
-            reward=reward,
+            reward=final,
             output=output,
             completion_tokens=tokens,
             metrics=dict(metrics or {}),
@@ -56,11 +58,16 @@ def outcome(
         group=work.group,
         attempt=work.attempt,
         task=work.task.id,
-        reward=reward,
-        interactions=tuple(turns),
+        reward=final,
+        interactions=turns,
         metrics=dict(metrics or {}),
     )
     return TrajectoryExported(trajectory=trajectory)
+
+
+def episode_of(ending: Ending) -> str:
+    """The episode that an event ends."""
+    return ending.trajectory.episode if isinstance(ending, TrajectoryExported) else ending.work.episode
 
 
 def unused(session: Session) -> EpisodeAbandoned:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from hashlib import blake2b
-from typing import Any
+from typing import TypeVar
 
 from areal_actors.core.errors import SessionError
 from areal_actors.core.values import Value
@@ -16,6 +16,24 @@ REMEMBERED_EPISODES = 8_192
 times the number of episodes in flight."""
 REMEMBERED_KEYS = 8_192
 """Number of keys of ended sessions kept, so that a late call gets "session is over" instead of "wrong key"."""
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+class Recent(OrderedDict[K, V]):
+    """The entries set last, at most `limit`."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.limit = limit
+
+    def __setitem__(self, key: K, value: V) -> None:
+        super().__setitem__(key, value)
+        self.move_to_end(key)
+        if len(self) > self.limit:
+            self.popitem(last=False)
 
 
 class RegistryState(Value):
@@ -33,15 +51,13 @@ class SessionRegistry:
     def __init__(self, secret: bytes = b"", *, kept: int = 0) -> None:
         """`secret` keys the digests, so that weak keys cannot be guessed from them; `kept`: number of finished sessions to keep."""
         self._secret = secret
-        self._room = kept
         self._sessions: dict[str, Session] = {}
         self._of_episode: dict[str, str] = {}
         self._of_key: dict[bytes, str] = {}
-        self._of_old_key: OrderedDict[bytes, str] = OrderedDict()
-        self._finished: OrderedDict[str, None] = OrderedDict()
-        self._kept: OrderedDict[str, FinishedSession] = OrderedDict()
-        self._names: OrderedDict[str, None] = OrderedDict()
-        self._replaced: OrderedDict[str, str] = OrderedDict()
+        self._of_old_key: Recent[bytes, str] = Recent(REMEMBERED_KEYS)
+        self._finished: Recent[str, None] = Recent(REMEMBERED_EPISODES)
+        self._kept: Recent[str, FinishedSession] = Recent(kept)
+        self._replaced: Recent[str, str] = Recent(REMEMBERED_EPISODES)
         """The replacement of each session that was replaced before its end."""
 
     def snapshot(self) -> RegistryState:
@@ -52,7 +68,6 @@ class SessionRegistry:
         """Restore the state of a predecessor."""
         self._finished.update(dict.fromkeys(state.finished))
         self._of_old_key.update(state.keys)
-        self._names.update((session, None) for _, session in state.keys)
         self._kept.update((session.id, session) for session in state.kept)
 
     def __len__(self) -> int:
@@ -72,7 +87,6 @@ class SessionRegistry:
         if (earlier := self._sessions.get(self._of_episode.get(session.work.episode, ""))) is not None:
             self.close(earlier)
             self._replaced[earlier.id] = session.id
-            _forget_oldest(self._replaced, REMEMBERED_EPISODES)
         self._sessions[session.id] = session
         self._of_key[self.digest(session.api_key)] = session.id
         self._of_episode[session.work.episode] = session.id
@@ -111,14 +125,10 @@ class SessionRegistry:
     def remember(self, key: bytes, session: str) -> None:
         """Keep the key digest of a session that is over."""
         self._of_old_key[key] = session
-        self._of_old_key.move_to_end(key)
-        self._names[session] = None
-        _forget_oldest(self._of_old_key, REMEMBERED_KEYS)
-        _forget_oldest(self._names, REMEMBERED_KEYS)
 
     def is_known(self, session: str) -> bool:
         """True if a session of this name existed and is over."""
-        return session in self._names
+        return session in self._of_old_key.values()
 
     def replaced_by(self, session: str) -> str:
         """The session that replaced this one before its end; empty if none did."""
@@ -127,7 +137,6 @@ class SessionRegistry:
     def add_finished(self, session: FinishedSession) -> None:
         """Keep a finished session, in place of the oldest one kept."""
         self._kept[session.id] = session
-        _forget_oldest(self._kept, self._room)
 
     def find_finished(self, session: str) -> FinishedSession | None:
         """The finished session of this id, while it is kept."""
@@ -140,7 +149,6 @@ class SessionRegistry:
     def mark_finished(self, episode: str) -> None:
         """Record that an episode needs no further attempt."""
         self._finished[episode] = None
-        _forget_oldest(self._finished, REMEMBERED_EPISODES)
 
     def is_finished(self, episode: str) -> bool:
         """True if an episode has its trajectory, or was abandoned after all retries."""
@@ -182,8 +190,3 @@ class SessionRegistry:
     def digest(self, api_key: str) -> bytes:
         """Keyed digest for lookups, so that their timing leaks nothing about the key."""
         return blake2b(api_key.encode(errors="surrogateescape"), key=self._secret[:64], digest_size=32).digest()
-
-
-def _forget_oldest(remembered: OrderedDict[Any, Any], limit: int) -> None:
-    while len(remembered) > limit:
-        remembered.popitem(last=False)

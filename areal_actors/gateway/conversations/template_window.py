@@ -1,0 +1,110 @@
+"""Placeholder histories of conversations, and the test for which conversations a chat template renders the same text after one.
+
+A placeholder has the features of the conversation that it stands for: a system message, tools, tool calls, reasoning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from areal_actors.core.errors import ArealError
+from areal_actors.gateway.conversations.message_equality import MessageDict
+from areal_actors.tokenization.tokenizer import ChatTokenizer
+
+Messages = list[dict[str, Any]]
+
+SENTINEL = "answer-7c1e"
+"""Text that no template contains."""
+PLACEHOLDER_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "f", "description": "d", "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}}},
+}
+OTHER_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "g", "description": "", "parameters": {"type": "object", "properties": {}}},
+}
+
+
+def features_of(messages: Sequence[MessageDict]) -> frozenset[str]:
+    """Features that a placeholder for these messages needs, besides user messages."""
+    found = {"system"} if messages and messages[0].get("role") == "system" else set()
+    for message in messages:
+        if message.get("role") == "assistant":
+            found |= {name for name in ("tool_calls", "reasoning_content") if message.get(name)}
+            if "</think>" in (message.get("content") or ""):
+                found.add("reasoning_content")  # templates parse it as reasoning
+    return frozenset(found)
+
+
+def window(features: frozenset[str]) -> tuple[Messages, Messages]:
+    """Messages and tools of a placeholder history with these features."""
+    messages = [_message("system", "s")] if "system" in features else []
+    messages.append(_message("user", "u"))
+    if features & {"tool_calls", "reasoning_content"}:
+        reasoning = {"reasoning_content": "r"} if "reasoning_content" in features else {}
+        calls = {"tool_calls": [_call("f", "{}")]} if "tool_calls" in features else {}
+        messages.append(_message("assistant", "c", **reasoning, **calls))
+        messages.append(_result("f", "t") if calls else _message("user", "u"))
+    return messages, [PLACEHOLDER_TOOL] if "tools" in features else []
+
+
+def local_features(chat: ChatTokenizer) -> dict[frozenset[str], bool]:
+    """By features of test conversations: true if the template renders all of them as with a placeholder history."""
+    local: dict[frozenset[str], bool] = {}
+    for before, answer, new, tools in _cases():
+        used = {"tools"} if tools else set()
+        kind = features_of([*before, answer]) | used
+        placeholder = window(features_of(before) | used)
+        same = _text_after_sentinel(chat, before, tools, answer, new) == _text_after_sentinel(chat, *placeholder, answer, new)
+        local[kind] = local.get(kind, True) and same
+    return local
+
+
+def _text_after_sentinel(chat: ChatTokenizer, before: Messages, tools: Messages, answer: dict[str, Any], new: Messages) -> str | None:
+    """Rendered text after the sentinel in the answer; None where the template rejects or rewrites the messages."""
+    try:
+        opened = chat.render(before, tools)
+        whole = chat.render([*before, answer, *new], tools)
+    except ArealError:
+        return None
+    return whole.rpartition(SENTINEL)[2] if whole.startswith(opened) and SENTINEL in whole else None
+
+
+def _cases() -> Iterator[tuple[Messages, dict[str, Any], Messages, Messages]]:
+    """Test conversations of all shapes: before, answer, new messages, tools."""
+    question, result = _message("user", "and"), _result("g", "8")
+    for system in ([], [_message("system", "Be brief.")]):
+        for tools in ([], [PLACEHOLDER_TOOL, OTHER_TOOL]):
+            for reasoning in ({}, {"reasoning_content": "because"}):
+                plain = _message("assistant", SENTINEL, **reasoning)
+                calling = _message("assistant", "", tool_calls=[_call("g", f'{{"x": "{SENTINEL}"}}')], **reasoning)
+                for pairs in (0, 1, 2, 5):
+                    for steps in (0, 1, 2, 3) if tools else (0,):
+                        before = [*system]
+                        for number in range(pairs):
+                            before += [_message("user", f"q{number}"), _message("assistant", f"a{number}")]
+                        before.append(_message("user", "now"))
+                        for number in range(steps):
+                            step = _message("assistant", "", tool_calls=[_call("f", '{"x": 1}')], **reasoning)
+                            before += [step, _result("f", str(number))]
+                        later = [*before, _message("assistant", "done", **reasoning), _message("user", "more")]
+                        yield before, plain, [question], tools
+                        yield later, plain, [question], tools
+                        if tools:
+                            yield before, calling, [result], tools
+                            yield later, calling, [result], tools
+                            yield before, calling, [result, result], tools
+                            yield before, calling, [result, question], tools
+
+
+def _message(role: str, content: str, **fields: Any) -> dict[str, Any]:
+    return {"role": role, "content": content, **fields}
+
+
+def _call(name: str, arguments: str) -> dict[str, Any]:
+    return {"id": "call-1", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _result(name: str, content: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": "call-1", "name": name, "content": content}
