@@ -36,10 +36,10 @@ class DelayedEngine(ScriptedEngine):
         self._answers = cycle(Texts(folder, corpus, seed=1).answers(ANSWERS, ANSWER_TOKENS))
 
     async def generate(
-        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool = False, sampled: int = 0
+        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool = False, resumed_tokens: int = 0
     ) -> AsyncGenerator[TokenChunk, None]:
         """Yield the next text; prompt and sampling parameters are ignored."""
-        del request_id, prompt_ids, sampling, sampled
+        del request_id, prompt_ids, sampling, resumed_tokens
         ids = next(self._answers)
         if self._delay_seconds:
             await asyncio.sleep(self._delay_seconds)

@@ -44,12 +44,12 @@ class PoisonEngine:
         return self._engine.weight_version
 
     async def generate(
-        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool = False, sampled: int = 0
+        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool = False, resumed_tokens: int = 0
     ) -> AsyncGenerator[TokenChunk, None]:
         """See `GenerationEngine`; streamed completions are corrupted in their last chunk."""
         self._completions += 1
         spoils = self._completions % self._every == 0
-        async for chunk in self._engine.generate(request_id, prompt_ids, sampling, stream=stream, sampled=sampled):
+        async for chunk in self._engine.generate(request_id, prompt_ids, sampling, stream=stream, resumed_tokens=resumed_tokens):
             if not spoils or not chunk.finish_reason or (self._next == "decreasing-version" and self.weight_version == 0):
                 yield chunk
                 continue

@@ -109,7 +109,7 @@ async def with_tools(sampler: Sampler, problem: WordProblem, system: str, tools:
         attempt.turns = turn
         answer_text = await sampler(messages, tools, seed + turn)
         answer = sampler.engine.tokenizer.format.parse(answer_text, tools)
-        attempt.malformed |= bool(answer.problem)
+        attempt.malformed |= bool(answer.tool_call_error)
         if not answer.tool_calls:
             break
         attempt.called = True

@@ -134,22 +134,22 @@ class SilentEngine:
     async def load_weights(self, location, weight_version):
         await self._engine.load_weights(location, weight_version)
 
-    async def generate(self, request_id, prompt_ids, sampling, *, stream=False, sampled=0):
+    async def generate(self, request_id, prompt_ids, sampling, *, stream=False, resumed_tokens=0):
         mark()
         await asyncio.sleep(FOREVER)
         yield
 
 
 class RaisingEngine(SilentEngine):
-    async def generate(self, request_id, prompt_ids, sampling, *, stream=False, sampled=0):
+    async def generate(self, request_id, prompt_ids, sampling, *, stream=False, resumed_tokens=0):
         mark()
         raise EngineError("the device is out of memory")
         yield
 
 
 class AnsweringEngine(SilentEngine):
-    async def generate(self, request_id, prompt_ids, sampling, *, stream=False, sampled=0):
-        async for chunk in self._engine.generate(request_id, prompt_ids, sampling, stream=stream, sampled=sampled):
+    async def generate(self, request_id, prompt_ids, sampling, *, stream=False, resumed_tokens=0):
+        async for chunk in self._engine.generate(request_id, prompt_ids, sampling, stream=stream, resumed_tokens=resumed_tokens):
             yield chunk
 
 
@@ -190,7 +190,7 @@ class MadeRaises(AnsweringEngine):
 
 
 class CrashingEngine(AnsweringEngine):
-    async def generate(self, request_id, prompt_ids, sampling, *, stream=False, sampled=0):
+    async def generate(self, request_id, prompt_ids, sampling, *, stream=False, resumed_tokens=0):
         mark()
         os._exit(11)
         yield

@@ -71,7 +71,7 @@ async def test_a_handoff_to_an_agent_with_other_instructions_continues_the_conve
         answer, trajectory = await harness.play(run, [HAND_OVER, MULTIPLY, FINAL], over=over, streamed=streamed, handoff=True)
         assert answer == FINAL
         assert (parents(trajectory), prefixes(trajectory)) == ([-1, 0, 1], [-1, -1, 1])
-        assert [bool(recorded.split) for recorded in harness.recorded()] == [False, True, False]
+        assert [bool(recorded.prefix_break_reason) for recorded in harness.recorded()] == [False, True, False]
 
 
 OURS = [

@@ -92,7 +92,11 @@ def test_a_stream_adds_up_to_the_whole_answer_and_both_record_what_was_sampled(t
     entire, answer, other = whole(chat, ids, ending, **options)
     assert streamed == entire
     assert (in_one.text, in_one.tool_calls, in_one.logprobs) == (answer.text, answer.tool_calls, answer.logprobs)
-    assert (last.finish_reason, last.stop_sequence, last.problem) == (answer.finish_reason, answer.stop_sequence, answer.problem)
+    assert (last.finish_reason, last.stop_sequence, last.tool_call_error) == (
+        answer.finish_reason,
+        answer.stop_sequence,
+        answer.tool_call_error,
+    )
     assert turn.interaction.completion.ids_array().tolist() == other.interaction.completion.ids_array().tolist() == ids
     assert turn.answer == other.answer
     assert MARK not in answer.text, "special tokens are no text, not even beside stop strings"
@@ -173,14 +177,14 @@ def test_a_call_that_does_not_parse_stays_text_and_the_problem_is_reported():
     broken = '<tool_call>\n{"name": "calculate", "arguments": {"expression": }}\n</tool_call>'
     (text, _, calls, _), answer, _ = whole(chat, [*chat.encode(broken), *chat.stop_ids])
     assert (text, calls, answer.finish_reason) == (broken, {}, "stop")
-    assert "its JSON is invalid" in answer.problem
+    assert "its JSON is invalid" in answer.tool_call_error
 
 
 def test_calls_beyond_the_first_are_delivered_and_reported_where_they_may_not_be_parallel():
     chat = chat_tokenizer()
     ids = [*chat.encode(f"{CALCULATE}\n{CALCULATE}"), *chat.stop_ids]
     (_, _, calls, _), answer, _ = whole(chat, ids, parallel_tool_calls=False)
-    assert (len(calls), answer.problem) == (2, "2 tool calls although parallel_tool_calls is false")
+    assert (len(calls), answer.tool_call_error) == (2, "2 tool calls although parallel_tool_calls is false")
 
 
 def test_reasoning_that_the_prompt_opened_is_reasoning():

@@ -27,9 +27,9 @@ class FaultyEngine(FixedTextEngine):
         super().__init__("hi")
         self.numbers, self.how, self.count = numbers, how, 0
 
-    async def generate(self, request_id, prompt_ids, sampling, *, stream=False, sampled=0):
+    async def generate(self, request_id, prompt_ids, sampling, *, stream=False, resumed_tokens=0):
         number, self.count = self.count, self.count + 1
-        async for chunk in super().generate(request_id, prompt_ids, sampling, stream=stream, sampled=sampled):
+        async for chunk in super().generate(request_id, prompt_ids, sampling, stream=stream, resumed_tokens=resumed_tokens):
             if number in self.numbers and chunk.finish_reason:
                 async for one in self.spoilt(chunk):
                     yield one

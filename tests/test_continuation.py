@@ -180,7 +180,7 @@ class Session:
 
     def assert_extends(self, prompt):
         name = next(reversed(self.turns))
-        assert (prompt.parent, prompt.split) == (name, "")
+        assert (prompt.parent, prompt.prefix_break_reason) == (name, "")
         assert prompt.token_ids == token_ids_of(path_to(name, self.turns)) + prompt.suffix_ids
 
 
@@ -204,7 +204,7 @@ def test_answers_in_a_form_of_their_own_are_kept_through_many_turns_and_every_fu
     for turn in range(20):
         prompt = talk.complete(LOOSE_CALL, {"role": "tool", "tool_call_id": "x", "content": str(turn)})
         assert prompt.parent == f"call-{turn}"
-        assert not prompt.split
+        assert not prompt.prefix_break_reason
     assert talk.text(talk.ask(user("and?"))).count(LOOSE_CALL) == 21
 
 
@@ -263,7 +263,7 @@ def test_after_an_odd_answer_the_next_prompt_extends_to_the_token(monkeypatch, n
         sampled = talk.turns["call-1"].interaction.completion.ids_array().tolist()
         assert sampled == ids
         prompt = talk.complete("third<|im_end|>", user("c"))
-        assert (prompt.parent, prompt.split) == ("call-1", "")
+        assert (prompt.parent, prompt.prefix_break_reason) == ("call-1", "")
         talk.assert_extends(talk.ask(user("d")))
     finally:
         talk.chat.stop_ids = kept
@@ -315,7 +315,7 @@ def test_what_changes_the_beginning_extends_no_tokens(messages, fields, parent, 
     request = {"session": "s", "messages": (*messages, *talk.messages, user("b")), "tools": TOOLS, **fields}
     prompt = prompt_for(talk.turns, ModelRequest(**request), talk.continuations)
     assert (prompt.parent, prompt.prefix) == (parent, "")
-    assert reason in prompt.split
+    assert reason in prompt.prefix_break_reason
 
 
 def test_a_client_that_writes_an_earlier_answer_in_its_own_way_is_still_continued():

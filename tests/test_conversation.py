@@ -62,7 +62,7 @@ class Talk:
 def test_a_first_call_is_a_root_whose_suffix_is_everything():
     talk = Talk()
     prompt = talk.prompt([user("hi")])
-    assert (prompt.parent, prompt.split, prompt.token_ids, prompt.cached_tokens) == ("", "", prompt.suffix_ids, 0)
+    assert (prompt.parent, prompt.prefix_break_reason, prompt.token_ids, prompt.cached_tokens) == ("", "", prompt.suffix_ids, 0)
     assert talk.text(prompt.token_ids) == "u:hi\na:"
 
 
@@ -156,7 +156,7 @@ def test_where_a_template_rewrites_history_the_call_has_a_parent_without_a_prefi
     talk = Talk(letters(template=LETTERS_TEMPLATE.replace("in messages", "in messages[-2:]")))
     talk.call([user("a")], "1")
     prompt = talk.prompt([user("a"), assistant("1"), user("b")])
-    assert (prompt.parent, prompt.prefix, prompt.split) == ("call-1", "", "the chat template rewrites earlier messages")
+    assert (prompt.parent, prompt.prefix, prompt.prefix_break_reason) == ("call-1", "", "the chat template rewrites earlier messages")
     assert prompt.token_ids == prompt.suffix_ids
     assert talk.text(prompt.token_ids) == "a:1\nu:b\na:"
 
@@ -180,7 +180,7 @@ def test_a_call_that_cannot_extend_tokens_has_a_split_reason(messages, fields, p
     talk = Talk()
     talk.call([user("a")], "1")
     prompt = talk.prompt(messages, **fields)
-    assert (prompt.parent, prompt.prefix, prompt.split) == (parent, "", reason)
+    assert (prompt.parent, prompt.prefix, prompt.prefix_break_reason) == (parent, "", reason)
 
 
 def test_an_answer_cut_by_length_is_continued_with_the_end_of_turn_that_it_lacks():

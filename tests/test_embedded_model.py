@@ -176,7 +176,7 @@ SAMPLED = [
 def test_what_was_sampled_is_rendered_again_as_it_was_sampled(conversational, sampled, read):
     tools = [schema for skill in ("tools", "functions") for schema in plain_tools(skill)]
     answer = conversational.format.parse(sampled, tools)
-    assert not answer.problem
+    assert not answer.tool_call_error
     assert len(answer.tool_calls) == sampled.count("<tool_call>")
     calls = [{"type": "function", "function": {"name": call.name, "arguments": read(call.arguments)}} for call in answer.tool_calls]
     asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "How many?"}]

@@ -127,7 +127,7 @@ async def test_a_completion_cut_anywhere_continues_elsewhere_as_if_it_had_not_be
         assert len(ids) > 8
         for cut in range(1, len(ids)):
             rest = msgspec.structs.replace(sampling, max_tokens=sampling.max_tokens - cut)
-            later = [chunk async for chunk in second.generate("s", prompt + ids[:cut], rest, stream=True, sampled=cut)]
+            later = [chunk async for chunk in second.generate("s", prompt + ids[:cut], rest, stream=True, resumed_tokens=cut)]
             assert [int(chunk.columns.ids_array()[0]) for chunk in later] == ids[cut:]
             assert later[-1].finish_reason == whole[-1].finish_reason
 
@@ -143,11 +143,11 @@ async def test_a_stop_string_that_spans_a_cut_ends_the_completion_where_it_would
         assert stop in engine.tokenizer.decode(ids)
         for cut in range(1, len(ids)):
             rest = msgspec.structs.replace(stopping, max_tokens=40 - cut)
-            parts = [chunk async for chunk in engine.generate("s", prompt + ids[:cut], rest, stream=True, sampled=cut)]
+            parts = [chunk async for chunk in engine.generate("s", prompt + ids[:cut], rest, stream=True, resumed_tokens=cut)]
             assert [token for part in parts for token in part.columns.ids_array().tolist()] == ids[cut:]
             assert parts[-1].finish_reason == "stop"
         # The worker died between the last token and the word that it was the last.
-        (nothing,) = [chunk async for chunk in engine.generate("s", prompt + ids, stopping, sampled=len(ids))]
+        (nothing,) = [chunk async for chunk in engine.generate("s", prompt + ids, stopping, resumed_tokens=len(ids))]
         assert (len(nothing.columns), nothing.finish_reason) == (0, "stop")
 
 
@@ -172,7 +172,7 @@ async def test_a_wrong_constraint_is_refused_and_one_that_fails_midway_ends_alon
             )
         assert refused.value.field == "response_format"
         with pytest.raises(RequestError, match="violates its own constraint"):
-            [chunk async for chunk in engine.generate("s", prompt_of(5), SamplingParams(max_tokens=9, constraint=JSON), sampled=2)]
+            [chunk async for chunk in engine.generate("s", prompt_of(5), SamplingParams(max_tokens=9, constraint=JSON), resumed_tokens=2)]
         endless = Constraint(kind="json_schema", text='{"$ref": "#"}')
         with pytest.raises(RequestError, match="cannot be followed any further") as refused:
             await complete(engine, prompt_of(3), SamplingParams(max_tokens=9, constraint=endless))
@@ -217,7 +217,7 @@ async def test_the_worker_forwards_the_engine_s_output_and_refuses_unsupported_s
         assert "ScriptedEngine" in refused.error
     (part,) = await send(worker, Generate(prompt_ids=pack_ids([1, 2]), sampling=SamplingParams(seed=4)))
     ids = part.columns.ids_array().tolist()
-    question = Generate(prompt_ids=pack_ids([1, 2, *ids[:2]]), sampling=SamplingParams(seed=4), sampled=2)
+    question = Generate(prompt_ids=pack_ids([1, 2, *ids[:2]]), sampling=SamplingParams(seed=4), resumed_tokens=2)
     (later,) = await send(worker, question)
     assert later.columns.ids_array().tolist() == ids[2:]
 

@@ -171,7 +171,7 @@ async def test_a_call_that_does_not_parse_stays_text_and_the_event_has_the_reaso
         message = answer.choices[0].message
         assert (message.content, message.tool_calls, answer.choices[0].finish_reason) == (broken, None, "stop")
         await client.chat.completions.create(model="m", messages=[USER, message, USER], tools=[CHAT_TOOL])
-    assert "its JSON is invalid" in harness.recorded()[0].problem
+    assert "its JSON is invalid" in harness.recorded()[0].tool_call_error
     extends(harness, await harness.trajectory(opened, run=RUN))
 
 
@@ -195,7 +195,7 @@ async def test_calls_beyond_the_first_are_reported_where_one_is_allowed(harness)
         choice = {"type": "auto", "disable_parallel_tool_use": True}
         message = await other.messages.create(model="m", max_tokens=300, messages=[USER], tools=[MESSAGES_TOOL], tool_choice=choice)
     assert len(answer.choices[0].message.tool_calls) == len(message.content) == 2
-    assert {recorded.problem for recorded in harness.recorded()} == {"2 tool calls although parallel_tool_calls is false"}
+    assert {recorded.tool_call_error for recorded in harness.recorded()} == {"2 tool calls although parallel_tool_calls is false"}
 
 
 async def test_what_must_be_called_constrains_the_engine_over_every_protocol(harness):
@@ -246,7 +246,7 @@ async def test_over_every_family_s_template_tools_come_back_and_prompts_extend_o
             extends(harness, trajectory)
         for turn, recorded in zip(trajectory.interactions[1:], harness.recorded()[1:], strict=True):
             assert turn.parent
-            assert bool(turn.prefix) != bool(recorded.split)
+            assert bool(turn.prefix) != bool(recorded.prefix_break_reason)
 
 
 # ---------------------------------------------------------------- the real engine

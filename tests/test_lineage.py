@@ -66,7 +66,7 @@ def edited():
 )
 def test_a_tool_call_sent_back_with_normalised_arguments_under_its_id_keeps_parent_and_tokens(edited, sent):
     prompt = edited.prompt(user("a"), edits("id0", **sent), result("id0"))
-    assert (prompt.parent, prompt.prefix, prompt.split) == ("c0", "c0", "")
+    assert (prompt.parent, prompt.prefix, prompt.prefix_break_reason) == ("c0", "c0", "")
 
 
 def test_calls_after_one_with_normalised_arguments_are_found_by_value(edited):
@@ -86,7 +86,7 @@ def test_defaults_within_lists_are_normalised_arguments_too():
 def test_a_tool_call_whose_values_the_client_changed_keeps_its_parent_but_not_its_tokens(edited):
     prompt = edited.prompt(user("a"), edits("id0", file="g", old="1", new={"text": "2"}), result("id0"))
     assert (prompt.parent, prompt.prefix) == ("c0", "")
-    assert prompt.split == "message 1 (assistant) is not what it was in the call before"
+    assert prompt.prefix_break_reason == "message 1 (assistant) is not what it was in the call before"
 
 
 def test_under_another_id_more_arguments_are_another_call(edited):
@@ -97,7 +97,7 @@ def test_under_another_id_more_arguments_are_another_call(edited):
 def test_an_id_names_the_parent_also_where_the_history_before_it_was_rewritten(edited):
     prompt = edited.prompt(user("a summary"), edits("id0", file="f", old="1", new={"text": "2"}), result("id0"))
     assert (prompt.parent, prompt.prefix) == ("c0", "")
-    assert prompt.split == "the messages before an answer, which its tool call's id names, are not what they were"
+    assert prompt.prefix_break_reason == "the messages before an answer, which its tool call's id names, are not what they were"
 
 
 def test_of_an_id_and_a_value_the_deeper_one_names_the_parent(edited):
@@ -113,7 +113,7 @@ def test_changed_tools_break_the_tokens_but_not_the_lineage():
     session = Session()
     session.call(user("a"), answer=assistant("1"))
     prompt = session.prompt(user("a"), assistant("1"), user("b"), tools=({"type": "function", "function": {"name": "f"}},))
-    assert (prompt.parent, prompt.prefix, prompt.split) == ("c0", "", "the tools or the template's settings changed")
+    assert (prompt.parent, prompt.prefix, prompt.prefix_break_reason) == ("c0", "", "the tools or the template's settings changed")
 
 
 def left(sampled, finish_reason=CANCELLED):
@@ -136,7 +136,7 @@ def test_of_a_stream_that_was_left_a_client_may_keep_only_the_beginning(finish_r
     session = left("one two", finish_reason)
     prompt = session.prompt(user("a"), assistant("one"), user("b"))
     assert (prompt.parent, prompt.prefix) == ("c0", "")
-    assert prompt.split == "the client kept only the beginning of an answer that was streamed"
+    assert prompt.prefix_break_reason == "the client kept only the beginning of an answer that was streamed"
     assert session.prompt(user("a"), assistant("two"), user("b")).parent == ""
 
 

@@ -365,7 +365,11 @@ async def test_a_template_that_rewrites_history_is_reported_with_the_interaction
     opened = await manager.open()
     await manager.chat(opened.session, "a")
     recorded, _ = await manager.chat(opened.session, "a", "hi", "b")
-    assert (recorded.parent != "", recorded.prefix, recorded.split) == (True, "", "the chat template rewrites earlier messages")
+    assert (recorded.parent != "", recorded.prefix, recorded.prefix_break_reason) == (
+        True,
+        "",
+        "the chat template rewrites earlier messages",
+    )
 
 
 async def test_the_status_counts_sessions_and_what_is_in_flight(manager):

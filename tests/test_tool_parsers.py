@@ -161,7 +161,7 @@ def test_well_formed_calls_leave_the_text(name, text, calls, rest):
     expected = [call if isinstance(call, ToolCall) else ToolCall(name=call[0], arguments=call[1]) for call in calls]
     assert list(answer.tool_calls) == expected
     assert answer.text == rest
-    assert answer.problem == ""
+    assert answer.tool_call_error == ""
     assert all(isinstance(json.loads(call.arguments), dict) for call in answer.tool_calls)
 
 

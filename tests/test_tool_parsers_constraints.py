@@ -90,7 +90,7 @@ def test_a_forced_completion_is_a_call_as_the_template_renders_it_and_nothing_el
     assert allows(constraint, long, marks_are)
     for text in (call, long):
         answer = format_by_name(name).parse(text, TOOLS)
-        assert (answer.text, answer.problem, len(answer.tool_calls)) == ("", "", 1)
+        assert (answer.text, answer.tool_call_error, len(answer.tool_calls)) == ("", "", 1)
 
     assert not allows(constraint, "", marks_are)
     assert not allows(constraint, "Hello", marks_are)

@@ -60,7 +60,7 @@ def test_a_broken_object_stays_in_the_text_and_the_problem_has_the_reason(name, 
     assert answer.tool_calls == ()
     if not (name == "generic_json" and written.startswith("{'")):
         assert answer.problem.startswith("a tool call does not parse: ")
-    assert any(part in answer.problem if part != "^$" else not answer.problem for part in why.split("|"))
+    assert any(part in answer.tool_call_error if part != "^$" else not answer.tool_call_error for part in why.split("|"))
 
 
 MALFORMED = {
@@ -204,21 +204,21 @@ def test_a_malformed_call_stays_as_written_and_the_problem_has_the_reason(name, 
     assert answer.text == text
     assert answer.tool_calls == ()
     assert answer.problem.startswith("a tool call does not parse: ")
-    assert any(part in answer.problem for part in why.split("|"))
+    assert any(part in answer.tool_call_error for part in why.split("|"))
 
 
 @pytest.mark.parametrize("name", CALLING)
 def test_a_call_to_a_tool_that_was_not_declared_stays_text(name):
     answer = read(name, ONE_CALL[name], TOOLS[1:])
     assert (answer.text, answer.tool_calls) == (ONE_CALL[name], ())
-    assert "no tool is named 'weather'; declared are search, ping" in answer.problem
+    assert "no tool is named 'weather'; declared are search, ping" in answer.tool_call_error
 
 
 @pytest.mark.parametrize("name", CALLING)
 def test_without_tools_a_call_is_text_and_no_problem(name):
     text = ("" if name == "gpt_oss" else "Hello\n") + ONE_CALL[name]
     answer = read(name, text, ())
-    assert (answer.text, answer.tool_calls, answer.problem) == (text, (), "")
+    assert (answer.text, answer.tool_calls, answer.tool_call_error) == (text, (), "")
 
 
 @pytest.mark.parametrize("name", ["hermes", "qwen_coder", "glm", "deepseek", "mistral", "pythonic"])
@@ -256,4 +256,4 @@ def test_after_a_malformed_call_the_next_one_is_read(name):
 )
 def test_what_does_not_look_like_a_call_is_text_and_no_problem(name, text):
     answer = read(name, text)
-    assert (answer.text, answer.problem) == (text.removeprefix("\n") if name == "glm" else text, "")
+    assert (answer.text, answer.tool_call_error) == (text.removeprefix("\n") if name == "glm" else text, "")

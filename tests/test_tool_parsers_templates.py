@@ -105,7 +105,7 @@ def test_a_parsed_completion_renders_as_it_was_sampled(template, reasoning, text
 
     answer = format_for_template(template).parse(completion, TOOLS if calls else (), in_reasoning=shared.rstrip().endswith("<think>"))
 
-    assert answer.problem == ""
+    assert answer.tool_call_error == ""
     assert (answer.reasoning, answer.text) == (reasoning, text)
     assert [(call.name, json.loads(call.arguments)) for call in answer.tool_calls] == [(name, arguments) for name, arguments in calls]
     read_calls = [(call.name, json.loads(call.arguments)) for call in answer.tool_calls]

@@ -27,24 +27,24 @@ class DecodeRequest:
         tokenizer: ChatTokenizer,
         *,
         stream: bool,
-        sampled: int = 0,
+        resumed_tokens: int = 0,
         processor: LogitsProcessor | None = None,
     ) -> None:
-        """The last `sampled` ids of the prompt belong to the completion: another worker sampled them before it died."""
+        """The last `resumed_tokens` ids of the prompt belong to the completion: another worker sampled them before it died."""
         self.request_id = request_id
         self.prompt_ids = prompt_ids
         self.prompt_key = prompt_ids.tobytes()
         """Equal for all completions of a group."""
         self.sampling = sampling
         self.stream = stream
-        self.sampled = sampled
+        self.resumed_tokens = resumed_tokens
         self.processor = processor
         self.loop = asyncio.get_running_loop()
         self.chunks: asyncio.Queue[TokenChunk | EngineError | RequestError] = asyncio.Queue()
         self.stops = TextStream(tokenizer, sampling.stop, special=True) if sampling.stop else None
         """Detects stop strings, which may be special tokens."""
-        stopped = self.detect_stop(prompt_ids[-sampled:].tolist()) if sampled else False
-        self.finished = bool(sampled and (prompt_ids[-1] in tokenizer.stop_ids or stopped))
+        stopped = self.detect_stop(prompt_ids[-resumed_tokens:].tolist()) if resumed_tokens else False
+        self.finished = bool(resumed_tokens and (prompt_ids[-1] in tokenizer.stop_ids or stopped))
         """True if the other worker sampled the whole completion."""
         self.delivered = 0
         """Number of tokens delivered in chunks."""
@@ -85,7 +85,7 @@ class DecodeSlots:
         limit = length + completion.sampling.max_tokens
         self.running.append(completion)
         self.tokens[row, :length] = completion.prompt_ids
-        self._uniforms[row, length:limit] = uniforms(completion.sampling.seed, limit - length, completion.sampled)
+        self._uniforms[row, length:limit] = uniforms(completion.sampling.seed, limit - length, completion.resumed_tokens)
         self.lengths[row] = length
         self._limits[row] = limit
         return row

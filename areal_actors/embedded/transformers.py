@@ -55,7 +55,7 @@ class TransformersEngine:
         return self._loop.weight_version
 
     async def generate(
-        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool = False, sampled: int = 0
+        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool = False, resumed_tokens: int = 0
     ) -> AsyncGenerator[TokenChunk, None]:
         """Yield a completion: in one chunk at its end, or token by token when `stream` is set.
 
@@ -64,9 +64,11 @@ class TransformersEngine:
                 cannot be satisfied.
             EngineError: the engine failed or was closed.
         """
-        ids = validate_prompt(prompt_ids, sampling, sampled, self.vocabulary_size, self.context)
-        processor = await self._logits_processor(sampling, prompt_ids[len(prompt_ids) - sampled :])
-        completion = DecodeRequest(request_id, ids, sampling, self.tokenizer, stream=stream, sampled=sampled, processor=processor)
+        ids = validate_prompt(prompt_ids, sampling, resumed_tokens, self.vocabulary_size, self.context)
+        processor = await self._logits_processor(sampling, prompt_ids[len(prompt_ids) - resumed_tokens :])
+        completion = DecodeRequest(
+            request_id, ids, sampling, self.tokenizer, stream=stream, resumed_tokens=resumed_tokens, processor=processor
+        )
         if completion.finished:
             yield TokenChunk(columns=TokenColumns(), finish_reason="stop")
             return
@@ -116,8 +118,8 @@ class TransformersEngine:
             self._loop.send(Close())
         await asyncio.to_thread(self._loop.thread.join)
 
-    async def _logits_processor(self, sampling: SamplingParams, sampled: Sequence[int]) -> LogitsProcessor | None:
+    async def _logits_processor(self, sampling: SamplingParams, resumed: Sequence[int]) -> LogitsProcessor | None:
         matcher = None
         if sampling.constraint is not None:
-            matcher = await asyncio.to_thread(self._grammars.matcher, sampling.constraint, sampled)
-        return LogitsProcessor.of(sampling, matcher, self.vocabulary_size, self._device, sampled)
+            matcher = await asyncio.to_thread(self._grammars.matcher, sampling.constraint, resumed)
+        return LogitsProcessor.of(sampling, matcher, self.vocabulary_size, self._device, resumed)

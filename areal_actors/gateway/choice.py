@@ -155,7 +155,7 @@ class Choice:
             cached_tokens=self.prompt.cached_tokens,
             completion_tokens=len(columns),
             reasoning_tokens=len(self.chat.encode(answer.reasoning)) if answer.reasoning else 0,
-            problem=answer.problem or self._parallel_call_problem(answer),
+            tool_call_error=answer.tool_call_error or self._parallel_call_problem(answer),
             last=last,
         )
         if self._answer is None:

@@ -107,7 +107,7 @@ class ModelCall:
         prompt = self.prompt.token_ids
         return Generate(
             prompt_ids=prompt + choice.token_ids() if choice.sampled else prompt,
-            sampled=choice.sampled,
+            resumed_tokens=choice.sampled,
             sampling=rest,
             stream=self.request.stream,
         )

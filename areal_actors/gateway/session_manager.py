@@ -262,7 +262,7 @@ class SessionManager(ExternalSessions):
             session = session.engine_answered(digest_of(call.request))
         self.registry.update(session.with_answer(name, [choice.whole for choice in call.choices]) if name else session)
         for choice, (_, done) in zip(call.choices, ended, strict=True):
-            yield interaction_recorded(session, call.prompt, done, choice.whole.problem)
+            yield interaction_recorded(session, call.prompt, done, choice.whole.tool_call_error)
         for parts, _ in ended:
             yield from parts
 
@@ -272,7 +272,7 @@ class SessionManager(ExternalSessions):
             if choice.sampled and (session := self.registry.find(name)) is not None and session.state == "active":
                 done = choice.finish_cancelled(trained=trained)
                 session = self.registry.update(session.record(done, context.now))
-                self._unreported.append(interaction_recorded(session, call.prompt, done, choice.whole.problem))
+                self._unreported.append(interaction_recorded(session, call.prompt, done, choice.whole.tool_call_error))
 
     def _take_unreported(self) -> list[InteractionRecorded]:
         """Take the events of calls that were cancelled before they could be published."""

@@ -59,11 +59,11 @@ class GenerationEngine(Protocol):
         ...
 
     def generate(
-        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool = False, sampled: int = 0
+        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool = False, resumed_tokens: int = 0
     ) -> AsyncGenerator[TokenChunk, None]:
         """Yield a completion, in one chunk or (`stream`) as it is sampled; closing the iterator aborts it.
 
-        The last `sampled` of the prompt's ids belong to the completion: another worker sampled them before it died. They are
+        The last `resumed_tokens` of the prompt's ids belong to the completion: another worker sampled them before it died. They are
         not yielded again and do not count towards max_tokens; penalties, stop strings, constraint and seed continue from them.
 
         Raises:
@@ -102,7 +102,7 @@ def refuse_unable(engine: GenerationEngine, sampling: SamplingParams) -> None:
 
 
 def validate_prompt(
-    prompt_ids: Sequence[int], sampling: SamplingParams, sampled: int, vocabulary_size: int, context: int
+    prompt_ids: Sequence[int], sampling: SamplingParams, resumed_tokens: int, vocabulary_size: int, context: int
 ) -> NDArray[np.int64]:
     """Returns the prompt's ids as an array.
 
@@ -117,8 +117,10 @@ def validate_prompt(
         raise RequestError(
             f"prompt_ids holds {outside[0]}, but this model's ids are 0 to {vocabulary_size - 1}: use its own tokenizer", "prompt_ids"
         )
-    if not 0 <= sampled < len(ids):
-        raise RequestError(f"'sampled' is {sampled}, but the prompt has {len(ids)} ids, and the first cannot be sampled", "sampled")
+    if not 0 <= resumed_tokens < len(ids):
+        raise RequestError(
+            f"'resumed_tokens' is {resumed_tokens}, but the prompt has {len(ids)} ids, and the first cannot be sampled", "resumed_tokens"
+        )
     if len(ids) + sampling.max_tokens > context:
         raise RequestError(
             f"{len(ids)} prompt tokens and max_tokens {sampling.max_tokens} exceed the context of {context}: "

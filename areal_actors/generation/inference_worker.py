@@ -98,7 +98,7 @@ class InferenceWorker(Actor):
         try:
             prompt = unpack_ids(request.prompt_ids)
             refuse_unable(engine, request.sampling)
-            chunks = engine.generate(context.cause, prompt, request.sampling, stream=request.stream, sampled=request.sampled)
+            chunks = engine.generate(context.cause, prompt, request.sampling, stream=request.stream, resumed_tokens=request.resumed_tokens)
             async with aclosing(chunks):
                 async for chunk in chunks:
                     part = Generated(

@@ -65,7 +65,7 @@ class ScriptedEngine:
         self._running = 0
 
     async def generate(
-        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool = False, sampled: int = 0
+        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool = False, resumed_tokens: int = 0
     ) -> AsyncGenerator[TokenChunk, None]:
         """Yield a completion: in one chunk at its end, or token by token when `stream` is set.
 
@@ -73,8 +73,8 @@ class ScriptedEngine:
             RequestError: a token id is out of range, or prompt and max_tokens exceed the context.
             EngineError: the engine was closed.
         """
-        validate_prompt(prompt_ids, sampling, sampled, self.vocabulary_size, self.context)
-        whole = self._script(prompt_ids[: len(prompt_ids) - sampled], sampling.seed or 0)[sampled:]
+        validate_prompt(prompt_ids, sampling, resumed_tokens, self.vocabulary_size, self.context)
+        whole = self._script(prompt_ids[: len(prompt_ids) - resumed_tokens], sampling.seed or 0)[resumed_tokens:]
         tokens = whole[: sampling.max_tokens]
         finish_reason = "stop" if len(tokens) == len(whole) else "length"
         versions: list[int] = []

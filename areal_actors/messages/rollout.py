@@ -112,7 +112,7 @@ class ModelResponsePart(Reply):
     completion_tokens: int = 0
     reasoning_tokens: int = 0
     """Number of sampled tokens of the reasoning."""
-    problem: str = ""
+    tool_call_error: str = ""
     """Tool call that could not be parsed; `text` contains it as written by the model."""
     error: str = ""
     error_status: int = 0
@@ -217,7 +217,7 @@ class Generate(Request[Generated]):
     """Token ids (u32) to continue."""
     sampling: SamplingParams
     stream: bool = False
-    sampled: int = 0
+    resumed_tokens: int = 0
     """Number of prompt ids, at the end, that were already sampled, by a worker that died."""
 
 
@@ -253,14 +253,14 @@ class InteractionRecorded(Event):
     """Id of the interaction whose conversation it continues."""
     prefix: str = ""
     """Id of the interaction whose tokens its prompt begins with."""
-    split: str = ""
+    prefix_break_reason: str = ""
     """Reason why the prompt does not begin with the parent's tokens, or why a later call has no parent; empty otherwise."""
     prompt_tokens: int
     completion_tokens: int
     finish_reason: str
     weight_version: int
     """Weight version of the last token."""
-    problem: str = ""
+    tool_call_error: str = ""
     """Tool call that could not be parsed; the agent received it as text."""
     trained: bool = True
     """False for a call with `store: false`, which is only context of later calls."""

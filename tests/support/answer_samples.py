@@ -91,5 +91,5 @@ def streamed(name, parts, tools=TOOLS, **kwargs):
         reasoning="".join(piece.reasoning for piece in pieces),
         text="".join(piece.text for piece in pieces),
         tool_calls=tuple(ToolCall(name=name, arguments=arguments) for name, arguments in calls.values()),
-        problem=problem,
+        tool_call_error=problem,
     )

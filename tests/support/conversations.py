@@ -176,8 +176,10 @@ class Talk:
             assert suffix == rendered
             assert text == rendered or not self.chat.is_lossless(rendered)
             continues = any(self.continues(name, messages) for name in self.turns)
-            assert not continues or (prompt.split and prompt.parent), "a call that continues another, but not its tokens, says why"
-            self.became[f"split: {prompt.split}" if continues else "root"] += 1
+            assert not continues or (prompt.prefix_break_reason and prompt.parent), (
+                "a call that continues another, but not its tokens, says why"
+            )
+            self.became[f"split: {prompt.prefix_break_reason}" if continues else "root"] += 1
 
     def continues(self, name: str, messages: list[dict]) -> bool:
         transcript = self.transcripts[name]

@@ -40,9 +40,9 @@ async def running(harness: EngineHarness) -> AsyncIterator[GenerationEngine]:
 
 
 async def chunks_of(
-    engine: GenerationEngine, prompt: Sequence[int], sampling: SamplingParams, *, stream: bool = False, sampled: int = 0
+    engine: GenerationEngine, prompt: Sequence[int], sampling: SamplingParams, *, stream: bool = False, resumed_tokens: int = 0
 ) -> list[TokenChunk]:
-    return [chunk async for chunk in engine.generate("request", prompt, sampling, stream=stream, sampled=sampled)]
+    return [chunk async for chunk in engine.generate("request", prompt, sampling, stream=stream, resumed_tokens=resumed_tokens)]
 
 
 def joined(chunks: Sequence[TokenChunk]) -> TokenColumns:
@@ -84,7 +84,7 @@ async def a_completion_cut_anywhere_continues_as_if_it_had_not_been(harness: Eng
         ids = whole.columns.ids_array().tolist()
         for cut in range(1, len(ids)):
             rest = msgspec.structs.replace(sampling, max_tokens=sampling.max_tokens - cut)
-            (later,) = await chunks_of(engine, prompt + ids[:cut], rest, sampled=cut)
+            (later,) = await chunks_of(engine, prompt + ids[:cut], rest, resumed_tokens=cut)
             assert later.columns.ids_array().tolist() == ids[cut:]
             assert later.finish_reason == whole.finish_reason
 
@@ -112,9 +112,9 @@ async def what_cannot_be_sampled_is_refused_by_field(harness: EngineHarness) -> 
         (harness.prompt(4), SamplingParams(max_tokens=1, logit_bias={10**6: 1.0}), 0, "logit_bias"),
     ]
     async with running(harness) as engine:
-        for prompt, sampling, sampled, field in wrong:
+        for prompt, sampling, resumed_tokens, field in wrong:
             with pytest.raises(RequestError) as refused:
-                await chunks_of(engine, prompt, sampling, sampled=sampled)
+                await chunks_of(engine, prompt, sampling, resumed_tokens=resumed_tokens)
             assert refused.value.field == field
         assert await chunks_of(engine, harness.prompt(4), SamplingParams(max_tokens=1))
 

@@ -37,16 +37,16 @@ class FakeEngine:
         """Log-probability of the token in this place of a completion."""
         return -0.5
 
-    async def generate(self, request_id, prompt_ids, sampling, *, stream=False, sampled=0):
+    async def generate(self, request_id, prompt_ids, sampling, *, stream=False, resumed_tokens=0):
         self.prompts.append(list(prompt_ids))
         self.asked.append(sampling)
         self.running += 1
         self.most = max(self.most, self.running)
         self.begun()
         try:
-            ids, reason = await self.completion(prompt_ids, sampling, sampled)
-            start, versions = sampled, []
-            for place in range(sampled, len(ids)):
+            ids, reason = await self.completion(prompt_ids, sampling, resumed_tokens)
+            start, versions = resumed_tokens, []
+            for place in range(resumed_tokens, len(ids)):
                 await self.before(place)
                 versions.append(self.weight_version)
                 if stream and place + 1 < len(ids):
@@ -157,11 +157,13 @@ class ScriptEngine(FakeEngine):
                 return ids[: place + 1], "stop"
         return ids[: resumed + sampling.max_tokens], "length"
 
-    async def generate(self, request_id, prompt_ids, sampling, *, stream=False, sampled=0):
-        async with contextlib.aclosing(super().generate(request_id, prompt_ids, sampling, stream=stream, sampled=sampled)) as chunks:
+    async def generate(self, request_id, prompt_ids, sampling, *, stream=False, resumed_tokens=0):
+        async with contextlib.aclosing(
+            super().generate(request_id, prompt_ids, sampling, stream=stream, resumed_tokens=resumed_tokens)
+        ) as chunks:
             async for chunk in chunks:
                 if chunk.finish_reason:  # a repeated question is a new one
-                    self.script.begun.pop((tuple(prompt_ids[: len(prompt_ids) - sampled]), sampling.seed), None)
+                    self.script.begun.pop((tuple(prompt_ids[: len(prompt_ids) - resumed_tokens]), sampling.seed), None)
                 yield chunk
 
 

@@ -25,14 +25,14 @@ class BackwardsEngine:
         self.closed = False
 
     async def generate(
-        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool = False, sampled: int = 0
+        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool = False, resumed_tokens: int = 0
     ) -> AsyncIterator[TokenChunk]:
-        validate_prompt(prompt_ids, sampling, sampled, VOCABULARY, self.context)
-        whole = list(reversed(prompt_ids[: len(prompt_ids) - sampled])) * 40
+        validate_prompt(prompt_ids, sampling, resumed_tokens, VOCABULARY, self.context)
+        whole = list(reversed(prompt_ids[: len(prompt_ids) - resumed_tokens])) * 40
         columns = TokenColumns()
         self.running += 1
         try:
-            for token_id in whole[sampled:][: sampling.max_tokens]:
+            for token_id in whole[resumed_tokens:][: sampling.max_tokens]:
                 await asyncio.sleep(0)
                 if self.closed:
                     raise EngineError(f"{request_id}: the engine is closed")

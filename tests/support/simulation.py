@@ -111,7 +111,9 @@ class ToyEngine:
         self.seconds_per_token = seconds_per_token
         self.sampled = sampled
 
-    async def generate(self, request_id: str, prompt_ids: Any, sampling: SamplingParams, *, stream: bool = False, sampled: int = 0) -> Any:
+    async def generate(
+        self, request_id: str, prompt_ids: Any, sampling: SamplingParams, *, stream: bool = False, resumed_tokens: int = 0
+    ) -> Any:
         dice = random.Random(sampling.seed)
         length = min(int(dice.paretovariate(0.8)), sampling.max_tokens)
         ids, logprobs, versions = [], [], []

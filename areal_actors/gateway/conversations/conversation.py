@@ -3,7 +3,7 @@
 Two relations are kept apart. The *parent* of a call is the call whose conversation it continues (`lineage.py` finds it); credit
 follows it. Its *prefix* is the call whose exact prompt and completion ids its own prompt begins with; only the new part is then
 rendered and tokenised. Where the chat template, or the client, rewrites earlier messages, the call has a parent and no prefix,
-its prompt is rendered in full, and `split` names the reason.
+its prompt is rendered in full, and `prefix_break_reason` names the reason.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ def prompt_for(
     if (raw := request.prompt if request.prompt_ids is None else request.prompt_ids) is not None:
         return _raw_prompt(turns, raw, chat, limit)
     settings = digest((request.tools, request.template_kwargs))
-    parent, split = find_parent(turns, request)
-    if parent is not None and not split and parent.prompt.settings != settings:
-        split = "the tools or the template's settings changed"
+    parent, prefix_break_reason = find_parent(turns, request)
+    if parent is not None and not prefix_break_reason and parent.prompt.settings != settings:
+        prefix_break_reason = "the tools or the template's settings changed"
     text, checked = None, len(request.messages)
-    if parent is not None and not split:
-        text, checked, split = _text_after(parent, turns, request, continuations)
+    if parent is not None and not prefix_break_reason:
+        text, checked, prefix_break_reason = _text_after(parent, turns, request, continuations)
     if parent is None or text is None:
         text = chat.render(request.messages, request.tools, **request.template_kwargs)
         known, prefix, earlier, sent, new = b"", "", b"", request.messages, request.messages
@@ -91,7 +91,7 @@ def prompt_for(
         checked=checked,
         opens_reasoning=opens_reasoning(text),
         cached_tokens=len(known) // 4,
-        split=split,
+        prefix_break_reason=prefix_break_reason,
     )
 
 

@@ -46,7 +46,7 @@ class Prompt(msgspec.Struct, metaclass=FrozenMeta):
     """True if the prompt opens the model's reasoning."""
     cached_tokens: int = 0
     """Number of tokens of the prefix."""
-    split: str = ""
+    prefix_break_reason: str = ""
     """Reason for which the prompt does not begin with the parent's tokens, or for which a later call has no parent."""
 
 

@@ -31,7 +31,7 @@ class Answer(Value):
     text: str = ""
     """Everything that is neither reasoning nor a well-formed tool call, unchanged."""
     tool_calls: tuple[ToolCall, ...] = ()
-    problem: str = ""
+    tool_call_error: str = ""
     """Parse error of a malformed tool call, which stays in `text`. Empty if there is none."""
 
 
@@ -102,7 +102,7 @@ class AnswerFormat(ABC):
             reasoning="".join([delta.reasoning for delta in deltas]),
             text="".join([delta.text for delta in deltas]),
             tool_calls=tuple([ToolCall(name=delta.name, arguments=delta.arguments) for delta in deltas if delta.call is not None]),
-            problem=problem,
+            tool_call_error=problem,
         )
 
     def constraint(self, tools: Sequence[ToolDefinition], *, parallel: bool, in_reasoning: bool = False) -> Constraint:

@@ -144,8 +144,8 @@ class DelimitedStreamParser(StreamParser):
         if block is None:
             self._emit_pending(newlines_before(self._pending, at, self._syntax.newlines), final=False)
             return False
-        if block.problem:
-            self._problems.append(block.problem)
+        if block.tool_call_error:
+            self._problems.append(block.tool_call_error)
         self._first = False
         if block.calls:
             self._emit_calls(at, block)

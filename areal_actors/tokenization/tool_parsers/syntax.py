@@ -28,7 +28,7 @@ class ParsedCalls(NamedTuple):
     """Position after the calls."""
     calls: tuple[ToolCall, ...] = ()
     """If empty, everything up to `end` is text."""
-    problem: str = ""
+    tool_call_error: str = ""
 
 
 class MalformedCall(Exception):
