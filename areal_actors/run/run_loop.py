@@ -170,7 +170,7 @@ class RunLoop:
             for task in (*listeners, showing):
                 task.cancel()
             await asyncio.gather(*listeners, showing, return_exceptions=True)
-            await self.chaos.close()
+            await self.chaos.links.close()
             sys.stderr.write(self.folder.keep_usage(msgspec.json.encode(self.usage)))
         if self.steps and self._bus_answers():
             console.print(await write_summary(self.bus, self.folder.path))
@@ -320,7 +320,7 @@ class RunLoop:
         return self.interrupted.is_set() or any(end.done() for end in (self.over, self.supervisor.failed, self.used_up))
 
     def _handle(self, message: Message, sent: float) -> None:
-        self.chaos.receive(message)
+        self.chaos.health.receive(message)
         self.health.receive(message, sent)
         if isinstance(message, Heartbeat | ActorStarted | ActorFailed | ActorStopped):
             self._track_actor(message)
