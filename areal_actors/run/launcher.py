@@ -12,12 +12,13 @@ import uvloop
 
 from areal_actors.batching.assembler import group_filter
 from areal_actors.core.durable_files import disk_full, is_disk_full
-from areal_actors.messages import KINDS, RunResumed, RunStarted
+from areal_actors.messages import RunResumed, RunStarted
 from areal_actors.recipe.example_checks import check_examples
 from areal_actors.recipe.recipe import Recipe, redacted
 from areal_actors.rewards import MODEL, resolve_reward
 from areal_actors.run.disk_watch import refuse_full_disk
 from areal_actors.run.fresh_folder import fresh_folder
+from areal_actors.run.launch import open_bus
 from areal_actors.run.leftovers import holding_weights, report_clean_up
 from areal_actors.run.log_recovery import recover_log
 from areal_actors.run.logs import log_to_terminal
@@ -25,11 +26,10 @@ from areal_actors.run.machine import check_devices
 from areal_actors.run.resuming import checkpoint_to_resume, recipe_to_resume, run_to_resume, set_later_aside
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.run_loop import FAILED, RunLoop
-from areal_actors.run.server import free_port, refuse_old_log, run_server
+from areal_actors.run.server import free_port
 from areal_actors.tasks.datasets import open_dataset
 from areal_actors.weights.folders import remove_all
 from bus.errors import BusError
-from bus.nats import NatsBus
 
 
 def run(recipe: Recipe, *, profile: str, reason: str) -> int:
@@ -111,20 +111,11 @@ async def _launch(recipe: Recipe, folder: RunFolder, opening: RunStarted | RunRe
         opening = msgspec.structs.replace(opening, queued=found.queued, published=found.published)
         if found.problem:
             sys.stderr.write(f"the log of run '{recipe.run}' was recovered: {found.problem}\n")
-    async with run_server(recipe, folder) as server:
-        owner = server.addresses.owner
-        bus = await NatsBus.connect(owner.url, recipe.run, name="supervisor", kinds=KINDS, blobs=folder.blobs)
-        server.failed.add_done_callback(lambda failed: None if failed.cancelled() else bus.give_up(failed.result()))
+    async with open_bus(recipe, folder, fresh=isinstance(opening, RunStarted)) as (bus, server):
         try:
-            if isinstance(opening, RunStarted):
-                await refuse_old_log(bus, owner)
-            folder.announce(server.addresses.monitor)
             return await RunLoop(recipe, folder, bus, server).run(opening)
         except BusError:
             if not server.failed.done():
                 raise
             sys.stderr.write(f"run '{recipe.run}' ended early: {server.failed.result()}\n")
             return FAILED
-        finally:
-            await bus.close()
-            folder.withdraw()

@@ -8,7 +8,6 @@ Nothing is trained twice: the weights of lost steps were set aside.
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -20,15 +19,14 @@ from areal_actors.core.snapshots import SnapshotStore
 from areal_actors.core.values import Value
 from areal_actors.messages import KINDS, CheckpointCommitted, LogRecovered
 from areal_actors.recipe.recipe import Recipe
+from areal_actors.run.launch import publish
 from areal_actors.run.log_answers import AnsweredEvents
 from areal_actors.run.queued_work import EPISODE_PUBLISHERS, queued_attempts
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.training.checkpoint_store import CHECKPOINTS
 from areal_actors.weights.manifest import digest_of_manifest
-from bus.base import Stamp
 from bus.log_check import LogCheck, check_log, is_missing
 from bus.log_rewrite import aside_name, copy_log, copy_values, create_empty_queue, exchange, finish_exchange, keys, unfinished_store
-from bus.message import Event
 from bus.nats import DUPLICATE_SECONDS, NatsBus
 from bus.server import EmbeddedServer, has_users, resolve_server
 
@@ -228,18 +226,14 @@ def _set_aside(late: list[Path]) -> tuple[str, ...]:
 async def _report(bus: NatsBus, folder: RunFolder, found: LogCheck, answers: AnsweredEvents, problem: str, aside: tuple[str, ...]) -> None:
     """Log the loss, and log the newest checkpoint again if its event was lost."""
     await bus.provision(KINDS)
-    await _publish(bus, LogRecovered(damage=problem, lost=found.last - found.end, set_aside=aside))
+    await publish(bus, LogRecovered(damage=problem, lost=found.last - found.end, set_aside=aside))
     there = _cursors(folder)
     if there and (answers.saved is None or folder.checkpoints / Path(answers.saved.folder).name not in there):
         newest, cursor = list(there.items())[-1]
         step = int(newest.name.removeprefix("step-"))
         kept = tuple(int(path.name.removeprefix("step-")) for path in there)
         folder_name, manifest = f"{CHECKPOINTS}/{newest.name}", digest_of_manifest(newest)
-        await _publish(bus, CheckpointCommitted(folder=folder_name, step=step, cursor=cursor, manifest=manifest, kept=kept))
-
-
-async def _publish(bus: NatsBus, event: Event) -> None:
-    await bus.publish(event, Stamp(id=uuid.uuid4().hex, sender="supervisor", time=time.time()))
+        await publish(bus, CheckpointCommitted(folder=folder_name, step=step, cursor=cursor, manifest=manifest, kept=kept))
 
 
 def _gone(recipe: Recipe, folder: RunFolder, why: str) -> str:
