@@ -17,12 +17,10 @@ from areal_actors.recipe.example_checks import check_examples
 from areal_actors.recipe.recipe import Recipe, redacted
 from areal_actors.rewards import MODEL, resolve_reward
 from areal_actors.run.disk_watch import refuse_full_disk
-from areal_actors.run.fresh_folder import fresh_folder
 from areal_actors.run.launch import open_bus
-from areal_actors.run.leftovers import holding_weights, report_clean_up
 from areal_actors.run.log_recovery import recover_log
 from areal_actors.run.logs import log_to_terminal
-from areal_actors.run.machine import check_devices
+from areal_actors.run.preflight import check_devices, fresh_folder, holding_weights, report_clean_up
 from areal_actors.run.resuming import checkpoint_to_resume, recipe_to_resume, run_to_resume, set_later_aside
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.run_loop import FAILED, RunLoop

@@ -16,10 +16,9 @@ from areal_actors.core.errors import SetupError
 from areal_actors.core.values import WeightsLocation
 from areal_actors.messages import ActorStarted, Heartbeat, RunFinished, RunStarted, WatchProbe, WeightsLoaded, WeightsPublished
 from areal_actors.recipe.recipe import Recipe, redacted
-from areal_actors.run.fresh_folder import fresh_folder
 from areal_actors.run.launch import Launch, on_interrupt, open_bus
 from areal_actors.run.logs import log_to_terminal
-from areal_actors.run.machine import check_devices
+from areal_actors.run.preflight import check_devices, fresh_folder
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.server import RunServer, free_port
 from bus.nats import NatsBus
