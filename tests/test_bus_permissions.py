@@ -122,7 +122,7 @@ def test_every_actor_there_is_can_be_given_permissions() -> None:
             yield from below(one)
 
     there = {kind.kind() for kind in below(Actor) if kind.__module__.startswith("areal_actors.")}
-    assert there == set(ACTORS)
+    assert there - {"external_sessions"} == set(ACTORS), "external_sessions is the base class of the session manager"
 
 
 # ---------------------------------------------------------------- what a denial looks like

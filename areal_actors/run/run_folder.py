@@ -217,5 +217,13 @@ class RunFolder:
         atomic_write(self.path / name, content, mode=PRIVATE_MODE)
 
 
+def find_run(name: str, folder: Path) -> tuple[RunFolder | None, str]:
+    """Returns the run of this name in a folder (of the latest run if empty), or None, and a text that lists the runs there."""
+    recipes = sorted(folder.absolute().glob("*/recipe.json"), key=lambda path: path.stat().st_mtime)
+    names = [path.parent.name for path in recipes]
+    there = f"runs there: {', '.join(names)}" if names else "there is no run"
+    return (RunFolder(folder.absolute() / (name or names[-1])) if names and name in ("", *names) else None), there
+
+
 def _named(pid: int) -> str:
     return f" (process {pid})" if pid else ""
