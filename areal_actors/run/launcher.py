@@ -21,11 +21,11 @@ from areal_actors.run.launch import open_bus
 from areal_actors.run.log_recovery import recover_log
 from areal_actors.run.logs import log_to_terminal
 from areal_actors.run.preflight import check_devices, fresh_folder, holding_weights, report_clean_up
+from areal_actors.run.process import open_tasks
 from areal_actors.run.resuming import checkpoint_to_resume, recipe_to_resume, run_to_resume, set_later_aside
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.run_loop import FAILED, RunLoop
 from areal_actors.run.server import free_port
-from areal_actors.tasks.datasets import open_dataset
 from areal_actors.weights.folders import remove_all
 from bus.errors import BusError
 
@@ -82,7 +82,7 @@ def _checked(recipe: Recipe) -> Recipe:
         check_examples(recipe)
         return recipe
     if not recipe.is_online():
-        open_dataset(recipe.task.dataset, seed=recipe.seed, held_out=recipe.task.held_out, columns=recipe.task.columns)
+        open_tasks(recipe)
         if not recipe.task.reward.startswith(MODEL):
             resolve_reward(recipe.task.reward, options=recipe.task.reward_options)
     group_filter(recipe.batcher, Path.cwd())

@@ -47,7 +47,7 @@ from bus.recorded import read_log
 
 
 class LogContext:
-    """Context context for one event of the log; the trainer reads from the log."""
+    """Context for one event of the log; the trainer reads from the log."""
 
     def __init__(self, envelope: Envelope, kept: dict[int, Envelope], *, replayed: bool = False) -> None:
         self.cause, self.now, self.sequence, self.replayed = envelope.id, envelope.time, envelope.sequence, replayed
@@ -152,14 +152,13 @@ class Recomputation:
 
     def _trainer(self, recipe: dict[str, Any]) -> Trainer:
         decoded = msgspec.convert(recipe, Recipe)
-        lessons = example_rows(decoded) if decoded.learns_from_examples() else None
         make_engine = EngineBuilder(BuildContext(recipe=decoded, folder=self.folder, instance="trainer-0"))
         return Trainer(
             make_engine,
             self._weights_folder,
             float,
             Credit.of(decoded.task),
-            lessons,
+            example_rows(decoded),
             max_skipped_steps=decoded.trainer.max_skipped_steps,
             checkpoints=self.checkpoints,
         )
