@@ -21,7 +21,7 @@ from areal_actors.messages import KINDS, CheckpointCommitted, LogRecovered
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.launch import publish
 from areal_actors.run.log_answers import EPISODE_PUBLISHERS, AnsweredEvents, queued_attempts
-from areal_actors.run.run_folder import RunFolder, ServerAddress
+from areal_actors.run.run_folder import RunFolder, ServerAddress, first_free
 from areal_actors.run.server import connected, open_store
 from areal_actors.training.checkpoint_store import CHECKPOINTS
 from areal_actors.weights.manifest import digest_of_manifest
@@ -194,14 +194,7 @@ def _refuse_without_beginning(recipe: Recipe, folder: RunFolder, found: LogCheck
 
 def _set_aside(late: list[Path]) -> tuple[str, ...]:
     """Rename checkpoints beyond the end of the log so that they are not loaded; returns the new names."""
-    names = []
-    for path in late:
-        number = 1
-        while (aside := path.with_name(f"{BEYOND}-{number}.{path.name}")).exists():
-            number += 1
-        path.rename(aside)
-        names.append(aside.name)
-    return tuple(names)
+    return tuple(path.rename(first_free(path.parent, f"{BEYOND}-", f".{path.name}")).name for path in late)
 
 
 async def _report(bus: NatsBus, folder: RunFolder, found: LogCheck, answers: AnsweredEvents, problem: str, aside: tuple[str, ...]) -> None:

@@ -199,14 +199,10 @@ def _computed(emitted: Message) -> RecomputeProgress | None:
 async def _write_results(recomputation: Recomputation, results: TextIO) -> None:
     try:
         async for computed in recomputation.results():
-            _write(results, computed)
+            print(msgspec.json.encode(computed).decode(), file=results, flush=True)
     except (ArealError, BusError, msgspec.MsgspecError) as error:
-        _write(results, RecomputeProgress(error=f"{type(error).__name__}: {error}"))
-
-
-def _write(results: TextIO, computed: RecomputeProgress) -> None:
-    results.write(msgspec.json.encode(computed).decode() + "\n")
-    results.flush()
+        failed = RecomputeProgress(error=f"{type(error).__name__}: {error}")
+        print(msgspec.json.encode(failed).decode(), file=results, flush=True)
 
 
 def main(log: Path, folder: Path, steps: int) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import msgspec
 
-from areal_actors.embedded.embedded_model import make_embedded_model
 from areal_actors.embedded.transformers import TransformersEngine
 from areal_actors.generation.named import ENGINES_WITHOUT_TORCH, GenerationEngineFactory
 from areal_actors.recipe.checks import EMBEDDED
@@ -22,6 +21,7 @@ from areal_actors.rewards.reward_model import ModelScorer, SequenceClassifier
 from areal_actors.rewards.reward_worker import RewardWorker
 from areal_actors.rewards.settings import RewardModelSettings
 from areal_actors.run.process import CPU_ACTORS, BuildContext, Builder, acceptance_of, inference_worker, main
+from areal_actors.run.served_model import model_at
 from areal_actors.runtime.actor import Actor
 from areal_actors.sequences.credit import Credit
 from areal_actors.supervised.example_rows import ExampleRows
@@ -52,17 +52,12 @@ class EngineBuilder:
 
     def __call__(self, progress: Progress) -> TrainingEngine:
         """Make or find the model, and return an engine that trains it; see `areal_actors.training.trainer_parts.EngineFactory`."""
-        recipe, made = self.context.recipe, self.context.folder.model
+        recipe = self.context.recipe
         if recipe.model != EMBEDDED:
             progress("loading the model", 0, 1, {})
-            folder = model_folder(recipe.model)
-        else:
-            folder = str(made)
-            if not made.exists():
-                make_embedded_model(
-                    *(folder, recipe.warm_start, recipe.seed, recipe.trainer.threads),
-                    lambda done, total, metrics: progress("warm start", done, total, {"loss": metrics["loss"]}),
-                )
+        folder = model_at(
+            self.context.folder.model, recipe, lambda done, total, metrics: progress("warm start", done, total, {"loss": metrics["loss"]})
+        )
         self.model_bytes = sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
         engine = RankGroup if recipe.trainer.ranks > 1 else TorchTrainer
         return engine(
