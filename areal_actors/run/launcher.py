@@ -25,7 +25,7 @@ from areal_actors.run.process import open_tasks
 from areal_actors.run.resuming import checkpoint_to_resume, recipe_to_resume, run_to_resume, set_later_aside
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.run_loop import FAILED, RunLoop
-from areal_actors.run.server import free_port
+from areal_actors.run.server import with_port
 from areal_actors.weights.folders import remove_all
 from bus.errors import BusError
 
@@ -86,7 +86,7 @@ def _checked(recipe: Recipe) -> Recipe:
         if not recipe.task.reward.startswith(MODEL):
             resolve_reward(recipe.task.reward, options=recipe.task.reward_options)
     group_filter(recipe.batcher, Path.cwd())
-    return msgspec.structs.replace(recipe, gateway=msgspec.structs.replace(recipe.gateway, port=free_port(recipe)))
+    return with_port(recipe)
 
 
 def _live(recipe: Recipe, folder: RunFolder, opening: RunStarted | RunResumed) -> int:

@@ -1,4 +1,4 @@
-"""Reads what the rest of a damaged log and work queue still tell: the last answered event of each actor, and the queued episodes.
+"""Reads the rest of a damaged log and work queue: the last answered event of each actor, and the queued episodes.
 
 An actor acknowledges an event once its answers are in the log. When the log is cut, answers to acknowledged events may be lost,
 and no actor would repeat them: so events whose answers may be lost are redelivered. Message ids are deterministic, so answers

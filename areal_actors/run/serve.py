@@ -20,7 +20,7 @@ from areal_actors.run.launch import Launch, on_interrupt, open_bus
 from areal_actors.run.logs import log_to_terminal
 from areal_actors.run.preflight import check_devices, fresh_folder
 from areal_actors.run.run_folder import RunFolder
-from areal_actors.run.server import RunServer, free_port
+from areal_actors.run.server import RunServer, with_port
 from bus.nats import NatsBus
 
 SUFFIX = "-serve"
@@ -58,15 +58,11 @@ def serve(recipe: Recipe, *, profile: str, reason: str) -> int:
     check_devices(recipe)
     recipe = msgspec.structs.replace(recipe, run=recipe.run[: LONGEST_NAME - len(SUFFIX)] + SUFFIX)
     folder = RunFolder(Path(recipe.folder).absolute() / recipe.run)
-    with fresh_folder(recipe, folder, _with_port) as chosen:
+    with fresh_folder(recipe, folder, with_port) as chosen:
         place = str(Path(recipe.folder) / recipe.run)
         started = RunStarted(recipe=redacted(chosen), profile=profile, reason=reason, folder=place)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_serve(chosen, folder, started))
-
-
-def _with_port(recipe: Recipe) -> Recipe:
-    return msgspec.structs.replace(recipe, gateway=msgspec.structs.replace(recipe.gateway, port=free_port(recipe)))
 
 
 async def _serve(recipe: Recipe, folder: RunFolder, started: RunStarted) -> int:

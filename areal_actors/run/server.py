@@ -15,6 +15,7 @@ import msgspec
 
 from areal_actors.batching.batcher import Batcher
 from areal_actors.core.errors import SetupError
+from areal_actors.core.settings import GatewaySettings
 from areal_actors.evaluation.evaluator import Evaluator
 from areal_actors.gateway.session_manager import SessionManager
 from areal_actors.generation.inference_worker import InferenceWorker
@@ -56,23 +57,26 @@ STABLE_PORTS = range(20_000, 32_000)
 TRIES = 20
 
 
-def free_port(recipe: Recipe) -> int:
-    """Returns the gateway's port; a free one is chosen once, so that a restarted gateway keeps its address.
+def with_port(recipe: Recipe) -> Recipe:
+    """Returns a recipe with the gateway's port; a free one is chosen once, so that a restarted gateway keeps its address.
 
     One outside of the range for outgoing connections is preferred, since it stays free until the gateway listens.
 
     Raises:
         SetupError: the port is in use.
     """
-    host, port = recipe.gateway.host, recipe.gateway.port
-    for candidate in (secrets.choice(STABLE_PORTS) for _ in range(TRIES if port == 0 else 0)):
+    return msgspec.structs.replace(recipe, gateway=msgspec.structs.replace(recipe.gateway, port=_free_port(recipe.gateway)))
+
+
+def _free_port(gateway: GatewaySettings) -> int:
+    for candidate in (secrets.choice(STABLE_PORTS) for _ in range(TRIES if gateway.port == 0 else 0)):
         with contextlib.suppress(OSError):
-            return _bound(host, candidate)
+            return _bound(gateway.host, candidate)
     try:
-        return _bound(host, port)
+        return _bound(gateway.host, gateway.port)
     except OSError as error:
         raise SetupError(
-            f"gateway.port: cannot listen on {host}:{port} ({error.strerror}); set another port, or 0 to take a free one"
+            f"gateway.port: cannot listen on {gateway.host}:{gateway.port} ({error.strerror}); set another port, or 0 to take a free one"
         ) from error
 
 
