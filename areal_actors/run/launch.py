@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
-from areal_actors.messages import KINDS
+from areal_actors.messages import KINDS, Heartbeat, TrainerProgress, WatchProbe
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.health import HealthMonitor
 from areal_actors.run.run_folder import RunFolder
@@ -18,7 +18,7 @@ from areal_actors.run.server import RunServer, refuse_old_log, run_server
 from areal_actors.run.supervisor import Supervisor
 from bus.base import Bus, Stamp
 from bus.errors import BusError
-from bus.message import Event
+from bus.message import Event, Message
 from bus.nats import NatsBus
 
 SENDER = "supervisor"
@@ -81,8 +81,8 @@ class Launch:
 
     @asynccontextmanager
     async def supervised(self, *listeners: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-        """Run these listeners and the health checks, and stop all processes at the end."""
-        work = (*listeners, self.health.watch(), self.server.report_restarts(self.publish))
+        """Receive telemetry, run these listeners and the health checks, and stop all processes at the end."""
+        work = (*listeners, self._receive_telemetry(), self.health.watch(), self.server.report_restarts(self.publish))
         tasks = [asyncio.create_task(one) for one in work]
         for task in tasks:
             task.add_done_callback(self.end_with_error)
@@ -93,6 +93,15 @@ class Launch:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _receive_telemetry(self) -> None:
+        async with self.bus.telemetry(Heartbeat, TrainerProgress, WatchProbe) as inbox:
+            async for delivery in inbox:
+                self.handle(delivery.message, delivery.envelope.time)
+
+    def handle(self, message: Message, sent: float) -> None:
+        """Fold a message; `sent` is in seconds since the epoch by its sender's clock."""
+        self.health.receive(message, sent)
 
     def end_with_error(self, task: asyncio.Task[None]) -> None:
         """End the launch with the error of a task: without the log or a process, the supervisor cannot go on."""

@@ -34,9 +34,7 @@ from areal_actors.messages import (
     RunStopping,
     SnapshotStored,
     StepCompleted,
-    TrainerProgress,
     TrainingHalted,
-    WatchProbe,
     WeightsPublished,
 )
 from areal_actors.recipe.recipe import Recipe
@@ -121,7 +119,7 @@ class RunLoop(Launch):
             sys.stderr.write(f"chaos is on: FAULTS ARE INJECTED INTO THIS RUN: {described}\n")
         injecting = self.chaos.run(lambda: self.all_started, self._is_ending)
         try:
-            async with self.supervised(self._receive_events(), self._receive_telemetry(), self._watch_disk(), injecting):
+            async with self.supervised(self._receive_events(), self._watch_disk(), injecting):
                 await self.chaos.open(self.server.addresses.owner.url)
                 starting = asyncio.create_task(self._start(trainer_first=isinstance(opening, RunResumed)))
                 starting.add_done_callback(self.end_with_error)
@@ -240,20 +238,16 @@ class RunLoop(Launch):
                 self.retention.receive(message, self.state.checkpoints)
             if isinstance(message, EvaluationCompleted | LossEvaluated):
                 self.evaluated_at = envelope.sequence
-            self._handle(message, envelope.time)
-
-    async def _receive_telemetry(self) -> None:
-        async with self.bus.telemetry(Heartbeat, TrainerProgress, WatchProbe) as inbox:
-            async for delivery in inbox:
-                self._handle(delivery.message, delivery.envelope.time)
+            self.handle(message, envelope.time)
 
     def _is_ending(self) -> bool:
         """Returns True if the run has been asked to end."""
         return self.interrupted.is_set() or any(end.done() for end in (self.over, self.supervisor.failed, self.used_up))
 
-    def _handle(self, message: Message, sent: float) -> None:
+    def handle(self, message: Message, sent: float) -> None:
+        """Fold a message; `sent` is in seconds since the epoch by its sender's clock."""
+        super().handle(message, sent)
         self.chaos.health.receive(message)
-        self.health.receive(message, sent)
         if isinstance(message, Heartbeat):
             self.usage[message.process] = Usage(cpu_seconds=message.cpu_seconds, peak_memory_bytes=message.peak_memory_bytes)
         elif isinstance(message, StepCompleted):

@@ -14,7 +14,7 @@ import uvloop
 
 from areal_actors.core.errors import SetupError
 from areal_actors.core.values import WeightsLocation
-from areal_actors.messages import ActorStarted, Heartbeat, RunFinished, RunStarted, WatchProbe, WeightsLoaded, WeightsPublished
+from areal_actors.messages import ActorStarted, RunFinished, RunStarted, WeightsLoaded, WeightsPublished
 from areal_actors.recipe.recipe import Recipe, redacted
 from areal_actors.run.launch import Launch, on_interrupt, open_bus
 from areal_actors.run.logs import log_to_terminal
@@ -114,7 +114,7 @@ class _Serving(Launch):
 
     async def run(self, started: RunStarted, location: WeightsLocation) -> str:
         """Serve; returns the error that ended it, empty if interrupted."""
-        async with self.supervised(self._show_when_ready(), self._receive_heartbeats()):
+        async with self.supervised(self._show_when_ready()):
             await self.publish(started)
             await self.publish(WeightsPublished(weight_version=0, location=location))
             await self.supervisor.start(self.supervisor.startable())
@@ -136,11 +136,6 @@ class _Serving(Launch):
                 if loaded and not unstarted and not shown:
                     shown = True
                     self._show()
-
-    async def _receive_heartbeats(self) -> None:
-        async with self.bus.telemetry(Heartbeat, WatchProbe) as inbox:
-            async for delivery in inbox:
-                self.health.receive(delivery.message, delivery.envelope.time)
 
     def _show(self) -> None:
         recipe = self.recipe
