@@ -15,7 +15,7 @@ from areal_actors.recipe.load import Resolved, is_file, load
 from areal_actors.recipe.plan import explain, to_json
 from areal_actors.recipe.reference import explain_settings, json_schema
 from areal_actors.run import auditing, launcher, monitor, serve
-from areal_actors.run.leftovers import report_clean_up
+from areal_actors.run.preflight import report_clean_up
 from bus.errors import BusError
 
 WRONG_RECIPE = 2

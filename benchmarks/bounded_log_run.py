@@ -12,14 +12,13 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from areal_actors.messages import KINDS, RunResumed, RunStarted
+from areal_actors.messages import RunResumed, RunStarted
+from areal_actors.run.launch import open_bus
 from areal_actors.run.log_recovery import recover_log
 from areal_actors.run.logs import log_to_terminal
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.run_loop import RunLoop
-from areal_actors.run.server import run_server
 from areal_actors.run.supervisor import Supervisor
-from bus.nats import NatsBus
 
 
 class ScriptedSupervisor(Supervisor):
@@ -45,15 +44,9 @@ async def run(folder: RunFolder, *, resumed: bool) -> int:
     started = RunStarted(recipe=settings, profile="benchmark", reason="measured", folder=str(folder.path))
     if resumed:
         await recover_log(recipe, folder)
-    async with run_server(recipe, folder) as server:
-        bus = await NatsBus.connect(server.addresses.owner.url, recipe.run, name="supervisor", kinds=KINDS, blobs=folder.blobs)
-        try:
-            folder.announce(server.addresses.monitor)
-            loop = ScriptedRunLoop(recipe, folder, bus, server)
-            return await loop.run(RunResumed(recipe=settings, reason="", folder=str(folder.path)) if resumed else started)
-        finally:
-            await bus.close()
-            folder.withdraw()
+    async with open_bus(recipe, folder, fresh=False) as (bus, server):
+        loop = ScriptedRunLoop(recipe, folder, bus, server)
+        return await loop.run(RunResumed(recipe=settings, reason="", folder=str(folder.path)) if resumed else started)
 
 
 if __name__ == "__main__":

@@ -31,9 +31,9 @@ from areal_actors.messages import (
     RunStopping,
 )
 from areal_actors.recipe.recipe import redacted
-from areal_actors.run.bus_access import ACTORS, users_of
 from areal_actors.run.monitor import attach
 from areal_actors.run.run_folder import BusAddresses, RunFolder, ServerAddress
+from areal_actors.run.server import ACTORS, users_of
 from areal_actors.runtime.actor import Actor
 from bus.base import Envelope, Stamp
 from bus.errors import NoResponder, PermissionDenied, ServerUnavailable

@@ -18,8 +18,7 @@ from rich.console import Console
 from support import story
 
 from areal_actors.chaos import faults
-from areal_actors.chaos.health import Health
-from areal_actors.chaos.injector import Chaos, FaultTargets
+from areal_actors.chaos.injector import Chaos, FaultTargets, Health
 from areal_actors.chaos.links import Links, link_of
 from areal_actors.chaos.schedule import FaultSchedule, choose_target, shuffled_targets
 from areal_actors.chaos.settings import ChaosSettings, FlipFaults, KillFaults, PartitionFaults, PauseFaults
@@ -259,11 +258,11 @@ async def test_a_cut_link_delivers_nothing_and_loses_nothing(tmp_path):
         reader, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
         writer.write(b"before")
         assert await reader.readexactly(6) == b"before"
-        os.kill(links.pid("trainer"), signal.SIGSTOP)
+        os.kill(links.processes["trainer"].pid, signal.SIGSTOP)
         writer.write(b"during")
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(reader.read(100), 0.5)
-        os.kill(links.pid("trainer"), signal.SIGCONT)
+        os.kill(links.processes["trainer"].pid, signal.SIGCONT)
         assert await asyncio.wait_for(reader.readexactly(6), 20) == b"during"
         writer.close()
     finally:
@@ -330,7 +329,7 @@ async def test_each_fault_is_announced_before_it_is_injected_and_the_next_waits_
         await asyncio.sleep(0.3)
         assert published == [], "nothing serves yet"
         for event in (ActorStarted(actor="a", process="a", pid=1), batch(0), StepCompleted(step=1, metrics={}, rows_checksum="")):
-            chaos.receive(event)
+            chaos.health.receive(event)
         async with asyncio.timeout(20):
             while not published:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
@@ -338,9 +337,9 @@ async def test_each_fault_is_announced_before_it_is_injected_and_the_next_waits_
         assert await asyncio.to_thread(first.wait, 20) == -signal.SIGKILL
         await asyncio.sleep(0.3)
         assert len(published) == 1, "the run is not over the first fault"
-        chaos.receive(batch(1))
+        chaos.health.receive(batch(1))
         ending.append(True)
-        chaos.receive(StepCompleted(step=2, metrics={}, rows_checksum=""))
+        chaos.health.receive(StepCompleted(step=2, metrics={}, rows_checksum=""))
         await asyncio.wait_for(running, 20)
         assert len(published) == 1, "the run is ending"
     finally:
@@ -356,7 +355,7 @@ async def test_a_checkpoint_is_damaged_and_its_reader_killed_and_a_fault_without
     settings = ChaosSettings(enabled=True, flip=FlipFaults(per_minute=60_000.0))
     chaos = chaos_of(tmp_path, settings, published, {"trainer": trainer.pid})
     for event in (ActorStarted(actor="t", process="trainer", pid=1), batch(0), StepCompleted(step=1, metrics={}, rows_checksum="")):
-        chaos.receive(event)
+        chaos.health.receive(event)
     running = asyncio.create_task(chaos.run(lambda: True, lambda: bool(ending)))
     try:
         await asyncio.sleep(0.3)

@@ -7,7 +7,7 @@ from support.live_run import RECIPE
 
 from areal_actors.core.devices import CudaDevices
 from areal_actors.recipe.load import load
-from areal_actors.run.leftovers import clean_up, holding_weights
+from areal_actors.run.preflight import clean_up, holding_weights
 from areal_actors.run.run_folder import RunFolder, ServerAddress
 from areal_actors.weights import folders as weight_folders
 from areal_actors.weights.folders import lock_path, shared_memory_path

@@ -7,7 +7,7 @@ from support.live_run import ROOT
 from areal_actors.core.devices import CudaDevices
 from areal_actors.core.errors import SetupError
 from areal_actors.recipe.load import load
-from areal_actors.run.machine import check_devices
+from areal_actors.run.preflight import check_devices
 
 NONE = CudaDevices(0, "no CUDA device: libcuda.so.1 not found")
 

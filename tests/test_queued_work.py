@@ -6,7 +6,7 @@ from support.log_damage import blocks_of, without_index
 from support.samples import work
 
 from areal_actors.messages import KINDS, EvaluateEpisode, ScoreEpisode
-from areal_actors.run.queued_work import queued_attempts
+from areal_actors.run.log_answers import queued_attempts
 from bus.base import Stamp
 from bus.nats import NatsBus
 from bus.server import EmbeddedServer

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from random import Random
+
+import psutil
 
 GO_SECONDS = 0.1
 """Pause between two bursts of a slow disk."""
@@ -54,11 +55,8 @@ def flip_bit(path: Path, random: Random) -> str:
 
 def newest_checkpoint(folder: Path) -> list[Path]:
     """Returns the files of the newest complete checkpoint in this folder; empty if there is none."""
-    steps = [path for path in folder.glob("step-*") if path.name.removeprefix("step-").isdecimal()]
-    if not steps:
-        return []
-    newest = max(steps, key=lambda path: int(path.name.removeprefix("step-")))
-    return _files(newest.rglob("*"))
+    steps = {int(number): path for path in folder.glob("step-*") if (number := path.name.removeprefix("step-")).isdecimal()}
+    return _files(steps[max(steps)].rglob("*")) if steps else []
 
 
 def log_blocks(store: Path) -> list[Path]:
@@ -75,20 +73,15 @@ def server_pid(folder: Path) -> int:
 
     It writes a file named after its process id; its command line is checked too, since process ids are reused.
     """
-    names = sorted(folder.glob("nats-server_*.ports"), key=lambda path: path.stat().st_mtime, reverse=True)
-    pids = [int(path.stem.removeprefix("nats-server_")) for path in names if path.stem.removeprefix("nats-server_").isdecimal()]
+    files = sorted(folder.glob("nats-server_*.ports"), key=lambda path: path.stat().st_mtime, reverse=True)
+    pids = [int(number) for path in files if (number := path.stem.removeprefix("nats-server_")).isdecimal()]
     return next((pid for pid in pids if str(folder) in _command(pid)), 0)
 
 
 def _command(pid: int) -> str:
-    """Returns the command line of a process; empty if there is none."""
-    listed = Path(f"/proc/{pid}/cmdline")
-    with contextlib.suppress(OSError):
-        return listed.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    ps = shutil.which("ps")
-    if ps is None:
-        return ""
-    return subprocess.run([ps, "-o", "command=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout
+    with contextlib.suppress(psutil.Error):
+        return " ".join(psutil.Process(pid).cmdline())
+    return ""
 
 
 def end_everything(server: int, others: Sequence[int], damage: tuple[Path, Random] | None = None) -> None:

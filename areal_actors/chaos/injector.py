@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from random import Random
@@ -12,12 +13,20 @@ from random import Random
 import structlog
 
 from areal_actors.chaos import faults
-from areal_actors.chaos.health import Health
 from areal_actors.chaos.links import Links
 from areal_actors.chaos.schedule import FaultSchedule, PlannedFault, choose_target, shuffled_targets
-from areal_actors.chaos.settings import EVERYTHING, LAUNCHER, SERVER, ChaosSettings, PartitionFaults
+from areal_actors.chaos.settings import EVERYTHING, LAUNCHER, SERVER, ChaosSettings
 from areal_actors.chaos.spoiling import SPOILT, order
-from areal_actors.messages import FaultInjected
+from areal_actors.messages import (
+    ActorFailed,
+    ActorStarted,
+    ActorStopped,
+    BatchFormed,
+    ExamplesDrawn,
+    FaultInjected,
+    RunResumed,
+    StepCompleted,
+)
 from bus.errors import BusError
 from bus.message import Event, Message
 
@@ -26,8 +35,48 @@ POSTPONE_SECONDS = 2.0
 """Delay before a fault with a missing target is retried."""
 CHECKPOINT, LOG = "checkpoint", "log"
 
-Inject = Callable[[], None]
+Fault = tuple[str, str, Callable[[], None]]
+"""Target and description of a fault, and the call that injects it."""
 logger = structlog.get_logger(__name__)
+
+
+class Health:
+    """A fold over a run's events: it is healthy if every actor serves, and a step was trained on a batch formed after the last fault."""
+
+    def __init__(self) -> None:
+        self.known: set[str] = set()
+        """Actors that have served."""
+        self.serving: set[str] = set()
+        self.formed = 0
+        """Number of batches, or draws of examples."""
+        self.steps = 0
+        self.recovered_at = 0
+        """Step whose completion ends the recovery from the last fault."""
+        self.injected: Counter[str] = Counter()
+        """Faults by kind, over all launches of the run."""
+
+    def receive(self, message: Message) -> None:
+        """Fold an event."""
+        match message:
+            case ActorStarted():
+                self.known.add(message.actor)
+                self.serving.add(message.actor)
+            case ActorFailed() | ActorStopped():
+                self.serving.discard(message.actor)
+            case RunResumed():
+                self.serving.clear()
+                self.recovered_at = max(self.recovered_at, self.steps + 1)
+            case BatchFormed() | ExamplesDrawn():
+                self.formed = max(self.formed, message.step + 1)
+            case StepCompleted():
+                self.steps = max(self.steps, message.step)
+            case FaultInjected():
+                self.injected[message.kind] += 1
+                self.recovered_at = self.formed + 1
+
+    def is_healthy(self) -> bool:
+        """Returns True if the run has recovered from the last fault."""
+        return bool(self.known) and self.known == self.serving and self.steps >= self.recovered_at
 
 
 class FaultTargets:
@@ -60,10 +109,6 @@ class Chaos:
         self.lasts_until = 0.0
         """End of the last fault, by the event loop's clock."""
 
-    def receive(self, message: Message) -> None:
-        """Fold an event of the run."""
-        self.health.receive(message)
-
     def restore(self, *, steps: int, injected: Mapping[str, int]) -> None:
         """Restore steps, and faults by kind and target, of earlier launches of the run."""
         self.health.steps = self.health.formed = steps
@@ -76,10 +121,6 @@ class Chaos:
             targets = self.settings.partition.targets
             wanted = [name for name in self.targets.kinds if not targets or any(self.targets.matches(target, name) for target in targets)]
             await self.links.open(url, wanted)
-
-    async def close(self) -> None:
-        """Stop the links."""
-        await self.links.close()
 
     async def run(self, all_started: Callable[[], bool], is_ending: Callable[[], bool]) -> None:
         """Inject one fault after the other, from when all processes have started until the run is asked to end."""
@@ -113,13 +154,11 @@ class Chaos:
 
     async def _inject(self, planned: PlannedFault) -> bool:
         """Publish a fault and inject it; returns False if its target is missing, or it cannot be published."""
-        fault = self._fault(planned)
-        if fault is None:
+        if (fault := self._fault(planned)) is None:
             return False
         target, detail, inject = fault
         try:
-            event = FaultInjected(kind=planned.kind, target=target, detail=detail)
-            await self.publish(event)
+            await self.publish(FaultInjected(kind=planned.kind, target=target, detail=detail))
         except BusError as error:
             logger.warning("a fault was not injected: its event could not be published", kind=planned.kind, target=target, error=str(error))
             return False
@@ -130,7 +169,7 @@ class Chaos:
             inject()
         return True
 
-    def _fault(self, planned: PlannedFault) -> tuple[str, str, Inject] | None:
+    def _fault(self, planned: PlannedFault) -> Fault | None:
         match planned.kind:
             case "kill":
                 return self._kill(planned)
@@ -145,13 +184,13 @@ class Chaos:
             case "bad_completion":
                 return self._spoil(planned)
 
-    def _kill(self, planned: PlannedFault) -> tuple[str, str, Inject] | None:
+    def _kill(self, planned: PlannedFault) -> Fault | None:
         target, pid = self._process(self.settings.kill.targets, planned)
         if target == EVERYTHING:
             return target, "SIGKILL to every process of the run, the launcher last", self._end
         return (target, f"SIGKILL to process {pid}", lambda: faults.kill(pid)) if pid else None
 
-    def _pause(self, planned: PlannedFault) -> tuple[str, str, Inject] | None:
+    def _pause(self, planned: PlannedFault) -> Fault | None:
         settings = self.settings.pause
         target, pid = self._process(settings.targets, planned)
         detail = f"SIGSTOP to process {pid}, and SIGCONT after {settings.seconds:g} s"
@@ -159,9 +198,8 @@ class Chaos:
 
     def _process(self, targets: tuple[str, ...], planned: PlannedFault) -> tuple[str, int]:
         """Choose a running target; returns its name and process id, 0 if none runs."""
-        pids = {**self.targets.processes()}
         special = {SERVER: self.targets.server_pid(), LAUNCHER: os.getpid(), EVERYTHING: os.getpid()}
-        pids |= {name: pid for name, pid in special.items() if pid and name in targets}
+        pids = {**self.targets.processes(), **{name: pid for name, pid in special.items() if pid and name in targets}}
         target = self._choose(targets, list(pids), planned)
         return target, pids.get(target, 0)
 
@@ -169,15 +207,15 @@ class Chaos:
         seed = self.settings.seed
         return choose_target(shuffled_targets(targets or sorted(there), planned, seed), there, planned.random(seed), self.targets.matches)
 
-    def _cut(self, planned: PlannedFault) -> tuple[str, str, Inject] | None:
-        settings: PartitionFaults = self.settings.partition
+    def _cut(self, planned: PlannedFault) -> Fault | None:
+        settings = self.settings.partition
         there = [name for name in self.targets.processes() if name in self.links.processes]
         if not (target := self._choose(settings.targets, there, planned)):
             return None
-        pid = self.links.pid(target)
+        pid = self.links.processes[target].pid
         return target, f"cut off from the bus for {settings.seconds:g} s", lambda: faults.hold(pid, settings.seconds)
 
-    def _flip(self, planned: PlannedFault) -> tuple[str, str, Inject] | None:
+    def _flip(self, planned: PlannedFault) -> Fault | None:
         random = planned.random(self.settings.seed)
         if shuffled_targets(self.settings.flip.targets or (CHECKPOINT,), planned, self.settings.seed)[0] == LOG:
             blocks = faults.log_blocks(self.targets.folder / "nats" / "store")
@@ -199,7 +237,7 @@ class Chaos:
 
         return CHECKPOINT, detail, damage
 
-    def _slow(self) -> tuple[str, str, Inject] | None:
+    def _slow(self) -> Fault | None:
         settings = self.settings.slow_disk
         if not (pid := self.targets.server_pid()):
             return None
@@ -207,7 +245,7 @@ class Chaos:
         detail = f"each write takes {settings.hold_seconds:g} s for {settings.seconds:g} s"
         return SERVER, detail, lambda: faults.hold(pid, settings.hold_seconds, times)
 
-    def _spoil(self, planned: PlannedFault) -> tuple[str, str, Inject] | None:
+    def _spoil(self, planned: PlannedFault) -> Fault | None:
         way = shuffled_targets(self.settings.bad_completion.targets or tuple(SPOILT), planned, self.settings.seed)[0]
         workers = sorted(actor for actor in self.health.serving if actor.startswith("inference_worker"))
         if not workers:

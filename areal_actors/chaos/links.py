@@ -1,10 +1,16 @@
-"""Links for network partitions: each process that a partition can target reaches the bus through its own link."""
+"""Links for network partitions: each process that a partition can target reaches the bus through its own TCP proxy.
+
+A proxy is started as `python -m areal_actors.chaos.links HOST PORT`; it prints the port that it listens on and ends when its standard
+input closes. Paused, it refuses nothing and delivers nothing, like a broken network; buffered data arrives afterwards.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
+import threading
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -14,6 +20,7 @@ from areal_actors.chaos.settings import ChaosSettings
 
 LINKS = "links.json"
 NATS_PORT = 4222
+CHUNK = 1 << 16
 
 
 def link_of(settings: ChaosSettings, folder: Path, process: str, url: str) -> str:
@@ -21,8 +28,7 @@ def link_of(settings: ChaosSettings, folder: Path, process: str, url: str) -> st
     path = folder / "chaos" / LINKS
     if not settings.injects("partition") or not path.is_file():
         return url
-    port = msgspec.json.decode(path.read_bytes(), type=dict[str, int]).get(process)
-    if port is None:
+    if (port := msgspec.json.decode(path.read_bytes(), type=dict[str, int]).get(process)) is None:
         return url
     parts = urlsplit(url)
     credentials, _, _ = parts.netloc.rpartition("@")
@@ -43,7 +49,7 @@ class Links:
         ports = {}
         for process in processes:
             link = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "areal_actors.chaos.proxy", parts.hostname or "127.0.0.1", str(parts.port or NATS_PORT)),
+                *(sys.executable, "-m", "areal_actors.chaos.links", parts.hostname or "127.0.0.1", str(parts.port or NATS_PORT)),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 start_new_session=True,
@@ -53,10 +59,6 @@ class Links:
             ports[process] = int(await link.stdout.readline())
         self.path.write_bytes(msgspec.json.encode(ports))
 
-    def pid(self, process: str) -> int:
-        """Returns the process id of this process's link."""
-        return self.processes[process].pid
-
     async def close(self) -> None:
         """Kill all links."""
         self.path.unlink(missing_ok=True)
@@ -64,3 +66,37 @@ class Links:
             with contextlib.suppress(ProcessLookupError):
                 link.kill()
             await link.wait()
+
+
+async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):
+        while data := await reader.read(CHUNK):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
+
+
+async def _serve(host: str, port: int) -> None:
+    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            upstream_reader, upstream_writer = await asyncio.open_connection(host, port)
+        except OSError:
+            writer.close()
+            return
+        await asyncio.gather(_forward(reader, upstream_writer), _forward(upstream_reader, writer))
+
+    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    sys.stdout.write(f"{server.sockets[0].getsockname()[1]}\n")
+    sys.stdout.flush()
+    await server.serve_forever()
+
+
+def _end_with_parent() -> None:
+    while os.read(0, 1):
+        pass
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    asyncio.run(_serve(sys.argv[1], int(sys.argv[2])))

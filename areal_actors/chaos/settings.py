@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, get_args
 
 from areal_actors.core.config import Config, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -93,14 +93,7 @@ class ChaosSettings(Config):
         """Returns the faults to inject; empty unless enabled."""
         if not self.enabled:
             return {}
-        every: dict[Kind, FaultRate] = {
-            "kill": self.kill,
-            "pause": self.pause,
-            "partition": self.partition,
-            "flip": self.flip,
-            "slow_disk": self.slow_disk,
-            "bad_completion": self.bad_completion,
-        }
+        every: dict[Kind, FaultRate] = {kind: getattr(self, kind) for kind in get_args(Kind)}
         return {kind: rate for kind, rate in every.items() if rate.per_minute > 0}
 
     def injects(self, kind: Kind) -> bool:
@@ -109,7 +102,7 @@ class ChaosSettings(Config):
 
     def seconds_of(self, kind: Kind) -> float:
         """Returns the duration of a fault of this kind."""
-        return {"pause": self.pause.seconds, "partition": self.partition.seconds, "slow_disk": self.slow_disk.seconds}.get(kind, 0.0)
+        return float(getattr(getattr(self, kind), "seconds", 0.0))
 
     def described(self) -> str:
         """Returns `kill 2 a minute (trainer, server), pause 1 a minute (any); seed 0`, or empty."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from areal_actors.core.durable_files import atomic_write
 from areal_actors.core.values import SamplingParams, TokenColumns, VersionSpan, WeightsLocation
 from areal_actors.generation.engine import EngineCounters, GenerationEngine, TokenChunk
 
@@ -99,9 +100,7 @@ def order(folder: Path, worker: str, way: str) -> None:
     """Request that this inference worker of the run in `folder` corrupts its next completion in this way."""
     path = folder / "chaos" / f"spoil-{worker}"
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}")
-    unfinished.write_text(way)
-    unfinished.replace(path)
+    atomic_write(path, way.encode())
 
 
 class SpoilingEngine:

@@ -23,7 +23,7 @@ from areal_actors.display.recall import AUDIT, restore_fold
 from areal_actors.messages import RunResumed, RunStarted, StepCompleted
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.monitor import open_log
-from areal_actors.run.run_folder import RunFolder
+from areal_actors.run.run_folder import RunFolder, find_run
 from areal_actors.sequences.credit import Credit
 from bus.base import Envelope
 from bus.errors import BusError, RecordingDamaged
@@ -123,12 +123,10 @@ async def _audit_folder(run: str, folder: Path, recompute: bool, screen: Console
 
 
 def _run_folder(run: str, folder: Path) -> RunFolder:
-    recipes = sorted(folder.absolute().glob("*/recipe.json"), key=lambda path: path.stat().st_mtime)
-    names = [path.parent.name for path in recipes]
-    if not names or (run and run not in names):
-        there = f"runs there: {', '.join(names)}" if names else "there is no run"
+    found, there = find_run(run, folder)
+    if found is None:
         raise SetupError(f"{folder.absolute()} has no run '{run}', and no log file of that name exists; {there}; see --folder")
-    return RunFolder(folder.absolute() / (run or names[-1]))
+    return found
 
 
 async def _audit_file(log: Path, place: Path | None, recompute: bool, screen: Console) -> Audit:  # noqa: FBT001

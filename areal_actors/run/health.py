@@ -1,6 +1,6 @@
 """Watches the processes of a run: kills processes that are stuck, reports a run without progress, and ends a run that cannot go on.
 
-The decisions are pure code in `watch_clock`, `liveness` and `watchdog`; this module has the real clock, the bus and the supervisor.
+The decisions are pure code in `liveness` and `watchdog`; this module has the real clock, the bus and the supervisor.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ import structlog
 
 from areal_actors.messages import Heartbeat, RunStalled, WatchProbe
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.run.liveness import Liveness, activity_of
+from areal_actors.run.liveness import LONG_GAP_SECONDS, Liveness, WatchClock, activity_of
 from areal_actors.run.process import placed
 from areal_actors.run.supervisor import Supervisor
-from areal_actors.run.watch_clock import LONG_GAP_SECONDS, WatchClock
-from areal_actors.run.watchdog import RECEIVED, Watchdog
+from areal_actors.run.watchdog import Watchdog
 from bus.base import Bus, Stamp
 from bus.errors import BusError
 from bus.message import Event, Message
@@ -60,8 +59,7 @@ class HealthMonitor:
         now = self.clock.watching
         if isinstance(message, WatchProbe):
             self.clock.answered()
-        elif isinstance(message, RECEIVED):
-            self.watchdog.receive(message, now, sent)
+        self.watchdog.receive(message, now, sent)
         if isinstance(message, Heartbeat):
             self.liveness.beat(message.pid, message.actor, now)
 
@@ -119,14 +117,15 @@ class HealthMonitor:
     def _check_progress(self, now: float) -> None:
         self.watchdog.progressed_at = max(self.watchdog.progressed_at, self.liveness.first_start_progressed)
         if stall := self.watchdog.stalled(now):
-            self._report("; ".join([stall[0], *self._starting(), *filter(None, [self.liveness.silence])]), stall[1])
+            self._report(self._with_processes(stall[0]), stall[1])
         if problem := self.watchdog.problem(now):
-            self.end("; ".join([problem, *self._starting(), *filter(None, [self.liveness.silence])]))
+            self.end(self._with_processes(problem))
 
-    def _starting(self) -> list[str]:
-        """Returns one sentence per process whose actors have not all started."""
+    def _with_processes(self, sentence: str) -> str:
+        """Returns a sentence with the actors that have not started, and the silence of all processes."""
         alive = self.supervisor.alive().items()
-        return [f"{', '.join(missing)} not started yet" for name, pid in alive if (missing := self.liveness.missing(name, pid))]
+        starting = (f"{', '.join(missing)} not started yet" for name, pid in alive if (missing := self.liveness.missing(name, pid)))
+        return "; ".join(filter(None, (sentence, *starting, self.liveness.silence)))
 
     def _report(self, sentence: str, seconds: float) -> None:
         """Publish a sentence without waiting for the bus; if that fails, log it."""

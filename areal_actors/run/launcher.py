@@ -12,24 +12,22 @@ import uvloop
 
 from areal_actors.batching.assembler import group_filter
 from areal_actors.core.durable_files import disk_full, is_disk_full
-from areal_actors.messages import KINDS, RunResumed, RunStarted
+from areal_actors.messages import RunResumed, RunStarted
 from areal_actors.recipe.example_checks import check_examples
 from areal_actors.recipe.recipe import Recipe, redacted
 from areal_actors.rewards import MODEL, resolve_reward
 from areal_actors.run.disk_watch import refuse_full_disk
-from areal_actors.run.fresh_folder import fresh_folder
-from areal_actors.run.leftovers import holding_weights, report_clean_up
+from areal_actors.run.launch import open_bus
 from areal_actors.run.log_recovery import recover_log
 from areal_actors.run.logs import log_to_terminal
-from areal_actors.run.machine import check_devices
+from areal_actors.run.preflight import check_devices, fresh_folder, holding_weights, report_clean_up
+from areal_actors.run.process import open_tasks
 from areal_actors.run.resuming import checkpoint_to_resume, recipe_to_resume, run_to_resume, set_later_aside
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.run_loop import FAILED, RunLoop
-from areal_actors.run.server import free_port, refuse_old_log, run_server
-from areal_actors.tasks.datasets import open_dataset
+from areal_actors.run.server import with_port
 from areal_actors.weights.folders import remove_all
 from bus.errors import BusError
-from bus.nats import NatsBus
 
 
 def run(recipe: Recipe, *, profile: str, reason: str) -> int:
@@ -84,11 +82,11 @@ def _checked(recipe: Recipe) -> Recipe:
         check_examples(recipe)
         return recipe
     if not recipe.is_online():
-        open_dataset(recipe.task.dataset, seed=recipe.seed, held_out=recipe.task.held_out, columns=recipe.task.columns)
+        open_tasks(recipe)
         if not recipe.task.reward.startswith(MODEL):
             resolve_reward(recipe.task.reward, options=recipe.task.reward_options)
     group_filter(recipe.batcher, Path.cwd())
-    return msgspec.structs.replace(recipe, gateway=msgspec.structs.replace(recipe.gateway, port=free_port(recipe)))
+    return with_port(recipe)
 
 
 def _live(recipe: Recipe, folder: RunFolder, opening: RunStarted | RunResumed) -> int:
@@ -111,20 +109,11 @@ async def _launch(recipe: Recipe, folder: RunFolder, opening: RunStarted | RunRe
         opening = msgspec.structs.replace(opening, queued=found.queued, published=found.published)
         if found.problem:
             sys.stderr.write(f"the log of run '{recipe.run}' was recovered: {found.problem}\n")
-    async with run_server(recipe, folder) as server:
-        owner = server.addresses.owner
-        bus = await NatsBus.connect(owner.url, recipe.run, name="supervisor", kinds=KINDS, blobs=folder.blobs)
-        server.failed.add_done_callback(lambda failed: None if failed.cancelled() else bus.give_up(failed.result()))
+    async with open_bus(recipe, folder, fresh=isinstance(opening, RunStarted)) as (bus, server):
         try:
-            if isinstance(opening, RunStarted):
-                await refuse_old_log(bus, owner)
-            folder.announce(server.addresses.monitor)
             return await RunLoop(recipe, folder, bus, server).run(opening)
         except BusError:
             if not server.failed.done():
                 raise
             sys.stderr.write(f"run '{recipe.run}' ended early: {server.failed.result()}\n")
             return FAILED
-        finally:
-            await bus.close()
-            folder.withdraw()

@@ -1,19 +1,44 @@
-"""Finds the last answered event of each actor: the position to resume from when the end of the log is lost.
+"""Reads the rest of a damaged log and work queue: the last answered event of each actor, and the queued episodes.
 
 An actor acknowledges an event once its answers are in the log. When the log is cut, answers to acknowledged events may be lost,
 and no actor would repeat them: so events whose answers may be lost are redelivered. Message ids are deterministic, so answers
-that are still in the log are deduplicated.
+that are still in the log are deduplicated. A server silently drops a damaged item of the queue, so the actors that publish episodes
+receive the list of queued ones.
 """
 
 from __future__ import annotations
 
-from areal_actors.messages import CheckpointCommitted, CheckpointStaged, RunFinished, RunResumed, RunStarted
+import structlog
+
+from areal_actors.messages import (
+    CheckpointCommitted,
+    CheckpointStaged,
+    EvaluateEpisode,
+    RunEpisode,
+    RunFinished,
+    RunResumed,
+    RunStarted,
+    ScoreEpisode,
+)
 from bus.base import Envelope
+from bus.claims import check_out
+from bus.errors import BusError
+from bus.log_rewrite import messages_of
+from bus.nats_reader import unpack
+from bus.nats_streams import Streams
 
 WITHOUT_ANSWERS = ("metrics", "episode_log", "task_source")
 """Actors that put no answers into the log; episodes to run are in the work queue."""
 CHECKPOINTER = "checkpointer"
 """Answers with orders to save, confirmed by `CheckpointStaged`: events before the last one need no answer."""
+
+KINDS_OF_WORK: dict[str, type[RunEpisode | EvaluateEpisode | ScoreEpisode]] = {
+    kind.subject: kind for kind in (RunEpisode, EvaluateEpisode, ScoreEpisode)
+}
+EPISODE_PUBLISHERS = ("task_source", "evaluator")
+"""Kinds of the actors that publish episodes to be run (`tasks/attempts.py`)."""
+
+logger = structlog.get_logger(__name__)
 
 
 class AnsweredEvents:
@@ -55,3 +80,20 @@ class AnsweredEvents:
             return min(before, end)
         answered = self.written if actor.startswith(CHECKPOINTER) else self.answered.get(actor, 0)
         return min(before, end, max(answered - 1, 0))
+
+
+async def queued_attempts(streams: Streams) -> dict[str, int]:
+    """Returns the latest attempt of each episode that is queued or in flight, to be run or scored."""
+    found: dict[str, int] = {}
+    async for message in messages_of(streams, streams.queue):
+        try:
+            envelope = check_out(unpack(bytes(message.data), where="a work item"), streams.blobs)
+            kind = KINDS_OF_WORK.get(envelope.subject)
+            item = envelope.open(kind) if kind else None
+        except BusError as error:
+            logger.warning("an item of the work queue cannot be read; its episode is published again", error=str(error))
+            continue
+        if item is not None:
+            work = item if isinstance(item, RunEpisode) else item.work
+            found[work.episode] = max(work.attempt, found.get(work.episode, 0))
+    return found

@@ -8,9 +8,8 @@ Nothing is trained twice: the weights of lost steps were set aside.
 from __future__ import annotations
 
 import time
-import uuid
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -20,17 +19,16 @@ from areal_actors.core.snapshots import SnapshotStore
 from areal_actors.core.values import Value
 from areal_actors.messages import KINDS, CheckpointCommitted, LogRecovered
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.run.log_answers import AnsweredEvents
-from areal_actors.run.queued_work import EPISODE_PUBLISHERS, queued_attempts
-from areal_actors.run.run_folder import RunFolder
+from areal_actors.run.launch import publish
+from areal_actors.run.log_answers import EPISODE_PUBLISHERS, AnsweredEvents, queued_attempts
+from areal_actors.run.run_folder import RunFolder, ServerAddress, first_free
+from areal_actors.run.server import connected, open_store
 from areal_actors.training.checkpoint_store import CHECKPOINTS
 from areal_actors.weights.manifest import digest_of_manifest
-from bus.base import Stamp
 from bus.log_check import LogCheck, check_log, is_missing
 from bus.log_rewrite import aside_name, copy_log, copy_values, create_empty_queue, exchange, finish_exchange, keys, unfinished_store
-from bus.message import Event
 from bus.nats import DUPLICATE_SECONDS, NatsBus
-from bus.server import EmbeddedServer, has_users, resolve_server
+from bus.server import has_users, resolve_server
 
 POSITION = "_position."
 BEYOND = "beyond-the-log"
@@ -57,12 +55,12 @@ async def recover_log(recipe: Recipe, folder: RunFolder) -> Recovered:
         SetupError: there is no log, or it is unusable; the message has the remedy.
         BusError: the server cannot be started or does not answer.
     """
-    if resolve_server(recipe.bus.url or None):
-        return await _check_elsewhere(recipe, folder)
+    if url := resolve_server(recipe.bus.url or None):
+        return await _check_elsewhere(url, recipe, folder)
     finish_exchange(folder.nats)
     if not folder.nats.is_dir() or not any(folder.nats.iterdir()):
         raise SetupError(_gone(recipe, folder, f"{folder.nats} is gone or empty"))
-    async with _opened(folder.nats, folder, recipe.run) as bus:
+    async with open_store(folder.nats, folder, recipe.run) as bus:
         answers = AnsweredEvents()
         found = await _checked(bus, recipe, folder, answers)
         positions = await _positions(bus)
@@ -75,7 +73,7 @@ async def recover_log(recipe: Recipe, folder: RunFolder) -> Recovered:
         _refuse_without_beginning(recipe, folder, found, problem)
         moved = {actor: answers.position(actor, position, found.end) for actor, position in positions.items()}
         # Rewritten even if the log is only shorter: a queue from lost events would run episodes that were never granted.
-        async with _opened(unfinished_store(folder.nats), folder, recipe.run, owner_only=has_users(folder.nats)) as fresh:
+        async with open_store(unfinished_store(folder.nats), folder, recipe.run, owner_only=has_users(folder.nats)) as fresh:
             await copy_log(bus.streams, fresh.streams, found.first, found.end)
             await create_empty_queue(bus.streams, fresh.streams)
             await copy_values(bus.streams, fresh.streams, {POSITION + actor: b"%d" % place for actor, place in moved.items()})
@@ -95,33 +93,14 @@ def _forget_snapshots(folder: RunFolder, moved: Mapping[str, int], end: int) -> 
         store.remove_after(fold, moved.get(fold, end))
 
 
-async def _check_elsewhere(recipe: Recipe, folder: RunFolder) -> Recovered:
+async def _check_elsewhere(url: str, recipe: Recipe, folder: RunFolder) -> Recovered:
     """Check the log on an external server, which is not rewritten: a damaged log is refused."""
-    url = resolve_server(recipe.bus.url or None)
-    assert url is not None
-    bus = await NatsBus.connect(url, recipe.run, name="supervisor", blobs=folder.blobs)
-    try:
+    async with connected(ServerAddress(url=url, run=recipe.run, pid=0), folder) as bus:
         found = await _checked(bus, recipe, folder, AnsweredEvents())
         positions = await _positions(bus)
         if problem := _problem(found, positions, _late_checkpoints(folder, found.end)):
             raise SetupError(_unusable(recipe, folder, f"{problem}, on a server that this run does not own ({url})"))
         return Recovered(problem="", queued=await queued_attempts(bus.streams), published=_published(positions))
-    finally:
-        await bus.close()
-
-
-@asynccontextmanager
-async def _opened(store: Path, folder: RunFolder, run: str, *, owner_only: bool = False) -> AsyncIterator[NatsBus]:
-    """Open the bus of a run on a temporary server."""
-    server = await EmbeddedServer.start(store, owner_only=owner_only)
-    try:
-        bus = await NatsBus.connect(server.url, run, name="supervisor", token=server.token, blobs=folder.blobs)
-        try:
-            yield bus
-        finally:
-            await bus.close()
-    finally:
-        await server.stop()
 
 
 async def _checked(bus: NatsBus, recipe: Recipe, folder: RunFolder, answers: AnsweredEvents) -> LogCheck:
@@ -215,31 +194,20 @@ def _refuse_without_beginning(recipe: Recipe, folder: RunFolder, found: LogCheck
 
 def _set_aside(late: list[Path]) -> tuple[str, ...]:
     """Rename checkpoints beyond the end of the log so that they are not loaded; returns the new names."""
-    names = []
-    for path in late:
-        number = 1
-        while (aside := path.with_name(f"{BEYOND}-{number}.{path.name}")).exists():
-            number += 1
-        path.rename(aside)
-        names.append(aside.name)
-    return tuple(names)
+    return tuple(path.rename(first_free(path.parent, f"{BEYOND}-", f".{path.name}")).name for path in late)
 
 
 async def _report(bus: NatsBus, folder: RunFolder, found: LogCheck, answers: AnsweredEvents, problem: str, aside: tuple[str, ...]) -> None:
     """Log the loss, and log the newest checkpoint again if its event was lost."""
     await bus.provision(KINDS)
-    await _publish(bus, LogRecovered(damage=problem, lost=found.last - found.end, set_aside=aside))
+    await publish(bus, LogRecovered(damage=problem, lost=found.last - found.end, set_aside=aside))
     there = _cursors(folder)
     if there and (answers.saved is None or folder.checkpoints / Path(answers.saved.folder).name not in there):
         newest, cursor = list(there.items())[-1]
         step = int(newest.name.removeprefix("step-"))
         kept = tuple(int(path.name.removeprefix("step-")) for path in there)
         folder_name, manifest = f"{CHECKPOINTS}/{newest.name}", digest_of_manifest(newest)
-        await _publish(bus, CheckpointCommitted(folder=folder_name, step=step, cursor=cursor, manifest=manifest, kept=kept))
-
-
-async def _publish(bus: NatsBus, event: Event) -> None:
-    await bus.publish(event, Stamp(id=uuid.uuid4().hex, sender="supervisor", time=time.time()))
+        await publish(bus, CheckpointCommitted(folder=folder_name, step=step, cursor=cursor, manifest=manifest, kept=kept))
 
 
 def _gone(recipe: Recipe, folder: RunFolder, why: str) -> str:

@@ -20,14 +20,15 @@ from typing import Any, Protocol
 
 import structlog
 
+from areal_actors.core.durable_files import MEBIBYTE
 from areal_actors.core.settings import LogSettings
 from areal_actors.core.snapshots import Fold, Snapshot, SnapshotStore, oldest, restore
 from areal_actors.messages import BatchFormed, CheckpointCommitted, LogTrimmed, SnapshotStored
+from areal_actors.training.checkpoint_store import folder_bytes
 from bus.base import Bus, Envelope
 from bus.errors import BusError
 from bus.message import Event
 
-MEBIBYTE = 2**20
 MAX_KEPT_SHARE = 0.9
 """Trimming that would keep more than this share of the log is postponed to the next checkpoint."""
 
@@ -111,7 +112,7 @@ class LogRetention:
     async def _trim_if_too_large(self, kept: list[CheckpointCommitted]) -> None:
         try:
             span = await self.bus.span()
-            size = span.bytes + await asyncio.to_thread(_size_of, self.blobs)
+            size = span.bytes + await asyncio.to_thread(folder_bytes, self.blobs)
             if size <= self.settings.max_mb * MEBIBYTE:
                 return
             first = await self.needed(kept)
@@ -137,16 +138,6 @@ class LogRetention:
             self._trimming.cancel()
             with suppress(asyncio.CancelledError):
                 await self._trimming
-
-
-def _size_of(folder: Path) -> int:
-    """Returns the bytes of the files in a folder; files removed meanwhile are skipped."""
-    total = 0
-    with suppress(OSError):
-        for path in folder.iterdir():
-            with suppress(OSError):
-                total += path.stat().st_size
-    return total
 
 
 def folds_of(instances: Iterable[tuple[str, str]], folding: frozenset[str], readers: Mapping[str, Any]) -> tuple[str, ...]:

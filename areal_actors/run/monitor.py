@@ -22,12 +22,12 @@ from areal_actors.display.sentences import plain_line
 from areal_actors.display.view import RunView
 from areal_actors.messages import CompletionRefused, EpisodeAbandoned, EventLoopBlocked, Heartbeat, Throughput, TrainerProgress
 from areal_actors.run.run_folder import RunFolder, ServerAddress
+from areal_actors.run.server import connected, open_store
 from bus.base import Bus, Envelope
 from bus.errors import EventsTrimmed, ServerUnavailable
 from bus.message import Message
 from bus.nats import NatsBus
 from bus.recorded import export_log
-from bus.server import EmbeddedServer
 from bus.subjects import check_pattern, matches
 
 REFRESH_SECONDS = 0.25
@@ -200,24 +200,23 @@ def _address_in(file: Path) -> ServerAddress:
 
 
 async def _attach(server: ServerAddress, folder: RunFolder | None, subjects: str, console: Console) -> None:
-    async with _connected(server, folder) as bus:
+    async with connected(server, folder, monitors=True) as bus:
         if subjects in EVERYTHING:
             store = SnapshotStore(folder.snapshots) if folder else None
             showing = asyncio.create_task(follow(bus, RunView(), console, live=console.is_terminal, snapshots=store))
         else:
             showing = asyncio.create_task(print_messages(bus, check_pattern(subjects), console))
-        gone = asyncio.create_task(_wait_gone(folder) if folder is not None else bus.wait_lost())
-        lost = asyncio.create_task(bus.wait_lost())
+        ends = [asyncio.create_task(end) for end in (*([_wait_gone(folder)] if folder else []), bus.wait_lost())]
         try:
-            await asyncio.wait({showing, gone, lost}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({showing, *ends}, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait({showing}, timeout=DRAIN_SECONDS)
             if not showing.done():
-                raise ServerUnavailable(gone.result() if gone.done() else lost.result())
+                raise ServerUnavailable(next(end.result() for end in ends if end.done()))
             await showing
         finally:
-            for task in (showing, gone, lost):
+            for task in (showing, *ends):
                 task.cancel()
-            await asyncio.gather(showing, gone, lost, return_exceptions=True)
+            await asyncio.gather(showing, *ends, return_exceptions=True)
 
 
 async def _wait_gone(folder: RunFolder) -> str:
@@ -227,20 +226,12 @@ async def _wait_gone(folder: RunFolder) -> str:
     return f"run '{folder.path.name}' has ended: its supervisor is gone; its logs are in {folder.logs}"
 
 
-@asynccontextmanager
-async def _connected(server: ServerAddress, folder: RunFolder | None) -> AsyncIterator[NatsBus]:
-    blobs = folder.blobs if folder else None
-    bus = await NatsBus.connect(server.url, server.run, name="monitor", token=server.token, blobs=blobs, monitors=True)
-    try:
-        yield bus
-    finally:
-        await bus.close()
-
-
 async def _export(folder: RunFolder, destination: Path) -> tuple[int, str]:
     """Returns the number of events written, and a notice about events missing before them."""
     async with open_log(folder) as bus:
-        return await _exported(bus, folder, destination)
+        state = RunState()
+        await restore_fold(bus, SnapshotStore(folder.snapshots), state)
+        return await export_log(bus, destination), await trimmed_notice(bus, state)
 
 
 @asynccontextmanager
@@ -252,23 +243,13 @@ async def open_log(folder: RunFolder) -> AsyncIterator[NatsBus]:
         BusError: its log cannot be read.
     """
     if folder.live_supervisor():
-        async with _connected(folder.monitor(), folder) as bus:
-            yield bus
-        return
-    if not folder.nats.is_dir() or not any(folder.nats.iterdir()):
+        opened = connected(folder.monitor(), folder, monitors=True)
+    elif folder.nats.is_dir() and any(folder.nats.iterdir()):
+        opened = open_store(folder.nats, folder, folder.recipe().run, monitors=True)
+    else:
         raise SetupError(f"{folder.path} holds no log; name a run that was made here, or export one on a shared server while it is live")
-    server = await EmbeddedServer.start(folder.nats)
-    try:
-        async with _connected(ServerAddress(url=server.url, token=server.token, run=folder.recipe().run, pid=0), folder) as bus:
-            yield bus
-    finally:
-        await server.stop()
-
-
-async def _exported(bus: Bus, folder: RunFolder, destination: Path) -> tuple[int, str]:
-    state = RunState()
-    await restore_fold(bus, SnapshotStore(folder.snapshots), state)
-    return await export_log(bus, destination), await trimmed_notice(bus, state)
+    async with opened as bus:
+        yield bus
 
 
 async def print_messages(bus: Bus, subjects: str, console: Console) -> None:

@@ -34,7 +34,6 @@ from areal_actors.core.snapshots import SnapshotStore
 from areal_actors.evaluation.evaluator import Evaluator
 from areal_actors.gateway.session_manager import SessionManager
 from areal_actors.gateway.sessions.capacity import ExternalCapacity
-from areal_actors.generation.engine import GenerationEngine
 from areal_actors.generation.inference_worker import InferenceWorker
 from areal_actors.generation.named import ENGINES_WITHOUT_TORCH, GenerationEngineFactory, engine_factory
 from areal_actors.generation.settings import TENSOR_ENGINES
@@ -58,7 +57,7 @@ from areal_actors.runtime.runtime import Identity, Runtime
 from areal_actors.sequences.credit import Credit
 from areal_actors.staleness.staleness_gate import StalenessGate
 from areal_actors.supervised.example_source import ExampleSource
-from areal_actors.tasks.datasets import open_dataset
+from areal_actors.tasks.datasets import Dataset, open_dataset
 from areal_actors.tasks.task_source import TaskSource
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.training.checkpointer import Checkpointer
@@ -107,10 +106,16 @@ def _staleness_gate(context: BuildContext) -> Actor:
     )
 
 
+def open_tasks(recipe: Recipe) -> Dataset:
+    """Open the dataset of a recipe's task."""
+    task = recipe.task
+    return open_dataset(task.dataset, seed=recipe.seed, held_out=task.held_out, columns=task.columns)
+
+
 def _task_source(context: BuildContext) -> Actor:
     recipe = context.recipe
-    dataset = open_dataset(recipe.task.dataset, seed=recipe.seed, held_out=recipe.task.held_out, columns=recipe.task.columns)
-    return TaskSource(dataset.train, group_size=recipe.algorithm.group_size, sampling=recipe.sampling, retries=recipe.task.retries)
+    tasks = open_tasks(recipe).train
+    return TaskSource(tasks, group_size=recipe.algorithm.group_size, sampling=recipe.sampling, retries=recipe.task.retries)
 
 
 def _batcher(context: BuildContext) -> Actor:
@@ -128,14 +133,14 @@ def _batcher(context: BuildContext) -> Actor:
 
 def _example_source(context: BuildContext) -> Actor:
     recipe = context.recipe
-    examples = examples_of(recipe)
-    return ExampleSource(examples=len(examples.train), seed=recipe.seed, batch_size=recipe.trainer.batch_size, steps=recipe.steps)
+    examples = len(examples_of(recipe).train)
+    return ExampleSource(examples=examples, seed=recipe.seed, batch_size=recipe.trainer.batch_size, steps=recipe.steps)
 
 
 def _evaluator(context: BuildContext) -> Actor:
     recipe = context.recipe
-    dataset = open_dataset(recipe.task.dataset, seed=recipe.seed, held_out=recipe.task.held_out, columns=recipe.task.columns)
-    tasks = [dataset.held_out.task(number) for number in range(min(recipe.evaluation.tasks, len(dataset.held_out)))]
+    held_out = open_tasks(recipe).held_out
+    tasks = [held_out.task(number) for number in range(min(recipe.evaluation.tasks, len(held_out)))]
     return Evaluator(recipe.evaluation, tasks, steps=recipe.steps, sampling=recipe.sampling, retries=recipe.task.retries)
 
 
@@ -150,44 +155,31 @@ def _checkpointer(context: BuildContext) -> Actor:
     )
 
 
-def _metrics(context: BuildContext) -> Actor:
-    return Metrics(context.folder.metrics)
-
-
-def _episode_log(context: BuildContext) -> Actor:
-    return EpisodeLog(context.folder.episodes, ChatTokenizer.load)
-
-
 def _session_manager(context: BuildContext) -> Actor:
+    """Capacity for external agents is granted by the gate in an online run, and fixed when a model is only served; otherwise none."""
+    recipe, group_size = context.recipe, context.recipe.algorithm.group_size
+    slots = recipe.staleness_gate.max_concurrent * group_size if recipe.is_served() else 0
     return SessionManager(
-        context.recipe.gateway,
+        recipe.gateway,
         ChatTokenizer.load,
         secret=context.folder.secret(),
-        max_model_len=context.recipe.generation.max_model_len,
-        concurrency=context.recipe.actors.session_manager.concurrency,
-        capacity=_capacity(context.recipe),
-        sampling=context.recipe.sampling,
-        acceptance=acceptance_of(context.recipe.task) if context.recipe.is_online() else None,
-        seed=context.recipe.seed,
+        max_model_len=recipe.generation.max_model_len,
+        concurrency=recipe.actors.session_manager.concurrency,
+        capacity=ExternalCapacity(group_size if recipe.is_served() or recipe.is_online() else 0, slots=slots),
+        sampling=recipe.sampling,
+        acceptance=acceptance_of(recipe.task) if recipe.is_online() else None,
+        seed=recipe.seed,
         run_folder=context.folder.path,
     )
 
 
-def _capacity(recipe: Recipe) -> ExternalCapacity:
-    """Capacity for external agents: granted by the gate in an online run, fixed when a model is only served, otherwise none."""
-    group_size = recipe.algorithm.group_size
-    if recipe.is_served():
-        return ExternalCapacity(group_size, slots=recipe.staleness_gate.max_concurrent * group_size)
-    return ExternalCapacity(group_size if recipe.is_online() else 0)
-
-
 def _rollout_worker(context: BuildContext) -> Actor:
-    task = context.recipe.task
-    apart = task.runner == "subprocess" and context.recipe.evaluation.tasks > 0
+    recipe, task = context.recipe, context.recipe.task
+    apart = task.runner == "subprocess" and recipe.evaluation.tasks > 0
     processes = task.processes + 1 if apart else task.processes
     return RolloutWorker(
-        runner_of(msgspec.structs.replace(task, processes=processes), Path.cwd(), group_size=context.recipe.algorithm.group_size),
-        concurrency=episodes_at_once(task, context.recipe.actors.rollout_worker.concurrency),
+        runner_of(msgspec.structs.replace(task, processes=processes), Path.cwd(), group_size=recipe.algorithm.group_size),
+        concurrency=episodes_at_once(task, recipe.actors.rollout_worker.concurrency),
         timeout_seconds=task.timeout_seconds,
         acceptance=acceptance_of(task),
         retry_rejected=task.retry_rejected,
@@ -210,21 +202,17 @@ def inference_worker(engines: Mapping[str, GenerationEngineFactory]) -> Builder:
     """Returns a builder of inference workers with these engines, besides engines from files."""
 
     def build(context: BuildContext) -> Actor:
-        make = engine_factory(context.recipe.engine_settings(), engines, Path.cwd())
-        if context.recipe.chaos.injects("bad_completion"):
-            make = _spoiling(make, context)
-        recipe = context.recipe
-        concurrency, load_seconds = recipe.actors.inference_worker.concurrency, recipe.watchdog.load_seconds
+        recipe, run_folder = context.recipe, context.folder.path
+        make = engine_factory(recipe.engine_settings(), engines, Path.cwd())
         return InferenceWorker(
-            make, name=context.instance, concurrency=concurrency, load_seconds=load_seconds, run_folder=context.folder.path
+            (lambda model: SpoilingEngine(make(model), run_folder, context.instance)) if recipe.chaos.injects("bad_completion") else make,
+            name=context.instance,
+            concurrency=recipe.actors.inference_worker.concurrency,
+            load_seconds=recipe.watchdog.load_seconds,
+            run_folder=run_folder,
         )
 
     return build
-
-
-def _spoiling(make: Callable[[str], GenerationEngine], context: BuildContext) -> Callable[[str], GenerationEngine]:
-    """Wraps engines so that `[chaos]` can spoil completions."""
-    return lambda model: SpoilingEngine(make(model), context.folder.path, context.instance)
 
 
 REWARD_PROCESSES = 1
@@ -237,8 +225,8 @@ CPU_ACTORS: Mapping[str, Builder] = {
     "example_source": _example_source,
     "evaluator": _evaluator,
     "checkpointer": _checkpointer,
-    "metrics": _metrics,
-    "episode_log": _episode_log,
+    "metrics": lambda context: Metrics(context.folder.metrics),
+    "episode_log": lambda context: EpisodeLog(context.folder.episodes, ChatTokenizer.load),
     "session_manager": _session_manager,
     "rollout_worker": _rollout_worker,
     "reward_worker": _reward_worker,
@@ -292,7 +280,9 @@ def _failed_at_start(served: Served) -> bool:
 
 def _end_failed(folder: RunFolder, process: str, error: Exception, *, at_start: bool) -> NoReturn:
     """Exit at once: a hanging thread, as in loading a model, would keep the interpreter alive."""
-    leaves = [leaf for leaf in _leaves(error) if not _is_group_error(leaf)] or _leaves(error)
+    every = _leaves(error)
+    # A group that is already failing refuses new tasks: that is no cause.
+    leaves = [leaf for leaf in every if not (isinstance(leaf, RuntimeError) and "TaskGroup" in str(leaf))] or every
     with suppress(OSError):  # on a full disk only the exit status is reported
         atomic_write(folder.failure_of(process), "; ".join(dict.fromkeys(_error_text(leaf) for leaf in leaves)).encode())
     if any(isinstance(leaf, SetupError | RecipeError | PermissionDenied | CheckpointError | StepMismatch) for leaf in leaves):
@@ -313,35 +303,30 @@ async def _serve(folder: RunFolder, process: str, builders: Mapping[str, Builder
     bus = await NatsBus.connect(
         url, recipe.run, name=process, token=server.token, blobs=folder.blobs, lease_seconds=recipe.bus.lease_seconds
     )
-    tapes: list[Tape] = []
     try:
         async with asyncio.TaskGroup() as tasks:
             connection = tasks.create_task(_fail_when_lost(bus))
-            actors: list[Actor] = []
-            running = []
             for instance, kind in placed(recipe, process).items():
                 actor = builders[kind](BuildContext(recipe=recipe, folder=folder, instance=instance))
-                actors.append(actor)
                 tape = Tape.record(folder.tape_of(instance)) if recipe.record_actor_io else None
-                tapes += [tape] if tape else []
                 identity = Identity(instance=instance, process=process, seed=recipe.seed)
                 runtime = Runtime(actor, bus, identity, tape=tape, snapshots=SnapshotStore(folder.snapshots))
-                running.append((instance, tasks.create_task(runtime.serve())))
-                served.append((runtime, running[-1][1]))
-            logger.info("serving", actors=[instance for instance, _ in running], pid=os.getpid())
+                served.append((runtime, tasks.create_task(runtime.serve())))
+            instances, running = [runtime.identity.instance for runtime, _ in served], [task for _, task in served]
+            logger.info("serving", actors=instances, pid=os.getpid())
             await stopped.wait()
             logger.info("stopping")
-            await asyncio.gather(*(actor.drain() for actor in actors))
-            connection.cancel()
-            for _, task in running:
+            await asyncio.gather(*(runtime.actor.drain() for runtime, _ in served))
+            for task in (connection, *running):
                 task.cancel()
-            await asyncio.wait([task for _, task in running], timeout=recipe.watchdog.stop_seconds * STOP_SHARE)
-            for instance, _ in running:
+            await asyncio.wait(running, timeout=recipe.watchdog.stop_seconds * STOP_SHARE)
+            for instance in instances:
                 stamp = Stamp(id=message_id("stopped", instance, os.getpid()), sender=instance, time=time.time())
                 await bus.publish(ActorStopped(actor=instance, process=process), stamp)
     finally:
-        for tape in tapes:
-            tape.close()
+        for runtime, _ in served:
+            if runtime.tape is not None:
+                runtime.tape.close()
         await bus.close()
 
 
@@ -354,11 +339,6 @@ def _leaves(error: BaseException) -> list[BaseException]:
     if isinstance(error, BaseExceptionGroup):
         return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
     return [error]
-
-
-def _is_group_error(error: BaseException) -> bool:
-    """Returns True if it only reports that other tasks of its group have failed."""
-    return isinstance(error, RuntimeError) and "TaskGroup" in str(error)
 
 
 def _error_text(error: BaseException) -> str:

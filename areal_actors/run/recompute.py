@@ -47,7 +47,7 @@ from bus.recorded import read_log
 
 
 class LogContext:
-    """Context context for one event of the log; the trainer reads from the log."""
+    """Context for one event of the log; the trainer reads from the log."""
 
     def __init__(self, envelope: Envelope, kept: dict[int, Envelope], *, replayed: bool = False) -> None:
         self.cause, self.now, self.sequence, self.replayed = envelope.id, envelope.time, envelope.sequence, replayed
@@ -152,14 +152,13 @@ class Recomputation:
 
     def _trainer(self, recipe: dict[str, Any]) -> Trainer:
         decoded = msgspec.convert(recipe, Recipe)
-        lessons = example_rows(decoded) if decoded.learns_from_examples() else None
         make_engine = EngineBuilder(BuildContext(recipe=decoded, folder=self.folder, instance="trainer-0"))
         return Trainer(
             make_engine,
             self._weights_folder,
             float,
             Credit.of(decoded.task),
-            lessons,
+            example_rows(decoded),
             max_skipped_steps=decoded.trainer.max_skipped_steps,
             checkpoints=self.checkpoints,
         )
@@ -200,14 +199,10 @@ def _computed(emitted: Message) -> RecomputeProgress | None:
 async def _write_results(recomputation: Recomputation, results: TextIO) -> None:
     try:
         async for computed in recomputation.results():
-            _write(results, computed)
+            print(msgspec.json.encode(computed).decode(), file=results, flush=True)
     except (ArealError, BusError, msgspec.MsgspecError) as error:
-        _write(results, RecomputeProgress(error=f"{type(error).__name__}: {error}"))
-
-
-def _write(results: TextIO, computed: RecomputeProgress) -> None:
-    results.write(msgspec.json.encode(computed).decode() + "\n")
-    results.flush()
+        failed = RecomputeProgress(error=f"{type(error).__name__}: {error}")
+        print(msgspec.json.encode(failed).decode(), file=results, flush=True)
 
 
 def main(log: Path, folder: Path, steps: int) -> None:

@@ -74,23 +74,20 @@ class _Player:
             await self.until(entry.time)
             if entry.kind == RECEIVED:
                 self._receive(entry)
-            elif entry.kind == "answered":
-                self.contexts[entry.cause].answer(entry)
-            elif entry.kind == "failed":
-                self.contexts[entry.cause].fail(entry)
+            elif entry.kind in ("answered", "failed"):
+                self.contexts[entry.cause].answers.put_nowait(entry)
             elif (found := await self._compared(number, entry)) is not None:
                 yield found
             for _ in range(SETTLE_ROUNDS):
                 await asyncio.sleep(0)
         for context in self.contexts.values():
-            for extra in context.remaining():
-                yield Difference(entry=0, taped="nothing more", now=extra.subject)
+            while not context.emitted.empty():
+                yield Difference(entry=0, taped="nothing more", now=context.emitted.get_nowait().subject)
 
     def _receive(self, entry: TapeEntry) -> None:
         envelope = _envelope_of(entry)
         random = Random(message_id(self.seed, self.instance, envelope.id))
-        context = TapeContext(self.actor, self.instance, envelope, entry.time, random, self.kinds)
-        self.contexts[entry.cause] = context
+        context = self.contexts[entry.cause] = TapeContext(self.actor, self.instance, envelope, entry.time, random, self.kinds)
         self.tasks.append(asyncio.create_task(context.handle(envelope.open(self.kinds[envelope.subject]))))
 
     async def _compared(self, number: int, entry: TapeEntry) -> Difference | None:
@@ -130,7 +127,8 @@ class TapeContext:
         """Number of entries of the tape that the handler waits for."""
         self._changed = asyncio.Event()
         """Set when a message was emitted, or `next_emitted` has to check if it can still wait."""
-        self._answers: asyncio.Queue[TapeEntry] = asyncio.Queue()
+        self.answers: asyncio.Queue[TapeEntry] = asyncio.Queue()
+        """Replies and failures from the tape that the handler has not received yet."""
         self._ids = HandlingIds(instance, envelope.id)
 
     async def handle(self, message: Message) -> None:
@@ -145,7 +143,7 @@ class TapeContext:
     async def next_emitted(self) -> Envelope | None:
         """Returns the next message of the handler; None if it cannot emit one before the next entry of the tape."""
         while self.emitted.empty():
-            if self._silent or (self._reading and self._answers.empty()):
+            if self._silent or (self._reading and self.answers.empty()):
                 return None
             self._changed.clear()
             try:
@@ -163,17 +161,6 @@ class TapeContext:
             Envelope(subject=message.subject, id=identity, sender=self.instance, time=self.now, run="", checksum=0, body=body)
         )
         self._changed.set()
-
-    def answer(self, entry: TapeEntry) -> None:
-        """Pass a reply, or a failure, from the tape to the handler."""
-        self._answers.put_nowait(entry)
-
-    fail = answer
-
-    def remaining(self) -> Iterator[Envelope]:
-        """Yield the emitted messages that were not compared."""
-        while not self.emitted.empty():
-            yield self.emitted.get_nowait()
 
     async def ask(self, request: Request[R], *, timeout: float, to: str = "", retry_for_seconds: float = 0.0) -> R:
         """Return the reply from the tape."""
@@ -197,7 +184,7 @@ class TapeContext:
         self._reading += 1
         self._changed.set()
         try:
-            entry = await self._answers.get()
+            entry = await self.answers.get()
         finally:
             self._reading -= 1
         self.now = entry.time

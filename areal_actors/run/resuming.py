@@ -13,40 +13,22 @@ from areal_actors.recipe.checks import problems
 from areal_actors.recipe.complaints import decode, toml_value
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import Key, Layer, read_override
-from areal_actors.run.run_folder import RunFolder
+from areal_actors.run.run_folder import RunFolder, find_run
 from areal_actors.run.server import STABLE_PORTS
 from areal_actors.training.checkpoint_store import CHECKPOINTS, LEFT, CheckpointStore
 
+TRAINER_MAY_CHANGE = (
+    *("device", "logprob_check_sequences", "max_skipped_steps", "microbatch_tokens", "pipeline_parallel", "prefix_sharing"),
+    *("rank_timeout_seconds", "ranks", "ranks_address", "recompute_activations", "retaken_steps", "sequence_parallel"),
+    *("tensor_parallel", "threads"),
+)
 MAY_CHANGE: frozenset[Key] = frozenset(
     {
-        ("actors",),
+        *((table,) for table in ("actors", "chaos", "checkpoint", "disk", "gateway", "generation", "log", "supervisors", "watchdog")),
+        *(("trainer", name) for name in TRAINER_MAY_CHANGE),
+        *(("task", name) for name in ("processes", "reward_timeout_seconds", "timeout_seconds")),
         ("bus", "lease_seconds"),
-        ("chaos",),
-        ("checkpoint",),
-        ("disk",),
-        ("gateway",),
-        ("generation",),
-        ("log",),
-        ("supervisors",),
         ("record_actor_io",),
-        ("task", "processes"),
-        ("task", "reward_timeout_seconds"),
-        ("task", "timeout_seconds"),
-        ("trainer", "device"),
-        ("trainer", "max_skipped_steps"),
-        ("trainer", "microbatch_tokens"),
-        ("trainer", "logprob_check_sequences"),
-        ("trainer", "pipeline_parallel"),
-        ("trainer", "prefix_sharing"),
-        ("trainer", "rank_timeout_seconds"),
-        ("trainer", "ranks"),
-        ("trainer", "ranks_address"),
-        ("trainer", "recompute_activations"),
-        ("trainer", "retaken_steps"),
-        ("trainer", "sequence_parallel"),
-        ("trainer", "tensor_parallel"),
-        ("trainer", "threads"),
-        ("watchdog",),
     }
 )
 """Settings of placement and speed, not of learning: the log holds decisions made under the other settings."""
@@ -58,12 +40,10 @@ def run_to_resume(name: str, folder: Path) -> RunFolder:
     Raises:
         SetupError: there is none, it is live, or it cannot be resumed.
     """
-    recipes = sorted(folder.absolute().glob("*/recipe.json"), key=lambda path: path.stat().st_mtime)
-    names = [path.parent.name for path in recipes]
-    if not recipes or (name and name not in names):
-        there = f"runs there: {', '.join(names)}" if names else "there is no run"
-        raise SetupError(f"{folder.absolute()} has no run '{name}'; {there}" if name else f"{folder.absolute()}: {there}; see --folder")
-    found = RunFolder(folder.absolute() / (name or names[-1]))
+    found, there = find_run(name, folder)
+    if found is None:
+        place = folder.absolute()
+        raise SetupError(f"{place} has no run '{name}'; {there}" if name else f"{place}: {there}; see --folder")
     if process := found.live_supervisor():
         raise SetupError(f"run '{found.path.name}' is running ({process}); stop it first")
     return found

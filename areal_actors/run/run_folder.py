@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -102,10 +103,7 @@ class RunFolder:
     def create(self, recipe: Recipe) -> None:
         """Create the folder, after renaming an earlier run's to a numbered one, and write the resolved recipe."""
         if self.path.exists():
-            number = 1
-            while (aside := self.path.with_name(f"{self.path.name}.{number}")).exists():
-                number += 1
-            self.path.rename(aside)
+            self.path.rename(first_free(self.path.parent, f"{self.path.name}."))
         for folder in (self.path, self.checkpoints, self.logs, self.path / "tapes", self.blobs, self.nats):
             folder.mkdir(parents=True)
         if self._inside is not None:
@@ -166,8 +164,8 @@ class RunFolder:
 
     def announce(self, server: ServerAddress, *, monitor: ServerAddress | None = None) -> None:
         """Write the address of the bus, and that for monitors, by default the same: `monitor.json` may be handed out."""
-        self._private("bus.json", msgspec.json.encode(server))
-        self._private("monitor.json", msgspec.json.encode(monitor or server))
+        for name, address in (("bus.json", server), ("monitor.json", monitor or server)):
+            self._private(name, msgspec.json.encode(address))
 
     def withdraw(self) -> None:
         """Remove the addresses of the bus."""
@@ -208,13 +206,23 @@ class RunFolder:
 
     def tape_of(self, instance: str) -> Path:
         """Returns the path of a new tape for an actor."""
-        number = 1
-        while (tape := self.path / "tapes" / f"{instance}.{number}.tape").exists():
-            number += 1
-        return tape
+        return first_free(self.path / "tapes", f"{instance}.", ".tape")
 
     def _private(self, name: str, content: bytes) -> None:
         atomic_write(self.path / name, content, mode=PRIVATE_MODE)
+
+
+def first_free(folder: Path, before: str, after: str = "") -> Path:
+    """Returns the first path in a folder that does not exist, with a number from 1 between `before` and `after` in its name."""
+    return next(path for number in count(1) if not (path := folder / f"{before}{number}{after}").exists())
+
+
+def find_run(name: str, folder: Path) -> tuple[RunFolder | None, str]:
+    """Returns the run of this name in a folder (of the latest run if empty), or None, and a text that lists the runs there."""
+    recipes = sorted(folder.absolute().glob("*/recipe.json"), key=lambda path: path.stat().st_mtime)
+    names = [path.parent.name for path in recipes]
+    there = f"runs there: {', '.join(names)}" if names else "there is no run"
+    return (RunFolder(folder.absolute() / (name or names[-1])) if names and name in ("", *names) else None), there
 
 
 def _named(pid: int) -> str:

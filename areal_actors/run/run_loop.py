@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import sys
-import time
-import uuid
 from typing import Any
 
 import msgspec
@@ -25,8 +22,6 @@ from areal_actors.display.summary import write_summary
 from areal_actors.display.view import RunView
 from areal_actors.messages import (
     KINDS,
-    ActorFailed,
-    ActorStarted,
     ActorStopped,
     CheckpointCommitted,
     EvaluationCompleted,
@@ -39,23 +34,20 @@ from areal_actors.messages import (
     RunStopping,
     SnapshotStored,
     StepCompleted,
-    TrainerProgress,
     TrainingHalted,
-    WatchProbe,
     WeightsPublished,
 )
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.disk_watch import DiskWatch
-from areal_actors.run.health import LOOK_SECONDS, HealthMonitor
+from areal_actors.run.health import LOOK_SECONDS
+from areal_actors.run.launch import Launch, on_interrupt
 from areal_actors.run.log_recovery import note_log_end
 from areal_actors.run.log_retention import LogReaders, LogRetention, Reader, folds_of
 from areal_actors.run.monitor import follow
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.server import RunServer
-from areal_actors.run.supervisor import Supervisor
-from bus.base import Stamp
 from bus.errors import BusError
-from bus.message import Event, Message
+from bus.message import Message
 from bus.nats import NatsBus
 
 SHOW_SECONDS = 2.0
@@ -74,18 +66,16 @@ class Usage(Value):
     peak_memory_bytes: int
 
 
-class RunLoop:
+class RunLoop(Launch):
     """Runs a new or resumed run from its first process to its last."""
 
     def __init__(self, recipe: Recipe, folder: RunFolder, bus: NatsBus, server: RunServer) -> None:
-        self.recipe, self.folder, self.bus, self.server = recipe, folder, bus, server
-        self.supervisor = self.make_supervisor()
-        self.health = self._health()
+        super().__init__(recipe, folder, bus, server)
         self.disk = DiskWatch(recipe.disk, folder)
         self.chaos = Chaos(recipe.chaos, FaultTargets(folder.path, self.supervisor.alive, self.supervisor.kinds()), self.publish)
         self.view = RunView()
         self.state = RunState()
-        """State of the run by its log; later readers start from its snapshots."""
+        """State of the run by its log, of this launch and earlier ones; later readers start from its snapshots."""
         store = SnapshotStore(folder.snapshots)
         readers: dict[str, Reader] = {RUN_STATE: self.state, AUDIT: AuditFold()}
         self.readers = LogReaders(bus, store, readers, self.publish)
@@ -102,32 +92,16 @@ class RunLoop:
         """Last event of earlier launches of the run."""
         self.read_to = 0
         """Last event that was read."""
-        self.serving: dict[str, str] = {}
-        """Process of each actor that serves its mailbox."""
         self.all_started = False
         self.published = asyncio.Event()
         """Set once the trainer has published weights in this launch."""
-        self.evaluations_due = (1 if recipe.learns_from_examples() else 2) if recipe.evaluation.tasks else 0
         self.steps = 0
-        self.has_weights = False
         self.usage: dict[str, Usage] = {}
-        self.saved_at = -1
         self.evaluated_at = 0
         """Sequence of the newest evaluation in the log."""
         self.saved_again = asyncio.Event()
-        self.interrupted = asyncio.Event()
         self.used_up: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Resolved with the reason why training on is useless; a checkpoint is saved first."""
-        self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Resolved with the error that ended the run, empty when the recipe is completed."""
-
-    def make_supervisor(self) -> Supervisor:
-        """Create the supervisor of this launch."""
-        return Supervisor(self.recipe, self.folder, self.publish, self.server.addresses)
-
-    async def publish(self, event: Event) -> None:
-        """Publish an event as the supervisor."""
-        await self.bus.publish(event, Stamp(id=uuid.uuid4().hex, sender="supervisor", time=time.time()))
 
     async def run(self, opening: RunStarted | RunResumed) -> int:
         """Start all processes, watch them, and end them; returns the exit status.
@@ -138,46 +112,39 @@ class RunLoop:
         if isinstance(opening, RunResumed):
             await self._catch_up()
         await self.publish(opening)
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGINT, self._interrupt)
-        loop.add_signal_handler(signal.SIGTERM, self._interrupt)
+        on_interrupt(self.interrupted)
         console = Console()
         showing = asyncio.create_task(follow(self.bus, self.view, console, live=console.is_terminal, after=self.known))
-        listeners = [
-            asyncio.create_task(listener)
-            for listener in (self._receive_events(), self._receive_telemetry(), self.health.watch(), self._watch_disk())
-        ]
-        listeners.append(asyncio.create_task(self.server.report_restarts(self.publish)))
         if described := self.recipe.chaos.described():
             sys.stderr.write(f"chaos is on: FAULTS ARE INJECTED INTO THIS RUN: {described}\n")
-        await self.chaos.open(self.server.addresses.owner.url)
-        listeners.append(asyncio.create_task(self.chaos.run(lambda: self.all_started, self._is_ending)))
-        for listener in listeners:
-            listener.add_done_callback(self._listener_ended)
-        starting = asyncio.create_task(self._start(trainer_first=isinstance(opening, RunResumed)))
-        starting.add_done_callback(self._started)
+        injecting = self.chaos.run(lambda: self.all_started, self._is_ending)
         try:
-            error = await self._outcome()
-            if self._bus_answers():
-                error = await self._finish(error)
-                with contextlib.suppress(TimeoutError, BusError):
-                    await asyncio.wait_for(asyncio.shield(showing), SHOW_SECONDS)
+            async with self.supervised(self._receive_events(), self._watch_disk(), injecting):
+                await self.chaos.open(self.server.addresses.owner.url)
+                starting = asyncio.create_task(self._start(trainer_first=isinstance(opening, RunResumed)))
+                starting.add_done_callback(self.end_with_error)
+                try:
+                    error = await self._outcome()
+                    if self.bus_answers():
+                        error = await self._finish(error)
+                        with contextlib.suppress(TimeoutError, BusError):
+                            await asyncio.wait_for(asyncio.shield(showing), SHOW_SECONDS)
+                finally:
+                    starting.cancel()
         finally:
-            starting.cancel()
-            await (self.supervisor.kill_all() if self.server.failed.done() else self.supervisor.stop())
             await self.retention.close()
             await self.readers.close()
-            for task in (*listeners, showing):
-                task.cancel()
-            await asyncio.gather(*listeners, showing, return_exceptions=True)
-            await self.chaos.close()
+            showing.cancel()
+            await asyncio.gather(showing, return_exceptions=True)
+            await self.chaos.links.close()
             sys.stderr.write(self.folder.keep_usage(msgspec.json.encode(self.usage)))
-        if self.steps and self._bus_answers():
+        if self.steps and self.bus_answers():
             console.print(await write_summary(self.bus, self.folder.path))
         if error:
             sys.stderr.write(f"run '{self.recipe.run}' ended early: {error}\n")
             if self.known or self.steps:
-                sys.stderr.write(f"to resume: areal resume {self.folder.path.name}{self._folder_option()}\n")
+                option = "" if self.recipe.folder == DEFAULT_FOLDER else f" --folder {self.recipe.folder}"
+                sys.stderr.write(f"to resume: areal resume {self.folder.path.name}{option}\n")
         return INTERRUPTED if self.interrupted.is_set() else FAILED if error else FINISHED
 
     async def _finish(self, error: str) -> str:
@@ -199,74 +166,40 @@ class RunLoop:
             return error or f"the end of the run could not be written to its log: {failed}"
         return error
 
-    def _folder_option(self) -> str:
-        """Returns the option with which commands find this run's folder; empty for the default."""
-        return "" if self.recipe.folder == DEFAULT_FOLDER else f" --folder {self.recipe.folder}"
-
     async def _catch_up(self) -> None:
         """Fold the existing log, and publish the end of actors that could not publish it themselves."""
         self.known = await self.readers.catch_up()
-        self._restore(self.state)
+        state = self.state
+        self.steps = state.steps[-1].number if state.steps else 0
+        self.view.state.restore(state.snapshot())
+        self.chaos.restore(steps=self.steps, injected=state.injected)
         if not self.known:
             raise SetupError(f"the log of run '{self.recipe.run}' is empty: nothing to resume; start it again with `areal run`")
-        if self.over.done():
+        if self._is_complete():
             raise SetupError(
                 f"run '{self.recipe.run}' has done all its {self.recipe.steps} steps; to train further, start another run with "
                 f"model={self.folder.checkpoints / f'step-{self.recipe.steps}'}"
             )
-        for actor, process in self.serving.items():
+        for actor, process in dict(state.serving).items():
             await self.publish(ActorStopped(actor=actor, process=process))
-        self.serving = {}
-
-    def _restore(self, state: RunState) -> None:
-        """Restore the state of earlier launches from the log."""
-        self.view.state.restore(state.snapshot())
-        self.chaos.restore(steps=state.steps[-1].number if state.steps else 0, injected=state.injected)
-        self.serving = dict(state.serving)
-        self.steps = state.steps[-1].number if state.steps else 0
-        self.has_weights = state.weight_version >= 0
-        self.saved_at = state.checkpoint.step if state.checkpoint else -1
-        measured = [event.weight_version for event in state.evaluations] + [event.weight_version for event in state.losses]
-        self.evaluations_due -= measured.count(self.recipe.steps)
-        self._check_finished()
 
     async def _start(self, *, trainer_first: bool) -> None:
         """Start all processes; in a resumed run, the trainer first restores the weights."""
         if trainer_first and not self.recipe.learns_from_examples():
-            await self._start_processes("trainer")
+            await self.supervisor.start(self.supervisor.startable("trainer"))
             await self.published.wait()
-        await self._start_processes()
+        await self.supervisor.start(self.supervisor.startable())
         self.all_started = True
-
-    async def _start_processes(self, kind: str = "") -> None:
-        await self.supervisor.start(self.supervisor.startable(kind))
-
-    def _started(self, starting: asyncio.Task[None]) -> None:
-        """End the run with the error of a process that cannot be started."""
-        if not starting.cancelled() and (error := starting.exception()) is not None and not self.over.done():
-            self.over.set_exception(error)
-
-    def _listener_ended(self, listener: asyncio.Task[None]) -> None:
-        """End the run with the error of a listener: without the log, the supervisor knows nothing of the run."""
-        if not listener.cancelled() and (error := listener.exception()) is not None and not self.over.done():
-            self.over.set_result(str(error)) if isinstance(error, BusError) else self.over.set_exception(error)
 
     async def _outcome(self) -> str:
         """Wait for the end of the run; returns its error."""
-        interrupted = asyncio.create_task(self.interrupted.wait())
-        waiting: set[asyncio.Future[Any]] = {self.over, self.supervisor.failed, self.server.failed, self.used_up, interrupted}
-        try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            for ended in (self.server.failed, self.over, self.supervisor.failed):
-                if ended.done():
-                    return ended.result()
-            return await self._save_and_stop(f"{self.used_up.result()}; ended" if self.used_up.done() else "interrupted")
-        finally:
-            interrupted.cancel()
+        if (error := await self.first_end(self.used_up)) is not None:
+            return error
+        return await self._save_and_stop(f"{self.used_up.result()}; ended" if self.used_up.done() else "interrupted")
 
     async def _save_and_stop(self, why: str) -> str:
         """End before the last step: the trainer saves a checkpoint, unless a second signal arrives."""
-        if not self.has_weights:
+        if self.state.weight_version < 0:
             return f"{why} before the first weights; there was nothing to save"
         if not self.all_started:
             return f"{why} while the run was being restored; nothing new was trained"
@@ -286,10 +219,7 @@ class RunLoop:
             return f"{why}; {self.server.failed.result()}"
         if not self.saved_again.is_set():
             return f"{why}; the trainer did not save a checkpoint within watchdog.save_seconds = {self.recipe.watchdog.save_seconds:g}"
-        return f"{why} after {self.steps} of {self.recipe.steps} steps; the checkpoint of step {self.saved_at} is complete"
-
-    def _interrupt(self) -> None:
-        self.interrupted.set()
+        return f"{why} after {self.steps} of {self.recipe.steps} steps; the checkpoint of step {self._saved_step()} is complete"
 
     async def _wait_for_best_checkpoint(self) -> None:
         """Wait until the checkpointer has handled the last evaluation, so that its events are in the log."""
@@ -308,60 +238,39 @@ class RunLoop:
                 self.retention.receive(message, self.state.checkpoints)
             if isinstance(message, EvaluationCompleted | LossEvaluated):
                 self.evaluated_at = envelope.sequence
-            self._handle(message, envelope.time)
-
-    async def _receive_telemetry(self) -> None:
-        async with self.bus.telemetry(Heartbeat, TrainerProgress, WatchProbe) as inbox:
-            async for delivery in inbox:
-                self._handle(delivery.message, delivery.envelope.time)
+            self.handle(message, envelope.time)
 
     def _is_ending(self) -> bool:
         """Returns True if the run has been asked to end."""
         return self.interrupted.is_set() or any(end.done() for end in (self.over, self.supervisor.failed, self.used_up))
 
-    def _handle(self, message: Message, sent: float) -> None:
-        self.chaos.receive(message)
-        self.health.receive(message, sent)
-        if isinstance(message, Heartbeat | ActorStarted | ActorFailed | ActorStopped):
-            self._track_actor(message)
+    def handle(self, message: Message, sent: float) -> None:
+        """Fold a message; `sent` is in seconds since the epoch by its sender's clock."""
+        super().handle(message, sent)
+        self.chaos.health.receive(message)
+        if isinstance(message, Heartbeat):
+            self.usage[message.process] = Usage(cpu_seconds=message.cpu_seconds, peak_memory_bytes=message.peak_memory_bytes)
         elif isinstance(message, StepCompleted):
             self.steps = max(self.steps, message.step)
         elif isinstance(message, WeightsPublished):
-            self.has_weights = True
             self.published.set()
         elif isinstance(message, FilterExhausted | TrainingHalted) and not self.used_up.done():
             self.used_up.set_result(message.reason)
         elif isinstance(message, CheckpointCommitted):
-            self.saved_at = message.step
             self.saved_again.set()
-        elif isinstance(message, EvaluationCompleted | LossEvaluated) and message.weight_version == self.recipe.steps:
-            self.evaluations_due -= 1
-        self._check_finished()
+        if self._is_complete():
+            self.end("")
 
-    def _check_finished(self) -> None:
-        """End the run once the last step is saved and evaluated."""
-        if self.saved_at == self.recipe.steps and self.evaluations_due <= 0 and not self.over.done():
-            self.over.set_result("")
+    def _saved_step(self) -> int:
+        return self.state.checkpoint.step if self.state.checkpoint else -1
 
-    def _track_actor(self, message: Heartbeat | ActorStarted | ActorFailed | ActorStopped) -> None:
-        if isinstance(message, Heartbeat):
-            self.usage[message.process] = Usage(cpu_seconds=message.cpu_seconds, peak_memory_bytes=message.peak_memory_bytes)
-        elif isinstance(message, ActorStarted):
-            self.serving[message.actor] = message.process
-        else:
-            self.serving.pop(message.actor, None)
-
-    def _health(self) -> HealthMonitor:
-        return HealthMonitor(self.recipe, self.bus, self.supervisor, self.publish, self._end)
-
-    def _end(self, reason: str) -> None:
-        """End the run with this reason."""
-        if not self.over.done():
-            self.over.set_result(reason)
-
-    def _bus_answers(self) -> bool:
-        """Returns True if the bus can still be used."""
-        return not self.server.failed.done() and not self.health.server_silent
+    def _is_complete(self) -> bool:
+        """Returns True if the last step is saved and evaluated."""
+        if self._saved_step() != self.recipe.steps:
+            return False
+        due = (1 if self.recipe.learns_from_examples() else 2) if self.recipe.evaluation.tasks else 0
+        measured = [event.weight_version for event in self.state.evaluations] + [event.weight_version for event in self.state.losses]
+        return measured.count(self.recipe.steps) >= due
 
     async def _watch_disk(self) -> None:
         """Store the log's length outside of it, so that a truncated log is detected later, and check free disk space."""

@@ -6,29 +6,21 @@ Uses the same processes, bus and supervision as a run. This module publishes the
 from __future__ import annotations
 
 import asyncio
-import signal
 import sys
-import time
-import uuid
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import uvloop
 
 from areal_actors.core.errors import SetupError
 from areal_actors.core.values import WeightsLocation
-from areal_actors.messages import KINDS, ActorStarted, Heartbeat, RunFinished, RunStarted, WatchProbe, WeightsLoaded, WeightsPublished
+from areal_actors.messages import ActorStarted, RunFinished, RunStarted, WeightsLoaded, WeightsPublished
 from areal_actors.recipe.recipe import Recipe, redacted
-from areal_actors.run.fresh_folder import fresh_folder
-from areal_actors.run.health import HealthMonitor
+from areal_actors.run.launch import Launch, on_interrupt, open_bus
 from areal_actors.run.logs import log_to_terminal
-from areal_actors.run.machine import check_devices
+from areal_actors.run.preflight import check_devices, fresh_folder
 from areal_actors.run.run_folder import RunFolder
-from areal_actors.run.server import RunServer, free_port, refuse_old_log, run_server
-from areal_actors.run.supervisor import Supervisor
-from bus.base import Stamp
-from bus.message import Event
+from areal_actors.run.server import RunServer, with_port
 from bus.nats import NatsBus
 
 SUFFIX = "-serve"
@@ -66,33 +58,20 @@ def serve(recipe: Recipe, *, profile: str, reason: str) -> int:
     check_devices(recipe)
     recipe = msgspec.structs.replace(recipe, run=recipe.run[: LONGEST_NAME - len(SUFFIX)] + SUFFIX)
     folder = RunFolder(Path(recipe.folder).absolute() / recipe.run)
-    with fresh_folder(recipe, folder, _with_port) as chosen:
+    with fresh_folder(recipe, folder, with_port) as chosen:
         place = str(Path(recipe.folder) / recipe.run)
         started = RunStarted(recipe=redacted(chosen), profile=profile, reason=reason, folder=place)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_serve(chosen, folder, started))
 
 
-def _with_port(recipe: Recipe) -> Recipe:
-    return msgspec.structs.replace(recipe, gateway=msgspec.structs.replace(recipe.gateway, port=free_port(recipe)))
-
-
 async def _serve(recipe: Recipe, folder: RunFolder, started: RunStarted) -> int:
     interrupted = asyncio.Event()
-    for ending in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(ending, interrupted.set)
+    on_interrupt(interrupted)
     if (location := await _model(folder, interrupted)) is None:
         return ENDED
-    async with run_server(recipe, folder) as server:
-        owner = server.addresses.owner
-        bus = await NatsBus.connect(owner.url, recipe.run, name="supervisor", kinds=KINDS, blobs=folder.blobs)
-        try:
-            await refuse_old_log(bus, owner)
-            folder.announce(owner, monitor=server.addresses.monitor)
-            error = await _Serving(recipe, folder, bus, interrupted, server).run(started, location)
-        finally:
-            await bus.close()
-            folder.withdraw()
+    async with open_bus(recipe, folder, fresh=True) as (bus, server):
+        error = await _Serving(recipe, folder, bus, server, interrupted).run(started, location)
     if error:
         sys.stderr.write(f"'{recipe.run}' ended early: {error}\n")
     return FAILED if error else ENDED
@@ -126,67 +105,37 @@ async def _model(folder: RunFolder, interrupted: asyncio.Event) -> WeightsLocati
     return msgspec.json.decode(folder.served.read_bytes(), type=WeightsLocation)
 
 
-class _Serving:
+class _Serving(Launch):
     """Runs the gateway and its inference workers until interrupted or failed."""
 
-    def __init__(self, recipe: Recipe, folder: RunFolder, bus: NatsBus, interrupted: asyncio.Event, server: RunServer) -> None:
-        self.recipe, self.folder, self.bus, self.interrupted, self.server = recipe, folder, bus, interrupted, server
-        self.supervisor = Supervisor(recipe, folder, self.publish, server.addresses)
-        self.health = HealthMonitor(recipe, bus, self.supervisor, self.publish, self._end)
-        self.processes = self.supervisor.startable()
-        self.unstarted = self.supervisor.actors(self.processes)
-        self.loaded = False
-        self.over: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Resolved with the reason why serving cannot go on."""
-
-    async def publish(self, event: Event) -> None:
-        """Publish an event as the supervisor."""
-        await self.bus.publish(event, Stamp(id=uuid.uuid4().hex, sender="supervisor", time=time.time()))
+    def __init__(self, recipe: Recipe, folder: RunFolder, bus: NatsBus, server: RunServer, interrupted: asyncio.Event) -> None:
+        super().__init__(recipe, folder, bus, server)
+        self.interrupted = interrupted
 
     async def run(self, started: RunStarted, location: WeightsLocation) -> str:
         """Serve; returns the error that ended it, empty if interrupted."""
-        work = (self._receive_events(), self._receive_heartbeats(), self.health.watch(), self.server.report_restarts(self.publish))
-        tasks = [asyncio.create_task(one) for one in work]
-        interrupted = asyncio.create_task(self.interrupted.wait())
-        error = ""
-        try:
+        async with self.supervised(self._show_when_ready()):
             await self.publish(started)
             await self.publish(WeightsPublished(weight_version=0, location=location))
-            await self.supervisor.start(self.processes)
-            ends: set[asyncio.Future[Any]] = {self.over, self.supervisor.failed, self.server.failed, interrupted}
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            error = next((end.result() for end in (self.server.failed, self.over, self.supervisor.failed) if end.done()), "")
-            if not self.server.failed.done() and not self.health.server_silent:
+            await self.supervisor.start(self.supervisor.startable())
+            error = await self.first_end() or ""
+            if self.bus_answers():
                 await self.publish(RunFinished(steps=0, error=error))
-        finally:
-            await (self.supervisor.kill_all() if self.server.failed.done() else self.supervisor.stop())
-            for task in (*tasks, interrupted):
-                task.cancel()
-            await asyncio.gather(*tasks, interrupted, return_exceptions=True)
         return error
 
-    async def _receive_events(self) -> None:
+    async def _show_when_ready(self) -> None:
+        """Print the address once all actors serve and weights are loaded."""
+        unstarted, loaded, shown = set(self.supervisor.instances()), False, False
         async with self.bus.events(ActorStarted, WeightsLoaded, consumer="serve", history="all") as inbox:
-            shown = False
             async for delivery in inbox:
                 event = delivery.message
                 if isinstance(event, ActorStarted):
-                    self.unstarted.discard(event.actor)
-                self.loaded = self.loaded or isinstance(event, WeightsLoaded)
+                    unstarted.discard(event.actor)
+                loaded = loaded or isinstance(event, WeightsLoaded)
                 await delivery.acknowledge()
-                if self.loaded and not self.unstarted and not shown:
+                if loaded and not unstarted and not shown:
                     shown = True
                     self._show()
-
-    async def _receive_heartbeats(self) -> None:
-        async with self.bus.telemetry(Heartbeat, WatchProbe) as inbox:
-            async for delivery in inbox:
-                self.health.receive(delivery.message, delivery.envelope.time)
-
-    def _end(self, reason: str) -> None:
-        """End serving with this error."""
-        if not self.over.done():
-            self.over.set_result(reason)
 
     def _show(self) -> None:
         recipe = self.recipe

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
 
@@ -43,12 +44,17 @@ def main(arguments: list[str]) -> int:
 
 def kept_model(recipe: Recipe) -> str:
     """Returns the Hugging Face folder of the recipe's model, made or downloaded if missing."""
-    if recipe.model != EMBEDDED:
-        return model_folder(recipe.model)
     made_by = msgspec.json.encode((__version__, recipe.seed, recipe.warm_start))
     folder = Path(recipe.folder).absolute() / "models" / f"{EMBEDDED}-{blake2b(made_by, digest_size=4).hexdigest()}"
+    return model_at(folder, recipe, _show)
+
+
+def model_at(folder: Path, recipe: Recipe, show: Callable[[int, int, dict[str, float]], None]) -> str:
+    """Returns the Hugging Face folder of the recipe's model, downloaded if missing; an embedded one is made in `folder`."""
+    if recipe.model != EMBEDDED:
+        return model_folder(recipe.model)
     if not folder.exists():
-        make_embedded_model(str(folder), recipe.warm_start, recipe.seed, recipe.trainer.threads, _show)
+        make_embedded_model(str(folder), recipe.warm_start, recipe.seed, recipe.trainer.threads, show)
     return str(folder)
 
 

@@ -1,4 +1,4 @@
-"""The NATS server of a run, and a port for its gateway."""
+"""The NATS server of a run with a user for each process, which may do what its actors declare; and a port for the gateway."""
 
 from __future__ import annotations
 
@@ -9,56 +9,82 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import msgspec
 
+from areal_actors.batching.batcher import Batcher
 from areal_actors.core.errors import SetupError
-from areal_actors.messages import BusRestarted
+from areal_actors.core.settings import GatewaySettings
+from areal_actors.evaluation.evaluator import Evaluator
+from areal_actors.gateway.session_manager import SessionManager
+from areal_actors.generation.inference_worker import InferenceWorker
+from areal_actors.messages import ActorStarted, ActorStopped, BusRestarted, Heartbeat, SnapshotRefused, SnapshotStored
+from areal_actors.metrics.episode_log import EpisodeLog
+from areal_actors.metrics.metrics_file import Metrics
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.run.bus_access import users_of
+from areal_actors.recipe.supervision import processes_of
+from areal_actors.rewards.reward_worker import RewardWorker
+from areal_actors.rollout.rollout_worker import RolloutWorker
+from areal_actors.run.process import placed
 from areal_actors.run.run_folder import BusAddresses, RunFolder, ServerAddress
+from areal_actors.runtime.actor import Actor, Tick
+from areal_actors.staleness.staleness_gate import StalenessGate
+from areal_actors.supervised.example_source import ExampleSource
+from areal_actors.tasks.task_source import TaskSource
+from areal_actors.training.checkpointer import Checkpointer
+from areal_actors.training.trainer import Trainer
 from bus.errors import BusError
-from bus.message import Event
+from bus.message import Event, Message
 from bus.nats import NatsBus
-from bus.server import resolve_server
+from bus.permissions import Listener, permissions_of
+from bus.server import EmbeddedServer, resolve_server
 from bus.server_keeper import RestartSettings, ServerKeeper
-from bus.users import MONITOR, without_credentials
+from bus.users import MONITOR, BusUsers, without_credentials
 
+ACTORS: dict[str, type[Actor]] = {
+    actor.kind(): actor
+    for actor in (
+        *(StalenessGate, TaskSource, Batcher, ExampleSource, Evaluator, Checkpointer, Metrics, EpisodeLog),
+        *(SessionManager, RolloutWorker, RewardWorker, InferenceWorker, Trainer),
+    )
+}
+"""Actor class of every kind that a recipe can place."""
+LIFECYCLE: tuple[type[Message], ...] = (ActorStarted, ActorStopped, Heartbeat, SnapshotRefused, SnapshotStored)
+"""Messages that the runtime publishes for every actor."""
 STABLE_PORTS = range(20_000, 32_000)
 """Ports below the range that Linux and macOS use for outgoing connections."""
 TRIES = 20
 
 
-def free_port(recipe: Recipe) -> int:
-    """Returns the gateway's port; a free one is chosen once, so that a restarted gateway keeps its address.
+def with_port(recipe: Recipe) -> Recipe:
+    """Returns a recipe with the gateway's port; a free one is chosen once, so that a restarted gateway keeps its address.
+
+    One outside of the range for outgoing connections is preferred, since it stays free until the gateway listens.
 
     Raises:
         SetupError: the port is in use.
     """
+    return msgspec.structs.replace(recipe, gateway=msgspec.structs.replace(recipe.gateway, port=_free_port(recipe.gateway)))
+
+
+def _free_port(gateway: GatewaySettings) -> int:
+    for candidate in (secrets.choice(STABLE_PORTS) for _ in range(TRIES if gateway.port == 0 else 0)):
+        with contextlib.suppress(OSError):
+            return _bound(gateway.host, candidate)
+    try:
+        return _bound(gateway.host, gateway.port)
+    except OSError as error:
+        raise SetupError(
+            f"gateway.port: cannot listen on {gateway.host}:{gateway.port} ({error.strerror}); set another port, or 0 to take a free one"
+        ) from error
+
+
+def _bound(host: str, port: int) -> int:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            if recipe.gateway.port == 0 and (quiet := _stable_port(recipe.gateway.host)):
-                return quiet
-            probe.bind((recipe.gateway.host, recipe.gateway.port))
-        except OSError as error:
-            raise SetupError(
-                f"gateway.port: cannot listen on {recipe.gateway.host}:{recipe.gateway.port} ({error.strerror}); "
-                "set another port, or 0 to take a free one"
-            ) from error
-        port: int = probe.getsockname()[1]
-        return port
-
-
-def _stable_port(host: str) -> int:
-    """Returns a free port outside of the range for outgoing connections, so that it stays free until the gateway listens; 0 if none."""
-    for _ in range(TRIES):
-        port = secrets.choice(STABLE_PORTS)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((host, port))
-            return port
-    return 0
+        probe.bind((host, port))
+        return int(probe.getsockname()[1])
 
 
 class RunServer:
@@ -87,7 +113,9 @@ async def run_server(recipe: Recipe, folder: RunFolder) -> AsyncIterator[RunServ
         yield RunServer(BusAddresses(owner=owner, monitor=monitor))
         return
     users = users_of(recipe)
-    keeper = await ServerKeeper.start(folder.nats, _keeping(recipe), sync_interval=recipe.bus.sync, users=users)
+    bus = recipe.bus
+    keeping = RestartSettings(max_restarts=bus.max_restarts, window_seconds=bus.window_seconds, answer_seconds=bus.answer_seconds)
+    keeper = await ServerKeeper.start(folder.nats, keeping, sync_interval=bus.sync, users=users)
     server = keeper.server
     owner = ServerAddress(url=server.url, run=recipe.run, pid=os.getpid())
     monitor = msgspec.structs.replace(owner, url=users.url(MONITOR, server.address))
@@ -96,11 +124,6 @@ async def run_server(recipe: Recipe, folder: RunFolder) -> AsyncIterator[RunServ
         yield RunServer(BusAddresses(owner=owner, monitor=monitor, processes=processes), keeper)
     finally:
         await keeper.stop()
-
-
-def _keeping(recipe: Recipe) -> RestartSettings:
-    bus = recipe.bus
-    return RestartSettings(max_restarts=bus.max_restarts, window_seconds=bus.window_seconds, answer_seconds=bus.answer_seconds)
 
 
 async def refuse_old_log(bus: NatsBus, server: ServerAddress) -> None:
@@ -112,3 +135,49 @@ async def refuse_old_log(bus: NatsBus, server: ServerAddress) -> None:
     async for _ in bus.log():
         place = without_credentials(server.url)
         raise SetupError(f"the NATS server at {place} has the log of an earlier run '{bus.run}'; choose another name: run=NAME")
+
+
+def users_of(recipe: Recipe) -> BusUsers:
+    """Creates the users for a run of this recipe.
+
+    Raises:
+        SetupError: a process name is not a valid user name.
+    """
+    placements = msgspec.structs.asdict(recipe.actors).values()
+    names = dict.fromkeys(process for placement in placements for process in processes_of(placement))
+    processes = {name: [listener(instance, ACTORS[kind]) for instance, kind in placed(recipe, name).items()] for name in names}
+    try:
+        return BusUsers.make(recipe.run, permissions_of(recipe.run, processes))
+    except ValueError as error:
+        raise SetupError(f"actors: each process name is also its bus user name: {error}") from error
+
+
+def listener(instance: str, actor: type[Actor]) -> Listener:
+    """An actor's declarations: the first parameters of its handlers, the message types that they yield, and its `asks`."""
+    sends = {kind for handler in actor.handlers.values() for kind in handler.emits}
+    receives = tuple(kind for kind in actor.handlers if kind is not Tick)
+    return Listener(instance=instance, receives=receives, sends=(*sends, *LIFECYCLE), asks=actor.asks)
+
+
+@asynccontextmanager
+async def connected(address: ServerAddress, folder: RunFolder | None, *, monitors: bool = False) -> AsyncIterator[NatsBus]:
+    """Connect to the existing bus of a run, as its supervisor or as a monitor; without a folder, large bodies cannot be read."""
+    name, blobs = "monitor" if monitors else "supervisor", folder.blobs if folder else None
+    bus = await NatsBus.connect(address.url, address.run, name=name, token=address.token, blobs=blobs, monitors=monitors)
+    try:
+        yield bus
+    finally:
+        await bus.close()
+
+
+@asynccontextmanager
+async def open_store(
+    store: Path, folder: RunFolder, run: str, *, owner_only: bool = False, monitors: bool = False
+) -> AsyncIterator[NatsBus]:
+    """Open the bus of a run that is not live, on a temporary server for its store."""
+    server = await EmbeddedServer.start(store, owner_only=owner_only)
+    try:
+        async with connected(ServerAddress(url=server.url, token=server.token, run=run, pid=0), folder, monitors=monitors) as bus:
+            yield bus
+    finally:
+        await server.stop()

@@ -53,6 +53,11 @@ class Child:
     killed: str = ""
     """Reason of a kill by `Supervisor.kill`; empty if it was not killed."""
 
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal, unless the process has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(number)
+
 
 class Supervisor:
     """Owns every process of the run except the NATS server."""
@@ -63,6 +68,8 @@ class Supervisor:
         self.publish = publish
         self.addresses = addresses
         self.restarts = Restarts(recipe.supervisors, recipe.actors)
+        self.placed = {name: placed(recipe, name) for name in self.restarts.start_order()}
+        """Kind of each actor by name, for every process of the run, in the order of the tree."""
         self.children: dict[str, Child] = {}
         self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Resolved with the reason when the run cannot go on."""
@@ -78,20 +85,15 @@ class Supervisor:
 
     def startable(self, kind: str = "") -> list[str]:
         """Returns the processes not yet started, with an actor of this kind (empty: any), in the order of the tree."""
-        fresh = [name for name in self.restarts.start_order() if name not in self.children]
-        return [name for name in fresh if not kind or kind in placed(self.recipe, name).values()]
+        return [name for name, actors in self.placed.items() if name not in self.children and (not kind or kind in actors.values())]
 
     def kinds(self) -> dict[str, frozenset[str]]:
         """Returns the kinds of actors of every process."""
-        return {name: frozenset(placed(self.recipe, name).values()) for name in self.restarts.start_order()}
-
-    def actors(self, names: Iterable[str]) -> set[str]:
-        """Returns the names of all actors in these processes."""
-        return {actor for name in names for actor in placed(self.recipe, name)}
+        return {name: frozenset(actors.values()) for name, actors in self.placed.items()}
 
     def instances(self) -> dict[str, str]:
         """Returns the kind of every actor of the run, by name."""
-        return {actor: kind for name in self.restarts.start_order() for actor, kind in placed(self.recipe, name).items()}
+        return {actor: kind for actors in self.placed.values() for actor, kind in actors.items()}
 
     async def stop(self) -> None:
         """End every process, each within `watchdog.stop_seconds`.
@@ -100,22 +102,22 @@ class Supervisor:
         """
         self._stopping = True
         for kind in (*FIRST_TO_STOP, ""):
-            alive = [child for child in self.children.values() if child.process.returncode is None]
-            await self._end_all(child for child in alive if not kind or kind in placed(self.recipe, child.name).values())
+            await self._end_all(child for child in self._running() if not kind or kind in self.placed[child.name].values())
 
     async def kill_all(self) -> None:
         """Kill every process at once: without a bus none can work or publish."""
         self._stopping = True
-        alive = [child.process for child in self.children.values() if child.process.returncode is None]
-        for process in alive:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-        await asyncio.gather(*(process.wait() for process in alive))
+        running = self._running()
+        for child in running:
+            child.send(signal.SIGKILL)
+        await asyncio.gather(*(child.process.wait() for child in running))
+
+    def _running(self) -> list[Child]:
+        return [child for child in self.children.values() if child.process.returncode is None]
 
     def alive(self) -> dict[str, int]:
         """Returns name and id of every process that runs and is not being stopped."""
-        running = (child for child in self.children.values() if child.process.returncode is None and not (child.ending or child.killed))
-        return {child.name: child.process.pid for child in running}
+        return {child.name: child.process.pid for child in self._running() if not (child.ending or child.killed)}
 
     def kill(self, name: str, pid: int, reason: str) -> None:
         """Kill the process with this id, unless it has been replaced; it is restarted as after any death."""
@@ -123,8 +125,7 @@ class Supervisor:
         if child is not None and child.process.pid == pid and child.process.returncode is None and not child.killed:
             logger.warning("killed a process", process=name, pid=pid, reason=reason)
             child.killed = reason
-            with contextlib.suppress(ProcessLookupError):
-                child.process.kill()
+            child.send(signal.SIGKILL)
 
     async def _spawn(self, name: str) -> None:
         self.folder.failure_of(name).unlink(missing_ok=True)
@@ -150,7 +151,7 @@ class Supervisor:
 
     def _threads(self, name: str) -> dict[str, str]:
         """One busy thread per process unless the recipe sets more: waiting OpenMP threads spin, and cost more than they gain."""
-        kinds = set(placed(self.recipe, name).values())
+        kinds = self.placed[name].values()
         threads = max(
             self.recipe.trainer.threads if "trainer" in kinds else 1,
             self.recipe.generation.threads if "inference_worker" in kinds else 1,
@@ -165,7 +166,7 @@ class Supervisor:
         reason = self._reason(child)
         logger.warning("process died", process=child.name, pid=child.process.pid, reason=reason)
         try:
-            for actor in placed(self.recipe, child.name):
+            for actor in self.placed[child.name]:
                 await self.publish(ActorFailed(actor=actor, process=child.name, reason=reason))
         except BusError as error:
             self._fail(f"{child.name} died ({reason}), and its failure could not be published: {error}")
@@ -213,14 +214,12 @@ class Supervisor:
 
     async def _end(self, child: Child) -> None:
         child.ending = True
-        with contextlib.suppress(ProcessLookupError):
-            child.process.terminate()
+        child.send(signal.SIGTERM)
         try:
             await asyncio.wait_for(child.process.wait(), self.recipe.watchdog.stop_seconds)
         except TimeoutError:
             logger.warning("did not stop in time", process=child.name, seconds=self.recipe.watchdog.stop_seconds)
-            with contextlib.suppress(ProcessLookupError):
-                child.process.kill()
+            child.send(signal.SIGKILL)
             await child.process.wait()
 
     def _reason(self, child: Child) -> str:

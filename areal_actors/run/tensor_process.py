@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from areal_actors.embedded.embedded_model import make_embedded_model
 from areal_actors.embedded.transformers import TransformersEngine
 from areal_actors.generation.named import ENGINES_WITHOUT_TORCH, GenerationEngineFactory
+from areal_actors.recipe.checks import EMBEDDED
 from areal_actors.recipe.example_checks import examples_of, limit_of
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.rewards import MODEL
@@ -21,6 +21,7 @@ from areal_actors.rewards.reward_model import ModelScorer, SequenceClassifier
 from areal_actors.rewards.reward_worker import RewardWorker
 from areal_actors.rewards.settings import RewardModelSettings
 from areal_actors.run.process import CPU_ACTORS, BuildContext, Builder, acceptance_of, inference_worker, main
+from areal_actors.run.served_model import model_at
 from areal_actors.runtime.actor import Actor
 from areal_actors.sequences.credit import Credit
 from areal_actors.supervised.example_rows import ExampleRows
@@ -51,17 +52,11 @@ class EngineBuilder:
     def __call__(self, progress: Progress) -> TrainingEngine:
         """Make or find the model, and return an engine that trains it; see `areal_actors.training.engine.EngineFactory`."""
         recipe = self.context.recipe
-        if recipe.model == "embedded":
-            folder = str(self.context.folder.model)
-
-            def warming(done: int, total: int, metrics: dict[str, float]) -> None:
-                progress("warm start", done, total, {"loss": metrics["loss"]})
-
-            if not self.context.folder.model.exists():
-                make_embedded_model(folder, recipe.warm_start, recipe.seed, recipe.trainer.threads, warming)
-        else:
+        if recipe.model != EMBEDDED:
             progress("loading the model", 0, 1, {})
-            folder = model_folder(recipe.model)
+        folder = model_at(
+            self.context.folder.model, recipe, lambda done, total, metrics: progress("warm start", done, total, {"loss": metrics["loss"]})
+        )
         self.model_bytes = sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
         engine = RankGroup if recipe.trainer.ranks > 1 else TorchTrainer
         return engine(
@@ -76,28 +71,25 @@ class EngineBuilder:
 
 
 def _trainer(context: BuildContext) -> Actor:
+    recipe, path = context.recipe, context.folder.path
     make_engine = EngineBuilder(context)
-    keep = context.recipe.staleness_gate.max_staleness + SPARE_VERSIONS
+    keep = recipe.staleness_gate.max_staleness + SPARE_VERSIONS
 
     def weights_folder(version: int) -> str:
-        root = shared_memory_folder(context.recipe.run, context.folder.path, needed_bytes=make_engine.model_bytes * (keep + 1))
+        root = shared_memory_folder(recipe.run, path, needed_bytes=make_engine.model_bytes * (keep + 1))
         prune(root, keep)
         return str(version_folder(root, version))
 
-    task = context.recipe.task
-    credit = Credit.of(task)
-    lessons = example_rows(context.recipe) if context.recipe.learns_from_examples() else None
-    monitor = EngineMonitor(context.recipe.watchdog, context.recipe.staleness_gate.max_staleness)
     return Trainer(
         make_engine,
         weights_folder,
         time.time,
-        credit,
-        lessons,
-        monitor,
-        max_skipped_steps=context.recipe.trainer.max_skipped_steps,
-        checkpoints=CheckpointStore(context.folder.path),
-        step_history=TrainedHistory(repeats=_repeats(context.recipe.trainer)),
+        Credit.of(recipe.task),
+        example_rows(recipe),
+        EngineMonitor(recipe.watchdog, recipe.staleness_gate.max_staleness),
+        max_skipped_steps=recipe.trainer.max_skipped_steps,
+        checkpoints=CheckpointStore(path),
+        step_history=TrainedHistory(repeats=_repeats(recipe.trainer)),
     )
 
 
@@ -108,8 +100,13 @@ def _repeats(settings: TrainerSettings) -> bool:
     return settings.retaken_steps == "exact"
 
 
-def example_rows(recipe: Recipe) -> ExampleRows:
-    """Returns the recipe's examples as rows; held-out ones are due before the first step, after the last, and periodically between."""
+def example_rows(recipe: Recipe) -> ExampleRows | None:
+    """Returns the recipe's examples as rows; held-out ones are due before the first step, after the last, and periodically between.
+
+    None if the recipe learns from episodes.
+    """
+    if not recipe.learns_from_examples():
+        return None
     examples = examples_of(recipe)
     evaluation = recipe.evaluation
 

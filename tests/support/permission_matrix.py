@@ -19,7 +19,7 @@ from areal_actors.core.devices import detect_cuda
 from areal_actors.messages import KINDS
 from areal_actors.recipe.load import load
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.run.bus_access import users_of
+from areal_actors.run.server import users_of
 from bus.message import Event, Message, Request, Telemetry, Work
 from bus.nats import NatsBus
 from bus.server import EmbeddedServer

@@ -14,7 +14,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
-import msgspec
 import structlog
 
 from areal_actors.core.errors import RolloutError, SetupError
@@ -22,11 +21,11 @@ from areal_actors.messages import KINDS, ActorStopped, DescribeGateway, Heartbea
 from areal_actors.recipe.load import serving_recipe
 from areal_actors.recipe.recipe import Recipe, redacted
 from areal_actors.recipe.supervision import processes_of
-from areal_actors.run.fresh_folder import fresh_folder
 from areal_actors.run.logs import log_to_file
+from areal_actors.run.preflight import fresh_folder
 from areal_actors.run.process import BuildContext, Builder
 from areal_actors.run.run_folder import RunFolder
-from areal_actors.run.server import free_port, refuse_old_log, run_server
+from areal_actors.run.server import refuse_old_log, run_server, with_port
 from areal_actors.run.supervisor import Supervisor
 from areal_actors.run.tensor_process import TORCH_ACTORS
 from areal_actors.runtime.actor import Actor
@@ -127,7 +126,7 @@ def in_process(builders: Mapping[str, Builder] = TORCH_ACTORS) -> Backend:
 @asynccontextmanager
 async def processes(recipe: Recipe) -> AsyncIterator[ActorHost]:
     """Backend with gateway and engines in separate processes on an embedded NATS server; each is restarted when it dies."""
-    recipe = serving_recipe(msgspec.structs.replace(recipe, gateway=msgspec.structs.replace(recipe.gateway, port=free_port(recipe))))
+    recipe = serving_recipe(with_port(recipe))
     async with AsyncExitStack() as stack:
         folder = stack.enter_context(_folder(recipe))
         server = await stack.enter_async_context(run_server(recipe, folder))

@@ -1,0 +1,119 @@
+"""Before a run: checks of the machine, removal of what killed runs have left, and a new, locked folder.
+
+A killed run leaves weights in shared memory and bus credentials; the next command removes them. Only the locks decide if a run is dead:
+files of a live run are never touched.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from areal_actors.core.devices import CudaDevices, detect_cuda
+from areal_actors.core.durable_files import MEBIBYTE
+from areal_actors.core.errors import SetupError
+from areal_actors.generation.settings import TENSOR_ENGINES
+from areal_actors.recipe.recipe import Recipe
+from areal_actors.run.disk_watch import refuse_full_disk
+from areal_actors.run.run_folder import RunFolder
+from areal_actors.run.run_lock import LockHeld, holder, locked
+from areal_actors.training.checkpoint_store import folder_bytes
+from areal_actors.weights.folders import lock_path, locked_folders, remove_all, shared_memory_path
+
+CUDA = "cuda"
+
+
+def check_devices(recipe: Recipe, found: CudaDevices | None = None) -> None:
+    """Refuse a recipe that names CUDA devices if there are none; `found` are the detected devices, detected here if None.
+
+    Raises:
+        SetupError: no CUDA device; the message names the setting.
+    """
+    named = {
+        "trainer.device": recipe.trainer.device if recipe.actors.trainer.count and not recipe.trainer.ranks_address else "",
+        "generation.device": recipe.generation.device if recipe.generation.engine in TENSOR_ENGINES else "",
+    }
+    asking = [setting for setting, device in named.items() if device.startswith(CUDA)]
+    if not asking or (found := found or detect_cuda()).count:
+        return
+    devices = " and ".join(f'{setting} = "{named[setting]}"' for setting in asking)
+    raise SetupError(f'{devices}: {found.reason}; write "cpu" or "auto", or start the run on a machine with one')
+
+
+@contextmanager
+def fresh_folder(recipe: Recipe, folder: RunFolder, check: Callable[[Recipe], Recipe]) -> Iterator[Recipe]:
+    """Lock and create the folder; yields the recipe that `check` returns, which is called before anything is created.
+
+    Raises:
+        SetupError: a run of this name is live, the disk is full or not writable, or `check` raised it.
+    """
+    report_clean_up(folder.path.parent)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(folder.held())
+            recipe = check(recipe)
+            refuse_full_disk(recipe.disk, folder.path.parent)
+            stack.enter_context(holding_weights(recipe, folder))
+            folder.create(recipe)
+        except OSError as error:
+            raise SetupError(
+                f"folder: the run cannot be kept in {folder.path} ({error.strerror}); set folder to one that can be written"
+            ) from error
+        yield recipe
+
+
+def clean_up(runs: Path) -> list[str]:
+    """Remove the shared-memory weights of dead runs, and the credentials of dead runs in this folder.
+
+    Returns one line for each removal.
+    """
+    return [*_weights(), *_secrets(runs)]
+
+
+def report_clean_up(runs: Path) -> None:
+    """Remove leftovers of dead runs, and print what was removed."""
+    for line in clean_up(runs):
+        sys.stderr.write(f"{line}\n")
+
+
+@contextmanager
+def holding_weights(recipe: Recipe, folder: RunFolder) -> Iterator[None]:
+    """Lock this run's weights as in use, and remove them at the end.
+
+    Raises:
+        SetupError: shared memory does not support locks.
+    """
+    lock = lock_path(shared_memory_path(recipe.run, folder.path))
+    try:
+        if not lock.parent.is_dir():
+            yield
+            return
+        with locked(lock, remove=True):
+            yield
+    finally:
+        remove_all(recipe.run, folder.path)
+        folder.remove_secrets()
+
+
+def _weights() -> Iterator[str]:
+    for place in locked_folders():
+        try:
+            with locked(lock_path(place), seconds=0, remove=True):
+                if place.is_dir():
+                    size = folder_bytes(place)
+                    shutil.rmtree(place, ignore_errors=True)
+                    yield f"removed the weights of a killed run in {place} ({size / MEBIBYTE:,.1f} MiB)"
+        except (LockHeld, OSError):
+            continue
+
+
+def _secrets(runs: Path) -> Iterator[str]:
+    for announced in sorted({*runs.glob("*/bus.json"), *runs.glob("*/nats/nats-server.conf")}):
+        folder = RunFolder(runs / announced.relative_to(runs).parts[0])
+        if folder.live_supervisor() or holder(folder.nats / "nats-server.lock") is not None:
+            continue
+        if names := folder.remove_secrets():
+            yield f"removed bus credentials of run '{folder.path.name}', which has ended: {', '.join(names)}"
