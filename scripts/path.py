@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from areal_actors.messages import KINDS
-from areal_actors.run.bus_access import ACTORS
+from areal_actors.run.server import ACTORS
 from bus.message import Message
 
 ROOT = Path(__file__).parent.parent

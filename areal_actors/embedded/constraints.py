@@ -94,7 +94,9 @@ class Grammars:
             try:
                 matcher.accept_tokens(sampled)
             except RequestError as error:
-                raise RequestError(f"'sampled': the completion so far violates its own constraint: {error}", "sampled") from error
+                raise RequestError(
+                    f"'resumed_tokens': the completion so far violates its own constraint: {error}", "resumed_tokens"
+                ) from error
         return matcher
 
     def _compile(self, constraint: Constraint) -> LLMatcher:

@@ -43,7 +43,7 @@ class BackwardsEngine:
                 self.tokens += 1
         finally:
             self.running -= 1
-        yield TokenChunk(columns=columns, finish_reason="length" if len(whole) > sampled + sampling.max_tokens else "stop")
+        yield TokenChunk(columns=columns, finish_reason="length" if len(whole) > resumed_tokens + sampling.max_tokens else "stop")
 
     async def load_weights(self, location: WeightsLocation, weight_version: int) -> None:
         self.weight_version = weight_version
