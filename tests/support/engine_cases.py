@@ -108,7 +108,7 @@ async def what_cannot_be_sampled_is_refused_by_field(harness: EngineHarness) -> 
         ([], SamplingParams(), 0, "prompt_ids"),
         ([3, 10**6], SamplingParams(max_tokens=1), 0, "prompt_ids"),
         (harness.prompt(4), SamplingParams(max_tokens=harness.context), 0, "max_tokens"),
-        (harness.prompt(4), SamplingParams(max_tokens=1), 4, "sampled"),
+        (harness.prompt(4), SamplingParams(max_tokens=1), 4, "resumed_tokens"),
         (harness.prompt(4), SamplingParams(max_tokens=1, logit_bias={10**6: 1.0}), 0, "logit_bias"),
     ]
     async with running(harness) as engine:
