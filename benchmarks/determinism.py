@@ -58,7 +58,7 @@ def outcome(events: Iterator[Message], seconds: float = 0.0) -> Outcome:
             case TrajectoryExported(trajectory=trajectory):
                 found.episodes[trajectory.episode] = trajectory
             case StepCompleted():
-                found.steps[event.step] = event.rows_checksum
+                found.steps[event.step] = event.sequences_checksum
             case WeightsPublished():
                 found.versions[event.weight_version] = event.location.checksum
             case EvaluationCompleted():

@@ -10,14 +10,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from areal_actors.core.values import Row, WeightsLocation
+from areal_actors.core.values import TrainingSequence, WeightsLocation
 from areal_actors.generation.engine import EngineCounters
 from areal_actors.generation.inference_worker import InferenceWorker
 from areal_actors.generation.scripted import ScriptedEngine
 from areal_actors.run.process import CPU_ACTORS, BuildContext, main
 from areal_actors.runtime.actor import Actor
 from areal_actors.training.checkpoint_store import CheckpointStore
-from areal_actors.training.engine import Progress, TrainingEngine, row_limits
+from areal_actors.training.engine import Progress, TrainingEngine, sequence_limits
 from areal_actors.training.trainer import Trainer
 
 STEPS_TAKEN = "steps_taken"
@@ -45,10 +45,10 @@ class NoGradient:
 
     def __init__(self, model: Path) -> None:
         self.weight_version = 0
-        self.limits = row_limits(str(model))
+        self.limits = sequence_limits(str(model))
         self.model = model
 
-    def step(self, rows: Sequence[Row]) -> dict[str, float]:
+    def step(self, rows: Sequence[TrainingSequence]) -> dict[str, float]:
         """Count the step."""
         self.weight_version += 1
         return {"rows": float(len(rows))}

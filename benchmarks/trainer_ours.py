@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 import torch
 
-from areal_actors.core.values import Row
+from areal_actors.core.values import TrainingSequence
 from areal_actors.training.algorithms import Grpo
 from areal_actors.training.packing.tensors import make_micro_batches
 from areal_actors.training.settings import OptimizerSettings, TrainerSettings
@@ -32,14 +32,14 @@ def memory(field: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def rows_of(batch_file: str) -> list[Row]:
+def sequences_of(batch_file: str) -> list[TrainingSequence]:
     """Read the rows, without log-probabilities."""
     batch = json.loads(Path(batch_file).read_text())
     rows = []
     for number, (prompt, completion, reward) in enumerate(zip(batch["prompts"], batch["completions"], batch["rewards"], strict=True)):
         sampled = np.arange(len(prompt) + len(completion)) >= len(prompt)
         rows.append(
-            Row(
+            TrainingSequence(
                 token_ids=np.array([*prompt, *completion], dtype=np.int64),
                 loss_mask=sampled,
                 logprobs=np.zeros(len(sampled), dtype=np.float32),
@@ -52,7 +52,7 @@ def rows_of(batch_file: str) -> list[Row]:
     return rows
 
 
-def on_policy(trainer: TorchTrainer, rows: list[Row]) -> list[Row]:
+def on_policy(trainer: TorchTrainer, rows: list[TrainingSequence]) -> list[TrainingSequence]:
     """Fill in the log-probabilities of the trainer's weights, so that both sides have the same gradient."""
     logps = trainer.logp(rows).numpy()
     filled, first = [], 0
@@ -69,7 +69,7 @@ def main(folder: str, batch_file: str, steps: int, tokens: int) -> None:
     torch.set_num_threads(1)
     settings = TrainerSettings(device="cpu", logprob_check_sequences=0, microbatch_tokens=tokens, optimizer=OptimizerSettings(lr=1e-4))
     trainer = TorchTrainer(folder, Grpo(), settings, total_steps=steps)
-    rows = on_policy(trainer, rows_of(batch_file))
+    rows = on_policy(trainer, sequences_of(batch_file))
     before = memory("VmRSS")
     cpu, wall, norms = [], [], []
     for _ in range(steps):

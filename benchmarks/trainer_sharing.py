@@ -23,7 +23,7 @@ import torch
 from history import append, parse_arguments, table
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from areal_actors.core.values import Row
+from areal_actors.core.values import TrainingSequence
 from areal_actors.training.packing.packed_tree import PackedTree
 from areal_actors.training.packing.prefix_tree import build_prefix_tree, join_trees
 from areal_actors.training.packing.scoring import TokenScorer
@@ -53,10 +53,10 @@ def make_scorer(hidden: int, layers: int) -> TokenScorer:
     return TokenScorer(Qwen3ForCausalLM(config).eval(), 1.0)
 
 
-def row(ids: np.ndarray, trained: int, group: int) -> Row:
+def row(ids: np.ndarray, trained: int, group: int) -> TrainingSequence:
     """A row whose last `trained` tokens are trained."""
     mask = np.arange(len(ids)) >= len(ids) - trained
-    return Row(
+    return TrainingSequence(
         token_ids=ids.astype(np.int64),
         loss_mask=mask,
         logprobs=np.zeros(len(ids), dtype=np.float32),
@@ -67,7 +67,7 @@ def row(ids: np.ndarray, trained: int, group: int) -> Row:
     )
 
 
-def one_prompt(tokens: int) -> list[Row]:
+def one_prompt(tokens: int) -> list[TrainingSequence]:
     """Return a group of 8 rows with one prompt."""
     draw = np.random.default_rng(tokens)
     prompt = draw.integers(0, VOCABULARY, tokens)
@@ -75,13 +75,13 @@ def one_prompt(tokens: int) -> list[Row]:
     return [row(np.concatenate([prompt, draw.integers(0, VOCABULARY, length)]), length, 0) for length in lengths]
 
 
-def chain(tokens: int) -> list[Row]:
+def chain(tokens: int) -> list[TrainingSequence]:
     """Return an episode with one row per turn, each with all earlier turns."""
     ids = np.random.default_rng(tokens).integers(0, VOCABULARY, TURNS * tokens)
     return [row(ids[: tokens * (turn + 1)], tokens // 2, 0) for turn in range(TURNS)]
 
 
-def one_system_prompt(groups: int, members: int) -> list[Row]:
+def one_system_prompt(groups: int, members: int) -> list[TrainingSequence]:
     """Return groups whose prompts share 512 tokens and differ in the last 64."""
     draw = np.random.default_rng(groups)
     system = draw.integers(0, VOCABULARY, 512)
@@ -93,7 +93,7 @@ def one_system_prompt(groups: int, members: int) -> list[Row]:
     ]
 
 
-def packed(rows: list[Row]) -> list[MicroBatch]:
+def packed(rows: list[TrainingSequence]) -> list[MicroBatch]:
     """Arrange every row separately, without padding."""
     single = [batch for index in range(len(rows)) for batch in make_micro_batches(rows, [index], BUDGET, CPU, sharing="on")]
     parts = first_fit_decreasing([batch.computed_tokens for batch in single], BUDGET)
@@ -105,11 +105,11 @@ def one_after_another(batches: list[MicroBatch]) -> MicroBatch:
     tree = join_trees([build_prefix_tree([batch.token_ids[0].numpy()]) for batch in batches])
     firsts = np.cumsum([0, *(batch.computed_tokens for batch in batches)]).tolist()
     positions = torch.cat([batch.positions + first for batch, first in zip(batches, firsts, strict=False)])
-    columns = ("labels", "rows", "token_index", "behaviour", "versions")
+    columns = ("labels", "token_index")
     return MicroBatch(
         token_ids=torch.from_numpy(tree.token_ids)[None],
         positions=positions,
-        row_tokens=firsts[-1],
+        sequence_tokens=firsts[-1],
         chains=PackedTree.of(tree, CPU, positions.numpy()),
         **{name: torch.cat([getattr(batch, name) for batch in batches]) for name in columns},
     )
@@ -137,7 +137,7 @@ def gradient(scorer: TokenScorer) -> torch.Tensor:
     return torch.cat([parameter.grad.flatten() for parameter in scorer.parameters()])
 
 
-def measure(scorer: TokenScorer, case: str, rows: list[Row], repeats: int) -> dict[str, float | str]:
+def measure(scorer: TokenScorer, case: str, rows: list[TrainingSequence], repeats: int) -> dict[str, float | str]:
     """Measure one line of the table."""
     shared, alone = make_micro_batches(rows, range(len(rows)), BUDGET, CPU, sharing="on"), packed(rows)
     variants = {
@@ -159,7 +159,7 @@ def measure(scorer: TokenScorer, case: str, rows: list[Row], repeats: int) -> di
             pass_over(scorer, batches)
             seconds[variant] = min(seconds[variant], time.process_time() - began)
             gradients[variant] = gradient(scorer)
-    tokens = sum(batch.row_tokens for batch in shared)
+    tokens = sum(batch.sequence_tokens for batch in shared)
     computed = sum(batch.computed_tokens for batch in shared)
     sharing = seconds["packed, whole"] / seconds["shared, whole"]
     distance = (gradients["shared"] - gradients["packed, whole"]).norm() / gradients["packed, whole"].norm()

@@ -29,7 +29,7 @@ def doubles(*values):
     return torch.tensor(values, dtype=torch.float64)
 
 
-def cut_rows(rows, *episodes):
+def cut_sequences(rows, *episodes):
     """The rows, with episodes whose very last call was cut by length: these and no others; calls before the last one are cut, too."""
     last = {row.episode: place for place, row in enumerate(rows)}
     return [
@@ -48,7 +48,7 @@ def cut_rows(rows, *episodes):
 def test_masked_episodes_are_those_whose_last_call_was_cut_and_their_rewards_count_all_the_same(tag):
     required = {"teacher": "big"} if tag == "distillation" else {}
     trained, masked = (msgspec.convert({"name": tag, **required, **more}, AnyAlgorithm) for more in ({}, MASK))
-    rows = cut_rows(stories(1, **SEVERAL), 1, 3)
+    rows = cut_sequences(stories(1, **SEVERAL), 1, 3)
     if tag == "m2po":
         trained, masked = (msgspec.structs.replace(one, threshold=1e9) for one in (trained, masked))
     result = masked.advantages(step_of(rows))
@@ -59,7 +59,7 @@ def test_masked_episodes_are_those_whose_last_call_was_cut_and_their_rewards_cou
 
 
 def test_the_second_moment_is_that_of_tokens_that_are_trained_at_all():
-    rows = cut_rows(stories(6, **SEVERAL), 1)
+    rows = cut_sequences(stories(6, **SEVERAL), 1)
     algorithm = M2po(threshold=0.04, shaping=Shaping(truncated="mask"))
     left = [row for row in rows if row.episode != 1]
     squares = [(proximal - behaviour) ** 2 for row in left for proximal, behaviour in zip(row.proximal, row.behaviour, strict=True)]
@@ -92,8 +92,8 @@ def test_the_overlong_penalty_is_that_of_the_episode_under_every_cut():
 def test_the_return_of_every_token_is_the_reward_of_its_call_whichever_calls_share_its_row():
     rows = stories(3, **SEVERAL)
     step = step_of(rows)
-    rewards = token_rewards(step.rewards, torch.zeros(len(step.rows), dtype=torch.float64), step.calls, step.rows)
-    assert discounted_sums(rewards, step.rows, 1.0).tolist() == near(step.rewards[step.calls].tolist())
+    rewards = token_rewards(step.rewards, torch.zeros(len(step.sequences), dtype=torch.float64), step.calls, step.sequences)
+    assert discounted_sums(rewards, step.sequences, 1.0).tolist() == near(step.rewards[step.calls].tolist())
     raw = Ppo(gae_lambda=1.0, normalize_advantages=False).advantages(step)
     assert raw.returns.tolist() == near(step.rewards[step.calls].tolist())
     assert ReinforcePlusPlus(normalize_advantages=False).advantages(step).tokens.tolist() == step.rewards[step.calls].tolist()

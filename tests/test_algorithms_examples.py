@@ -28,9 +28,9 @@ def step(rows):
     lengths = torch.tensor([count for *_, count in rows])
     tokens = int(lengths.sum())
     return StepTokens(
-        rows=torch.arange(len(rows)).repeat_interleave(lengths),
+        sequences=torch.arange(len(rows)).repeat_interleave(lengths),
         calls=torch.arange(len(rows)).repeat_interleave(lengths),
-        call_rows=torch.arange(len(rows)),
+        call_sequences=torch.arange(len(rows)),
         samples=torch.arange(len(rows)),
         groups=torch.tensor([pair for pair, *_ in rows]),
         rewards=torch.tensor([reward for _, reward, _ in rows], dtype=torch.float64),
@@ -45,9 +45,9 @@ def step(rows):
 def batch(algorithm, rows, reference=None):
     seen = step(rows)
     return Batch(
-        rows=seen.rows,
-        groups=seen.groups[seen.rows],
-        rewards=seen.rewards[seen.rows].float(),
+        sequences=seen.sequences,
+        groups=seen.groups[seen.sequences],
+        rewards=seen.rewards[seen.sequences].float(),
         advantages=algorithm.advantages(seen).tokens,
         behaviour=seen.behaviour,
         versions=seen.versions,
@@ -62,7 +62,7 @@ def loss_of(algorithm, rows, logp, reference=None):
     seen = batch(algorithm, rows, reference)
     result = algorithm.loss(seen, logp)
     shares = algorithm.shares(torch.tensor([float(count) for *_, count in rows], dtype=torch.float64), torch.arange(len(rows)))
-    return (result.losses * shares[seen.rows]).sum(), {name: float(column.double().mean()) for name, column in result.measures.items()}
+    return (result.losses * shares[seen.sequences]).sum(), {name: float(column.double().mean()) for name, column in result.measures.items()}
 
 
 def by_row(rows, column):
@@ -166,9 +166,9 @@ def test_a_step_cut_into_micro_batches_of_whole_pairs_has_the_same_loss(algorith
     parts = []
     for pair in {pair for pair, *_ in rows}:
         inside = seen.groups == pair
-        names = ("rows", "groups", "rewards", "advantages", "behaviour", "versions", "proximal", "reference")
+        names = ("sequences", "groups", "rewards", "advantages", "behaviour", "versions", "proximal", "reference")
         part = msgspec.structs.replace(seen, **{name: getattr(seen, name)[inside] for name in names})
-        parts.append((algorithm.loss(part, logp[inside]).losses * shares[part.rows]).sum())
+        parts.append((algorithm.loss(part, logp[inside]).losses * shares[part.sequences]).sum())
     assert float(sum(parts)) == near(float(whole))
 
 

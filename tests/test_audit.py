@@ -8,7 +8,7 @@ from support.audit_logs import RECIPE, STARTED, checksum, exported, given_up, lo
 
 from areal_actors.audit.audit import CHECKS, FAULTS_KEPT, Audit, RecomputeProgress
 from areal_actors.audit.fold import AuditFold
-from areal_actors.audit.rows import RowsCheck
+from areal_actors.audit.sequences import SequencesCheck
 from areal_actors.core.values import WeightsLocation
 from areal_actors.display.summary import write_summary
 from areal_actors.messages import (
@@ -26,19 +26,19 @@ from areal_actors.messages import (
     WeightsLoaded,
     WeightsPublished,
 )
-from areal_actors.sequences.rows import EPISODE
+from areal_actors.sequences.build import EPISODE
 from bus.base import Envelope, Stamp
 from bus.memory import MemoryBus
 
 
 def audited(events, *, numbers=None):
     """Fold events; their places count from 1, unless `numbers` is given."""
-    audit, rows = Audit(), RowsCheck(EPISODE)
+    audit, rows = Audit(), SequencesCheck(EPISODE)
     for sequence, event in zip(numbers or range(1, len(events) + 1), events, strict=True):
         audit.event(sequence, event)
         for check, sentence in rows.event(sequence, event):
             audit.fault(sequence, check, sentence)
-        audit.rows_checked = rows.checked
+        audit.sequences_checked = rows.checked
     return audit
 
 
@@ -87,7 +87,7 @@ def test_a_sound_log_has_no_fault_and_every_fate_is_counted():
     assert (groups.granted, groups.trained_groups, groups.dropped_groups, groups.abandoned_groups) == (8, 6, 1, 1)
     assert (groups.exported, groups.trained, groups.dropped, groups.repeated) == (13, 11, 2, 1)
     assert groups.dropped_for == {"stale": 2}
-    assert (audit.steps, audit.rows_checked, audit.lives) == (3, 3, 2)
+    assert (audit.steps, audit.sequences_checked, audit.lives) == (3, 3, 2)
     assert not groups.under_way
     assert (groups.ended, groups.ended_below) == (set(), 8)
     assert audit.verdict() == "0 lost, 0 twice, 4 of 4 versions compared"
@@ -102,7 +102,7 @@ def test_the_fold_continues_from_its_encoded_state(cut):
             audit = msgspec.msgpack.decode(msgspec.msgpack.encode(audit), type=Audit)
         audit.event(sequence, event)
     whole = audited(events)
-    whole.rows_checked = 0
+    whole.sequences_checked = 0
     assert audit == whole
 
 
@@ -201,14 +201,14 @@ MUTATIONS = {
         "step 1 was completed a second time",
     ),
     "a step had other rows": (
-        lambda log: changed(log, place(log, StepCompleted, 1), rows_checksum="00000000"),
-        "rows",
-        "step 2 was given rows with checksum 00000000",
+        lambda log: changed(log, place(log, StepCompleted, 1), sequences_checksum="00000000"),
+        "sequences",
+        "step 2 was given sequences with checksum 00000000",
     ),
     "tokens of a trajectory are others": (
         lambda log: [*log[:5], exported_otherwise(log[5]), *log[6:]],
-        "rows",
-        "step 1 was given rows with checksum",
+        "sequences",
+        "step 1 was given sequences with checksum",
     ),
     "a version is lost": (
         lambda log: without(log, place(log, WeightsPublished, 1)),
@@ -336,10 +336,10 @@ def examples_log(*, second=(2, 3)):
         msgspec.structs.replace(STARTED, recipe={**EXAMPLES, "steps": 2}),
         published(0),
         ExamplesDrawn(step=0, numbers=(0, 1), epoch=0),
-        StepCompleted(step=1, metrics=metrics, rows_checksum="aa"),
+        StepCompleted(step=1, metrics=metrics, sequences_checksum="aa"),
         ExamplesDrawn(step=1, numbers=(2, 3), epoch=0),
         ExamplesDrawn(step=1, numbers=second, epoch=0),
-        StepCompleted(step=2, metrics=metrics, rows_checksum="bb"),
+        StepCompleted(step=2, metrics=metrics, sequences_checksum="bb"),
         CheckpointCommitted(folder="c", step=2, cursor=5),
         RunFinished(steps=2),
     ]
@@ -350,9 +350,9 @@ def test_a_run_that_learns_from_examples_is_audited_by_its_steps():
     assert audit.all_faults() == []
     assert audit.verdict() == "0 lost, 0 twice, 2 steps once"
     steps = {event.step: event for event in examples_log() if isinstance(event, StepCompleted)}
-    assert audit.computed(RecomputeProgress(step=1, rows_checksum="aa", metrics={"loss": 0.5}), steps[1])
+    assert audit.computed(RecomputeProgress(step=1, sequences_checksum="aa", metrics={"loss": 0.5}), steps[1])
     assert audit.verdict() == "0 lost, 0 twice, 1 of 2 steps proved"
-    assert not audit.computed(RecomputeProgress(step=2, rows_checksum="bb", metrics={"loss": 0.25}), steps[2])
+    assert not audit.computed(RecomputeProgress(step=2, sequences_checksum="bb", metrics={"loss": 0.25}), steps[2])
     assert "step 2 reported loss = 0.5; recomputed from the log it is 0.25" in audit.all_faults()[0].sentence
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from areal_actors.core.values import Row, RowCall
+from areal_actors.core.values import SequenceCall, TrainingSequence
 from areal_actors.training.algorithms import (
     Cispo,
     Dapo,
@@ -127,7 +127,7 @@ def by_reward(episode):
 CUTS = (concat, individual, split, by_reward)
 
 
-def rows_of(episode, name, cut, behaviour, version, masked=()):
+def sequences_of(episode, name, cut, behaviour, version, masked=()):
     """Rows of an episode whose tokens encode state and arm; calls before those of a row are its context."""
     rows = []
     for own in cut(episode):
@@ -141,9 +141,9 @@ def rows_of(episode, name, cut, behaviour, version, masked=()):
             logprobs += [0.0] + [float(behaviour[place]) for place in episode.calls[number]]
             versions += [-1] + [version] * (len(ids) - start)
             if number in own:
-                calls.append(RowCall(start=start, end=len(ids), reward=episode.rewards[number]))
+                calls.append(SequenceCall(start=start, end=len(ids), reward=episode.rewards[number]))
         columns = (np.array(ids, np.int64), np.array(mask), np.array(logprobs, np.float32), np.array(versions, np.int32))
-        rows.append(Row(*columns, 0, episode.rewards[-1], truncated=False, episode=name, calls=tuple(calls)))
+        rows.append(TrainingSequence(*columns, 0, episode.rewards[-1], truncated=False, episode=name, calls=tuple(calls)))
     return rows
 
 
@@ -182,7 +182,7 @@ def expected_gradient(algorithm, episodes, group_size, cut, *, masked=(), sample
     for members in itertools.combinations_with_replacement(range(len(episodes)), group_size):
         orders = math.factorial(group_size) / math.prod(math.factorial(members.count(one)) for one in set(members))
         chance = orders * math.prod(probability(episodes[one], behaviour) for one in members)
-        rows = [row for name, one in enumerate(members) for row in rows_of(episodes[one], f"e{name}", cut, behaviour, 0, masked)]
+        rows = [row for name, one in enumerate(members) for row in sequences_of(episodes[one], f"e{name}", cut, behaviour, 0, masked)]
         whole += chance
         if any(row.loss_mask.any() for row in rows):
             total = total + chance * loss_of(algorithm, rows, table)
@@ -331,7 +331,7 @@ def test_the_same_episodes_have_the_same_loss_and_gradient_however_they_are_cut_
         behaviour = logps_of(POLICY + 0.1 * OLDER, allowed)
         found = []
         for cut in CUTS:
-            rows = [row for name, episode in enumerate(episodes) for row in rows_of(episode, f"e{name}", cut, behaviour, 0)]
+            rows = [row for name, episode in enumerate(episodes) for row in sequences_of(episode, f"e{name}", cut, behaviour, 0)]
             loss = loss_of(algorithm, rows, logps_of(logits, allowed))
             found.append((float(loss.detach()), torch.autograd.grad(loss, logits)[0]))
         for loss, gradient in found[1:]:
@@ -358,9 +358,9 @@ def advantages_of_one_success(algorithm):
     rows = []
     for number, count in enumerate(ROWS):
         episode = Episode(calls=(((0, 0),),) * count, rewards=(float(number == 0),) * count)
-        rows += rows_of(episode, f"e{number}", individual, POLICY.log_softmax(-1), 0)
+        rows += sequences_of(episode, f"e{number}", individual, POLICY.log_softmax(-1), 0)
     tokens = step_tokens(rows, 0)
-    values = EXPECTED_BY_CRITIC[:1].expand(len(tokens.rows))
+    values = EXPECTED_BY_CRITIC[:1].expand(len(tokens.sequences))
     same = dict.fromkeys(("proximal", "reference", "teacher"), tokens.behaviour)
     advantages = algorithm.advantages(msgspec.structs.replace(tokens, values=values, **same)).tokens
     success = tokens.samples[tokens.calls] == 0

@@ -154,16 +154,16 @@ def test_targets_are_dealt_like_cards_so_that_each_comes_up_as_often():
 def test_a_run_is_healthy_again_when_all_serve_and_a_batch_formed_after_the_fault_is_trained():
     health = Health()
     assert not health.is_healthy()
-    for event in (ActorStarted(actor="a", process="p", pid=1), batch(0), StepCompleted(step=1, metrics={}, rows_checksum="")):
+    for event in (ActorStarted(actor="a", process="p", pid=1), batch(0), StepCompleted(step=1, metrics={}, sequences_checksum="")):
         health.receive(event)
     assert health.is_healthy()
     health.receive(batch(1))
     health.receive(FaultInjected(kind="kill", target="p", detail=""))
     health.receive(ActorFailed(actor="a", process="p", reason="killed"))
-    health.receive(StepCompleted(step=2, metrics={}, rows_checksum=""))
+    health.receive(StepCompleted(step=2, metrics={}, sequences_checksum=""))
     assert not health.is_healthy(), "the batch was formed before"
     health.receive(batch(2))
-    health.receive(StepCompleted(step=3, metrics={}, rows_checksum=""))
+    health.receive(StepCompleted(step=3, metrics={}, sequences_checksum=""))
     assert not health.is_healthy(), "nobody serves"
     health.receive(ActorStarted(actor="a", process="p", pid=2))
     assert health.is_healthy()
@@ -328,7 +328,7 @@ async def test_each_fault_is_announced_before_it_is_injected_and_the_next_waits_
     try:
         await asyncio.sleep(0.3)
         assert published == [], "nothing serves yet"
-        for event in (ActorStarted(actor="a", process="a", pid=1), batch(0), StepCompleted(step=1, metrics={}, rows_checksum="")):
+        for event in (ActorStarted(actor="a", process="a", pid=1), batch(0), StepCompleted(step=1, metrics={}, sequences_checksum="")):
             chaos.health.receive(event)
         async with asyncio.timeout(20):
             while not published:  # noqa: ASYNC110
@@ -339,7 +339,7 @@ async def test_each_fault_is_announced_before_it_is_injected_and_the_next_waits_
         assert len(published) == 1, "the run is not over the first fault"
         chaos.health.receive(batch(1))
         ending.append(True)
-        chaos.health.receive(StepCompleted(step=2, metrics={}, rows_checksum=""))
+        chaos.health.receive(StepCompleted(step=2, metrics={}, sequences_checksum=""))
         await asyncio.wait_for(running, 20)
         assert len(published) == 1, "the run is ending"
     finally:
@@ -354,7 +354,7 @@ async def test_a_checkpoint_is_damaged_and_its_reader_killed_and_a_fault_without
     published, ending = [], []
     settings = ChaosSettings(enabled=True, flip=FlipFaults(per_minute=60_000.0))
     chaos = chaos_of(tmp_path, settings, published, {"trainer": trainer.pid})
-    for event in (ActorStarted(actor="t", process="trainer", pid=1), batch(0), StepCompleted(step=1, metrics={}, rows_checksum="")):
+    for event in (ActorStarted(actor="t", process="trainer", pid=1), batch(0), StepCompleted(step=1, metrics={}, sequences_checksum="")):
         chaos.health.receive(event)
     running = asyncio.create_task(chaos.run(lambda: True, lambda: bool(ending)))
     try:

@@ -23,7 +23,7 @@ def batch(step):
 
 
 def stepped(step):
-    return StepCompleted(step=step, metrics={}, rows_checksum="")
+    return StepCompleted(step=step, metrics={}, sequences_checksum="")
 
 
 STARTED = ActorStarted(actor="session_manager-0", process="gateway", pid=1)

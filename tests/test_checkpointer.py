@@ -48,7 +48,7 @@ def evaluated(version, reward, mode="greedy", failed=0):
 
 
 def stepped(step):
-    return StepCompleted(step=step, metrics={}, rows_checksum="")
+    return StepCompleted(step=step, metrics={}, sequences_checksum="")
 
 
 def written(save, step, cursor=7):

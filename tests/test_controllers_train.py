@@ -7,7 +7,7 @@ import pytest
 import torch
 from support.controller_harness import ROWS, OneCallWorkflow, controller, recipe_for
 from support.live_run import ROOT, LiveRun
-from support.tiny_trainer import rows_of, same, weights, write_model
+from support.tiny_trainer import same, sequences_of, weights, write_model
 
 from areal_actors.batching.assembler import TrajectoryInfo, TrajectoryTotals
 from areal_actors.core.errors import CheckpointError, EngineError, RolloutError
@@ -42,7 +42,7 @@ def train(tmp_path, model):
 
 def test_a_step_by_parts_is_a_step(train):
     whole, parts = train(), train()
-    rows = rows_of(whole.engine, off=0.1)
+    rows = sequences_of(whole.engine, off=0.1)
     metrics = whole.train_batch(rows)
     prepared = parts.compute_advantages_and_returns(rows)
     assert same(weights(parts.engine), weights(train().engine)), "preparing changes no weight"
@@ -54,7 +54,7 @@ def test_a_step_by_parts_is_a_step(train):
 
 def test_advantages_may_be_changed_in_between(train):
     plain, silenced = train(), train()
-    rows = rows_of(plain.engine)
+    rows = sequences_of(plain.engine)
     prepared = silenced.compute_advantages_and_returns(rows)
     nothing = msgspec.structs.replace(prepared.advantages, tokens=torch.zeros_like(prepared.advantages.tokens))
     metrics = silenced.ppo_update(msgspec.structs.replace(prepared, advantages=nothing))
@@ -64,14 +64,14 @@ def test_advantages_may_be_changed_in_between(train):
 
 def test_what_is_looked_at_stays_as_it_is(train):
     trainer = train()
-    rows, before = rows_of(trainer.engine), weights(trainer.engine)
+    rows, before = sequences_of(trainer.engine), weights(trainer.engine)
     logp = trainer.compute_logp(rows)
     sampled = torch.cat([torch.from_numpy(row.logprobs[row.loss_mask]) for row in rows])
     assert torch.allclose(logp, sampled, atol=1e-4)
     split = trainer.forward(rows)
     assert [len(part) for part in split] == [int(row.loss_mask.sum()) for row in rows]
     assert torch.equal(torch.cat(split), logp)
-    assert trainer.eval_batch(rows)["rows"] == len(rows)
+    assert trainer.eval_batch(rows)["sequences"] == len(rows)
     with pytest.raises(EngineError, match="neither a critic nor a scalar head"):
         trainer.compute_values(rows)
     assert same(weights(trainer.engine), before)
@@ -81,17 +81,17 @@ def test_what_is_looked_at_stays_as_it_is(train):
 def test_the_learning_rate_of_the_next_step_follows_the_schedule(train):
     trainer = train()
     assert trainer.step_lr_scheduler() == 1e-3
-    trainer.train_batch(rows_of(trainer.engine))
+    trainer.train_batch(sequences_of(trainer.engine))
     assert trainer.step_lr_scheduler() == pytest.approx(9e-4)
-    assert trainer.train_batch(rows_of(trainer.engine))["lr"] == pytest.approx(9e-4)
+    assert trainer.train_batch(sequences_of(trainer.engine))["lr"] == pytest.approx(9e-4)
 
 
 def test_a_checkpoint_of_a_loop_is_gone_on_from(train, tmp_path):
     one, other = train(), train()
-    one.train_batch(rows_of(one.engine))
+    one.train_batch(sequences_of(one.engine))
     one.save(tmp_path / "checkpoint")
     other.load(tmp_path / "checkpoint")
-    rows = rows_of(one.engine, seed=1)
+    rows = sequences_of(one.engine, seed=1)
     assert one.train_batch(rows) == other.train_batch(rows)
     assert one.upload_weights() == other.upload_weights()
     with pytest.raises(CheckpointError, match="nowhere"):
@@ -111,8 +111,8 @@ async def test_references_to_another_log_are_refused(train, tmp_path):
         batch = await rollouts.rollout_batch(ROWS[:2], OneCallWorkflow(), timeout=10)
         trajectories = await rollouts.trajectories(batch)
     with pytest.raises(LogUnavailable, match=r"holds episode 0\.1, not 0\.0: the batch belongs to another run"):
-        train(Kept(trajectories[1:] + trajectories[:1])).rows(batch)
-    rows = train(Kept(trajectories)).rows(batch)
+        train(Kept(trajectories[1:] + trajectories[:1])).sequences(batch)
+    rows = train(Kept(trajectories)).sequences(batch)
     assert [row.group for row in rows] == [0, 0, 1, 1]
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(batch), type=RolloutBatch) == batch
 

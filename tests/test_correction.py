@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from support.algorithm_cases import FROM_REWARDS, WEIGHT_VERSION, batch_of, by_row, step_of, stories
-from support.tiny_trainer import make_trainer, rows_of, write_model
+from support.tiny_trainer import make_trainer, sequences_of, write_model
 
 from areal_actors.training.algorithms import Cispo, Distillation, Grpo, Gspo, M2po, Sapo
 from areal_actors.training.algorithms.correction import Correction, Mismatch
@@ -24,7 +24,7 @@ def made(kind, **settings):
 
 def with_rescored(batch, seed=0, *, unknown=()):
     """The batch with tokens rescored a little off the recorded values; those of the current version are the proximal ones."""
-    noise = torch.rand(len(batch.rows), generator=torch.Generator().manual_seed(seed), dtype=torch.float64) - 0.5
+    noise = torch.rand(len(batch.sequences), generator=torch.Generator().manual_seed(seed), dtype=torch.float64) - 0.5
     rescored = (batch.behaviour + noise).where(batch.versions != WEIGHT_VERSION, batch.proximal)
     rescored[list(unknown)] = math.nan
     return msgspec.structs.replace(batch, rescored=rescored)
@@ -103,7 +103,7 @@ def test_a_token_that_could_not_be_rescored_has_its_total_weight_bounded_as_with
     rows = stories(4)
     batch, logp = batch_of(rows)
     split = Correction(highest=1.2, mismatch=Mismatch(importance_sampling="mask", lowest=0.9, highest=1.1))
-    everything = range(len(batch.rows))
+    everything = range(len(batch.sequences))
     joint = Correction(highest=1.2).correct(batch, logp)
     assert torch.equal(split.correct(with_rescored(batch, unknown=everything), logp).weight, joint.weight)
 
@@ -155,7 +155,7 @@ def test_no_algorithm_is_poisoned_by_one_token(tag, advantage, veto, value):
     algorithm = made(FROM_REWARDS[tag])
     algorithm = msgspec.structs.replace(algorithm, correction=msgspec.structs.replace(algorithm.correction, veto=veto))
     sound, hurt = gradient(algorithm, batch, logp), gradient(algorithm, poisoned(batch, 5, value), logp)
-    own_row = batch.rows == batch.rows[5]
+    own_row = batch.sequences == batch.sequences[5]
     assert hurt[5] == 0.0
     assert torch.equal(hurt[~own_row], sound[~own_row])
     if veto == "sequence":
@@ -185,7 +185,7 @@ def test_m2po_leaves_out_vetoed_tokens_first_however_many_tokens_there_are():
     hurt = poisoned(batch, 5)
     step = msgspec.structs.replace(step_of(rows), behaviour=hurt.behaviour)
     result = wide.advantages(step)
-    assert result.kept.tolist() == [place != 5 for place in range(len(hurt.rows))]
+    assert result.kept.tolist() == [place != 5 for place in range(len(hurt.sequences))]
     assert result.metrics["second_moment"] < 1.0
 
 
@@ -194,7 +194,7 @@ def test_a_sequence_ratio_is_not_moved_by_a_vetoed_token():
     gspo = Gspo(clip=0.9, clip_higher=0.9)
     sound = gspo.correction.correct(batch, logp).weight
     hurt = gspo.correction.correct(poisoned(batch, 5), logp).weight
-    row = batch.rows == batch.rows[5]
+    row = batch.sequences == batch.sequences[5]
     assert torch.equal(hurt[~row], sound[~row])
     assert hurt[row].max() < 2.0
 
@@ -206,7 +206,7 @@ def test_metrics_of_weights_are_those_of_the_formulas():
     rows = stories(6)
     batch, _ = batch_of(rows)
     batch = with_rescored(batch)
-    metrics = weight_metrics(batch.rows, batch.behaviour, batch.proximal, batch.rescored)
+    metrics = weight_metrics(batch.sequences, batch.behaviour, batch.proximal, batch.rescored)
     logs = [[p - b for p, b in zip(row.proximal, row.behaviour, strict=True)] for row in rows if row.logp]
     weights = [math.exp(value) for row in logs for value in row]
     count = len(weights)
@@ -224,13 +224,13 @@ def test_metrics_of_weights_are_those_of_the_formulas():
 
 def test_a_catastrophic_token_shows_in_the_largest_weight_and_in_no_mean():
     batch, _ = batch_of(stories(6))
-    sound = weight_metrics(batch.rows, batch.behaviour, batch.proximal, None)
-    hurt = weight_metrics(batch.rows, poisoned(batch, 5).behaviour, batch.proximal, None)
+    sound = weight_metrics(batch.sequences, batch.behaviour, batch.proximal, None)
+    hurt = weight_metrics(batch.sequences, poisoned(batch, 5).behaviour, batch.proximal, None)
     assert hurt["importance_weight_max"] == pytest.approx(math.exp(20))
     assert hurt["effective_sample_size"] == pytest.approx(sound["effective_sample_size"], rel=0.2)
     assert hurt["importance_weight_mean"] == pytest.approx(sound["importance_weight_mean"], rel=0.2)
     assert not any(name.startswith("staleness") for name in hurt)
-    assert weight_metrics(batch.rows[:0], batch.behaviour[:0], batch.proximal[:0], None) == {}
+    assert weight_metrics(batch.sequences[:0], batch.behaviour[:0], batch.proximal[:0], None) == {}
 
 
 # ---------------------------------------------------------------- the split, on rows that a real trainer sampled
@@ -245,7 +245,7 @@ def aged(tmp_path_factory):
     )
     rows, own = [], []
     for version in range(3):
-        sampled = rows_of(trainer, groups=3, seed=version)
+        sampled = sequences_of(trainer, groups=3, seed=version)
         own += [row.logprobs[row.loss_mask] for row in sampled]
         noisy = [row.logprobs + np.random.default_rng(version).uniform(-0.3, 0.3, len(row.logprobs)) * row.loss_mask for row in sampled]
         rows += [
@@ -296,10 +296,10 @@ def test_a_step_weighs_and_measures_both_parts(aged):
 def test_copies_are_kept_as_the_recipe_sets_and_without_them_only_the_current_version_is_known(tmp_path, older_weights, kept):
     split = Grpo(correction=Correction(mismatch=Mismatch(importance_sampling="truncate", lowest=0.0, highest=1.0)))
     trainer = make_trainer(write_model(tmp_path), split, older_weights=older_weights)
-    rows = rows_of(trainer)
+    rows = sequences_of(trainer)
     trainer.step(rows)
     assert sorted(trainer._logprob_check.copies) == kept
-    mixed = rows + [msgspec.structs.replace(row, group=row.group + 4) for row in rows_of(trainer, seed=5)]
+    mixed = rows + [msgspec.structs.replace(row, group=row.group + 4) for row in sequences_of(trainer, seed=5)]
     rescored = trainer._logprob_check.rescore(mixed, 1)
     old = step_tokens(mixed, 1).versions == 0
     assert bool(rescored[old].isnan().all()) is (older_weights == "off")

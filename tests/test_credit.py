@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.samples import interaction, trajectory
 
-from areal_actors.sequences.credit import Credit, call_rewards, discounted_returns, mean, row_ends, sample_rewards
+from areal_actors.sequences.credit import Credit, call_rewards, discounted_returns, mean, sample_rewards, sequence_ends
 
 
 def tree(*calls):
@@ -54,8 +54,8 @@ def test_without_a_discount_rewards_by_id_belong_to_their_own_calls():
 
 def test_rows_end_with_leaves_or_with_every_call():
     calls = tree(("a", "", None), ("b", "a", None), ("c", "a", 1.0), ("d", "", None))
-    assert [turn.id for turn in row_ends(calls, "concat")] == ["b", "c", "d"]
-    assert [turn.id for turn in row_ends(calls, "individual")] == ["a", "b", "c", "d"]
+    assert [turn.id for turn in sequence_ends(calls, "concat")] == ["b", "c", "d"]
+    assert [turn.id for turn in sequence_ends(calls, "individual")] == ["a", "b", "c", "d"]
 
 
 rewards = st.none() | st.floats(-1e6, 1e6)
@@ -147,11 +147,11 @@ def test_calls_that_are_not_trained_count_in_no_statistic_and_end_no_row():
     whole = trajectory("0.0", a, untrained(b), c)
     assert sample_rewards(whole, Credit(discount=0.5)) == (0.625,)
     assert sample_rewards(whole, Credit(discount=0.5, baseline_over="calls")) == (0.25, 1.0)
-    assert [call.id for call in row_ends(whole.interactions, "concat")] == ["c"]
-    assert [call.id for call in row_ends(whole.interactions, "individual")] == ["a", "c"]
+    assert [call.id for call in sequence_ends(whole.interactions, "concat")] == ["c"]
+    assert [call.id for call in sequence_ends(whole.interactions, "individual")] == ["a", "c"]
 
 
 def test_a_row_ends_before_calls_that_are_not_trained():
     a, b, c = tree(("a", "", 1.0), ("b", "a", None), ("c", "b", None))
-    assert [call.id for call in row_ends([a, untrained(b), untrained(c)], "concat")] == ["a"]
-    assert [call.id for call in row_ends([a, b, untrained(c)], "concat")] == ["b"]
+    assert [call.id for call in sequence_ends([a, untrained(b), untrained(c)], "concat")] == ["a"]
+    assert [call.id for call in sequence_ends([a, b, untrained(c)], "concat")] == ["b"]

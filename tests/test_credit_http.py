@@ -21,9 +21,9 @@ from support.gateway_harness import ADMIN
 from test_token_fidelity import TEMPLATES
 
 from areal_actors.messages import CapacityGranted, TrajectoryExported
+from areal_actors.sequences.build import sequences_of
 from areal_actors.sequences.credit import Credit
-from areal_actors.sequences.export import rows
-from areal_actors.sequences.rows import rows_of
+from areal_actors.sequences.export import sequences
 
 FAMILIES = {"qwen2_5": False, "qwen3": True, "glm4moe": True}
 """True if the template drops earlier reasoning, and so breaks the tokens of a chain."""
@@ -171,9 +171,9 @@ async def test_every_sampled_token_is_trained_with_the_reward_of_its_call(templa
             assert broken == [True, FAMILIES[template], FAMILIES[template]], "the template splits, or does not"
         for style in ("concat", "individual"):
             asked = {"session_id": episode.given["session_id"], "style": style, "discount": discount}
-            exported = trained(rows(await episode.post("/export_trajectories", asked, ADMIN)))
+            exported = trained(sequences(await episode.post("/export_trajectories", asked, ADMIN)))
             assert exported == {(number, reward) for number, reward in enumerate(map(np.float32, expected))}
-            counts = sum(int(row["loss_mask"].sum()) for row in rows(await episode.post("/export_trajectories", asked, ADMIN)))
+            counts = sum(int(row["loss_mask"].sum()) for row in sequences(await episode.post("/export_trajectories", asked, ADMIN)))
             assert counts == event.trajectory.sampled_tokens(), "every sampled token once"
             assert in_training(event.trajectory, Credit(discount=discount, style=style)) == pytest.approx(dict(enumerate(expected)))
 
@@ -206,7 +206,7 @@ def trained(exported):
 def in_training(trajectory, credit):
     """Reward of each call by the trainer's rows, whose spans must hold exactly the trained tokens."""
     found: dict[int, float] = {}
-    for row in rows_of(trajectory, 0, 0, credit):
+    for row in sequences_of(trajectory, 0, 0, credit):
         covered = np.zeros(len(row.token_ids), dtype=bool)
         for call in row.calls:
             covered[call.start : call.end] = True

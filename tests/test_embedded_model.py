@@ -19,7 +19,7 @@ from areal_actors.embedded.embedded_model import (
     write_tokenizer,
 )
 from areal_actors.embedded.settings import Skill, WarmStart
-from areal_actors.embedded.warm_start import Demonstrations, row_of
+from areal_actors.embedded.warm_start import Demonstrations, sequence_of
 from areal_actors.tasks.arithmetic import problems, rows
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 
@@ -141,7 +141,7 @@ def test_a_conversations_row_is_what_the_gateway_sends_and_the_engine_samples_tu
     source = DemonstrationSource(problems("train", 0), random.Random(0), lambda: False)
     for _ in range(20):
         shown = SKILLS[skill](source)
-        row = row_of(shown, conversational, group=0)
+        row = sequence_of(shown, conversational, group=0)
         ids, mask = [], []
         for index, message in enumerate(shown.messages):
             if message["role"] == "assistant":

@@ -13,12 +13,12 @@ from support.fake_engine import FixedTextEngine
 from support.gateway_harness import client, opened_gateway
 from support.live_run import LiveRun
 from support.samples import published
-from support.tiny_trainer import make_trainer, rows_of, write_model
+from support.tiny_trainer import make_trainer, sequences_of, write_model
 from test_gateway_errors import asked
 
 from areal_actors.core.errors import EngineError
 from areal_actors.core.settings import WatchdogSettings
-from areal_actors.core.values import RowCall, WeightsLocation
+from areal_actors.core.values import SequenceCall, WeightsLocation
 from areal_actors.display.sentences import plain_line
 from areal_actors.generation.inference_worker import InferenceWorker
 from areal_actors.messages import ActorFailed, EngineMismatch, EpisodeAbandoned, RunFinished, StepCompleted, WeightsLoaded, WeightsPublished
@@ -51,8 +51,8 @@ def rows_by_two(tmp_path_factory):
     """A trainer, and rows that two workers have sampled in turn."""
     trainer = make_trainer(write_model(tmp_path_factory.mktemp("model")), logprob_check_sequences=100)
     rows = [
-        msgspec.structs.replace(row, calls=(RowCall(start=1, end=len(row.token_ids), reward=0.0, worker=(GOOD, BAD)[place % 2]),))
-        for place, row in enumerate(rows_of(trainer))
+        msgspec.structs.replace(row, calls=(SequenceCall(start=1, end=len(row.token_ids), reward=0.0, worker=(GOOD, BAD)[place % 2]),))
+        for place, row in enumerate(sequences_of(trainer))
     ]
     return trainer, rows
 
@@ -79,7 +79,7 @@ def test_the_metrics_of_each_worker_are_its_own(rows_by_two):
     assert metrics[f"mismatch_kl_k3/{GOOD}"] < 1e-9
     assert metrics[f"mismatch_kl_k3/{BAD}"] == pytest.approx(np.exp(0.5) - 1.5, rel=1e-4)
     assert metrics[f"parity_tokens/{GOOD}"] + metrics[f"parity_tokens/{BAD}"] == metrics["parity_tokens"]
-    assert metrics["mismatch_worst_row"] % 2 == 1
+    assert metrics["mismatch_worst_sequence"] % 2 == 1
     assert set(reported_metrics(metrics)) == {name for name in metrics if "/" not in name or name.startswith("mismatch_kl_k3/")}
 
 

@@ -23,7 +23,7 @@ from areal_actors.messages import (
     EngineMismatch,
     EventLoopBlocked,
     FilterExhausted,
-    RefusedRow,
+    RefusedSequence,
     RunFinished,
     RunStopping,
     StepDiffered,
@@ -62,9 +62,11 @@ REFUSED = CompletionRefused(
     check="log-probability",
     cause="log-probability at token 3: nan; a finite number of at most 0 was expected",
 )
-LEFT_OUT = BatchRefused(step=4, rows=(RefusedRow(episode="3.1", row=7, token=12, cause="vocabulary at token 12: id 999"),), trained_rows=15)
-WHOLE = BatchRefused(step=4, rows=(RefusedRow(episode="3.1", cause="reward: reward nan"),) * 2, trained_rows=15)
-SKIPPED = BatchRefused(step=5, trained_rows=0, cause="the loss of step 5 is nan")
+LEFT_OUT = BatchRefused(
+    step=4, sequences=(RefusedSequence(episode="3.1", sequence=7, token=12, cause="vocabulary at token 12: id 999"),), trained_sequences=15
+)
+WHOLE = BatchRefused(step=4, sequences=(RefusedSequence(episode="3.1", cause="reward: reward nan"),) * 2, trained_sequences=15)
+SKIPPED = BatchRefused(step=5, trained_sequences=0, cause="the loss of step 5 is nan")
 BLOCKED = EventLoopBlocked(seconds=8.2, line="agent.py:7", innermost="ssl.py:713 in load_default_certs", episode="3.1", episodes=64)
 BLOCKED_SHOWN = (
     "episode 3.1 and 63 more blocked the event loop for 8.2 s at agent.py:7 (in ssl.py:713 in load_default_certs): "
@@ -144,7 +146,7 @@ def test_refused_completions_are_counted_for_each_worker_and_the_last_cause_is_s
 
 def test_rows_and_steps_that_could_not_be_trained_are_counted():
     view = view_of(story.STARTED, LEFT_OUT, WHOLE, SKIPPED)
-    expected = "3 rows not trainable, 1 step skipped"
+    expected = "3 sequences not trainable, 1 step skipped"
     assert f"{expected}; last step 6: the loss of step 5 is nan" in printed(view.render())
     assert expected in printed(summary(view.state, []))
 
@@ -170,10 +172,11 @@ def test_why_training_was_halted_is_shown_as_the_run_stops():
         (REFUSED, f"completion of inference_worker-1 refused in episode 3.1: {REFUSED.cause}"),
         (
             LEFT_OUT,
-            "batch refused, 1 row left out, trained on 15 rows: step 5: row 7 of episode 3.1: vocabulary at token 12: id 999",
+            "batch refused, 1 sequence left out, trained on 15 sequences: step 5: sequence 7 of episode 3.1: "
+            "vocabulary at token 12: id 999",
         ),
-        (WHOLE, "batch refused, 2 rows left out, trained on 15 rows: step 5: episode 3.1: reward: reward nan"),
-        (SKIPPED, "batch refused, 0 rows left out, skipped, weights unchanged: step 6: the loss of step 5 is nan"),
+        (WHOLE, "batch refused, 2 sequences left out, trained on 15 sequences: step 5: episode 3.1: reward: reward nan"),
+        (SKIPPED, "batch refused, 0 sequences left out, skipped, weights unchanged: step 6: the loss of step 5 is nan"),
         (BLOCKED, BLOCKED_SHOWN),
         (DAMAGED, DAMAGED_SHOWN),
         (

@@ -16,7 +16,7 @@ from areal_actors.messages import ExamplesDrawn, ExamplesDropped, StepCompleted
 from areal_actors.recipe.example_checks import check_examples
 from areal_actors.recipe.load import load
 from areal_actors.sequences.step_metrics import examples_checksum
-from areal_actors.supervised.example_rows import ExampleRows, LengthLimit, rows_of_example, too_long_examples
+from areal_actors.supervised.example_sequences import ExampleSequences, LengthLimit, sequences_of_example, too_long_examples
 from areal_actors.supervised.example_source import ExampleSource
 from areal_actors.supervised.examples import Example, ExampleConversation
 from areal_actors.tokenization.tokenizer import ChatTokenizer, context_of
@@ -35,7 +35,7 @@ def demonstration(*texts, place="here"):
 
 
 def lengths(example, tokenizer, *, scored=False):
-    return [len(row.token_ids) - scored for row in rows_of_example(example, 0, tokenizer, scored=scored)]
+    return [len(row.token_ids) - scored for row in sequences_of_example(example, 0, tokenizer, scored=scored)]
 
 
 def model(folder, context):
@@ -85,7 +85,7 @@ def test_of_a_pair_both_answers_must_fit():
 def test_the_first_that_is_too_long_is_named_with_its_tokens_the_context_and_the_remedy(tmp_path, held_out, others):
     short, long = demonstration("2+3?", "5"), demonstration("2+3?", "5" * 2000, place="sums.jsonl, row 9")
     tokens = max(lengths(long, ChatTokenizer.load(model(tmp_path, 512))))
-    lessons = ExampleRows((short, long), (long,) * held_out)
+    lessons = ExampleSequences((short, long), (long,) * held_out)
     words = rf"^sums.jsonl, row 9: {tokens:,} tokens as the .* but the model's context has 512{others}; shorten or split"
     with pytest.raises(SetupError, match=words):
         lessons.begin(str(tmp_path))
@@ -93,7 +93,7 @@ def test_the_first_that_is_too_long_is_named_with_its_tokens_the_context_and_the
 
 def test_a_bound_of_the_recipes_own_is_named_as_such(tmp_path):
     examples = (demonstration("2+3?", "5" * 100),)
-    lessons = ExampleRows(examples, (), limit=LengthLimit(tokens=64))
+    lessons = ExampleSequences(examples, (), limit=LengthLimit(tokens=64))
     with pytest.raises(SetupError, match=r"but task.max_length is 64; .* set task.overlong = \"drop\" to drop them, or raise that"):
         lessons.begin(str(model(tmp_path, 512)))
 
@@ -101,13 +101,13 @@ def test_a_bound_of_the_recipes_own_is_named_as_such(tmp_path):
 def test_what_is_dropped_is_counted_and_numbers_are_of_what_is_left(tmp_path):
     answers = ("5", "5" * 2000, "6", "7" * 2000, "8", "9")
     train, kept = (tuple(demonstration("2+3?", answer) for answer in some) for some in (answers, answers[:2]))
-    lessons = ExampleRows(train, kept, due=lambda _: 2, limit=LengthLimit(drop=True, min_examples=4))
+    lessons = ExampleSequences(train, kept, due=lambda _: 2, limit=LengthLimit(drop=True, min_examples=4))
     assert lessons.begin(str(model(tmp_path, 512))) == ExamplesDropped(dropped=2, held_out_dropped=1, left=4, limit=512)
-    rows = ExampleRows(tuple(train[number] for number in (0, 2, 4, 5)), ())
+    rows = ExampleSequences(tuple(train[number] for number in (0, 2, 4, 5)), ())
     rows.begin(str(tmp_path))
-    assert examples_checksum(lessons.rows([3, 1, 0, 2])) == examples_checksum(rows.rows([3, 1, 0, 2]))
+    assert examples_checksum(lessons.sequences([3, 1, 0, 2])) == examples_checksum(rows.sequences([3, 1, 0, 2]))
     assert len(lessons.held_out(0)) == 1
-    fewer = ExampleRows(train, kept, limit=LengthLimit(drop=True, min_examples=5))
+    fewer = ExampleSequences(train, kept, limit=LengthLimit(drop=True, min_examples=5))
     with pytest.raises(SetupError, match=r"after dropping 2 examples of more than 512 tokens, 4 are left, fewer than a batch of 5"):
         fewer.begin(str(tmp_path))
 
@@ -115,7 +115,9 @@ def test_what_is_dropped_is_counted_and_numbers_are_of_what_is_left(tmp_path):
 async def test_epochs_are_of_what_is_left(send):
     source = ExampleSource(examples=10, seed=3, batch_size=4, steps=6)
     dropped = ExamplesDropped(dropped=2, held_out_dropped=0, left=8, limit=512)
-    emitted = await send(source, dropped, published(0), *(StepCompleted(step=step, metrics={}, rows_checksum="") for step in range(1, 6)))
+    emitted = await send(
+        source, dropped, published(0), *(StepCompleted(step=step, metrics={}, sequences_checksum="") for step in range(1, 6))
+    )
     numbers = [number for event in emitted for number in event.numbers]
     assert [sorted(numbers[8 * epoch : 8 * epoch + 8]) for epoch in range(3)] == [list(range(8))] * 3
     assert emitted[-1].epoch == 2
@@ -128,9 +130,9 @@ def test_a_run_of_episodes_has_no_use_for_a_bound_of_examples(setting):
 
 
 def test_what_fits_is_trained(tmp_path):
-    lessons = ExampleRows((demonstration("2+3?", "5"),), ())
+    lessons = ExampleSequences((demonstration("2+3?", "5"),), ())
     lessons.begin(str(model(tmp_path, 512)))
-    assert len(lessons.rows([0])) == 1
+    assert len(lessons.sequences([0])) == 1
 
 
 def long_row(path):

@@ -11,7 +11,7 @@ def source(examples=10, batch_size=4, steps=6, seed=3):
 
 
 def stepped(step):
-    return StepCompleted(step=step, metrics={}, rows_checksum="00")
+    return StepCompleted(step=step, metrics={}, sequences_checksum="00")
 
 
 async def test_each_epoch_draws_every_example_once_in_an_order_of_its_own(send):

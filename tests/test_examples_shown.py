@@ -36,7 +36,7 @@ STARTED = RunStarted(
 
 def stepped(step):
     metrics = {"loss": 0.7 - step / 10, "accuracy": 0.5 + step / 10, "examples": 16.0, "trained_tokens": 100.0}
-    return StepCompleted(step=step, metrics=metrics, rows_checksum="00")
+    return StepCompleted(step=step, metrics=metrics, sequences_checksum="00")
 
 
 def measured(version):

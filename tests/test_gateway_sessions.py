@@ -10,7 +10,7 @@ from support.sessions_harness import ADMIN, SessionsHarness, sessions_harness
 
 from areal_actors.core.settings import GatewaySettings
 from areal_actors.messages import EpisodeAbandoned, SessionStarted, TrajectoryExported
-from areal_actors.sequences.export import from_msgpack, rows
+from areal_actors.sequences.export import from_msgpack, sequences
 
 MSGPACK = {"Accept": "application/msgpack"}
 
@@ -46,13 +46,13 @@ async def test_a_session_from_its_start_to_its_rows(harness):
     assert [turn.reward for turn in event.trajectory.interactions] == [None, 1.0]
     status, answer = await harness.post("/export_trajectories", {"session_id": session, "discount": 0.5, "style": "individual"})
     assert status == 200
-    assert [(row["interaction_id"], row["rewards"], row["input_ids"], row["loss_mask"]) for row in answer["rows"]] == [
+    assert [(row["interaction_id"], row["rewards"], row["input_ids"], row["loss_mask"]) for row in answer["sequences"]] == [
         ("a", [0.5], [63, 120, 121], [0, 1, 1]),
         ("b", [1.0], [63, 120, 121, 63, 122], [0, 0, 0, 0, 1]),
     ]
-    assert answer["rows"][0]["versions"] == [-1, 0, 0]
-    assert answer["rows"][0]["logprobs"] == [0.0, -0.5, -0.625]
-    assert answer["rows"][0]["attention_mask"] == [True, True, True]
+    assert answer["sequences"][0]["versions"] == [-1, 0, 0]
+    assert answer["sequences"][0]["logprobs"] == [0.0, -0.5, -0.625]
+    assert answer["sequences"][0]["attention_mask"] == [True, True, True]
 
 
 async def test_exports_in_msgpack_and_json_are_equal(harness):
@@ -64,7 +64,7 @@ async def test_exports_in_msgpack_and_json_are_equal(harness):
         _, readable = await harness.post("/export_trajectories", asked)
         status, compact, headers = await harness.call("POST", "/export_trajectories", asked, headers=MSGPACK)
         assert (status, headers["Content-Type"]) == (200, "application/msgpack")
-        for row, state in zip(rows(compact), readable["rows"], strict=True):
+        for row, state in zip(sequences(compact), readable["sequences"], strict=True):
             assert {name: column.tolist() for name, column in row.items()} == {name: state[name] for name in row}
         again = await harness.call("POST", "/export_trajectories", asked, headers=MSGPACK)
         assert again[1] == compact
@@ -146,7 +146,7 @@ async def test_an_unfinished_session_is_exported_only_to_a_waiting_caller(harnes
     await asyncio.sleep(0.02)
     await ended(harness, given["session_id"], given["api_key"])
     status, answer = await waiting
-    assert (status, len(answer["rows"])) == (200, 1)
+    assert (status, len(answer["sequences"])) == (200, 1)
 
 
 async def test_what_is_not_kept_any_more_is_gone_and_what_never_was_is_not_found():
@@ -331,7 +331,7 @@ async def test_rows_are_arrays_of_the_promised_types(harness):
     harness.record(given["session_id"], ("a", "xy", ""))
     await ended(harness, given["session_id"], given["api_key"])
     _, payload, _ = await harness.call("POST", "/export_trajectories", {"session_id": given["session_id"]}, headers=MSGPACK)
-    (row,) = rows(payload)
+    (row,) = sequences(payload)
     assert {name: (column.dtype, column.shape) for name, column in row.items()} == {
         "input_ids": (np.int32, (3,)),
         "loss_mask": (np.int32, (3,)),

@@ -99,7 +99,7 @@ def scored(model, rows, sharing, **options):
         logp, _ = scorer(batch)
         (logp * weights[batch.token_index]).sum().backward()
         logps[batch.token_index] = logp.detach()
-        computed, in_rows = computed + batch.computed_tokens, in_rows + batch.row_tokens
+        computed, in_rows = computed + batch.computed_tokens, in_rows + batch.sequence_tokens
     gradient = torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.requires_grad])
     return logps, gradient, computed, in_rows
 

@@ -42,7 +42,7 @@ PURE = (
     *(
         "audit.audit",
         "audit.groups",
-        "audit.rows",
+        "audit.sequences",
         "batching.assembler",
         "core.column_check",
         "core.values",

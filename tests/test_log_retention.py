@@ -76,7 +76,7 @@ class Run:
     async def train(self, step, oldest=0, extra=5):
         """Some events, and a batch."""
         for n in range(extra):
-            await self.publish(StepCompleted(step=n, metrics={}, rows_checksum=""))
+            await self.publish(StepCompleted(step=n, metrics={}, sequences_checksum=""))
         batch = BatchFormed(
             step=step,
             groups=((TrajectoryRef(episode="0.0", sequence=1),),),
@@ -158,7 +158,7 @@ async def test_examples_need_only_what_was_drawn_since(tmp_path):
     cursors = []
     for step in range(1, 4):
         for n in range(5):
-            await run.publish(StepCompleted(step=n, metrics={}, rows_checksum=""))
+            await run.publish(StepCompleted(step=n, metrics={}, sequences_checksum=""))
         cursors.append(await run.publish(ExamplesDrawn(step=step - 1, numbers=(1, 2), epoch=0)))
         await run.save(step, cursors[-1])
     assert await run.first() == cursors[1]

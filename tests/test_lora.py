@@ -10,7 +10,7 @@ import torch
 from peft import PeftModel
 from safetensors.torch import load_file
 from support.tiny_engine import CONTEXT, SETTINGS, complete, prompt_of, running
-from support.tiny_trainer import logps, make_trainer, rows_of, same, weights, write_model
+from support.tiny_trainer import logps, make_trainer, same, sequences_of, weights, write_model
 from transformers import AutoModelForCausalLM
 
 from areal_actors.core.errors import CheckpointError, EngineError, SetupError
@@ -35,7 +35,7 @@ def make(model_folder):
 
 def stepped(trainer, steps=2):
     for seed in range(steps):
-        trainer.step(rows_of(trainer, seed=seed))
+        trainer.step(sequences_of(trainer, seed=seed))
     return trainer
 
 
@@ -46,7 +46,7 @@ def base_of(trainer):
 def test_only_the_adapter_is_trained_and_begins_by_changing_nothing(make, model_folder):
     trainer = make()
     before = weights(trainer)
-    ids = rows_of(trainer)[0].token_ids
+    ids = sequences_of(trainer)[0].token_ids
     assert (logps(trainer._model, ids) == logps(AutoModelForCausalLM.from_pretrained(model_folder), ids)).all()
     stepped(trainer)
     assert same(base_of(trainer), {name: tensor for name, tensor in before.items() if "lora_" not in name})
@@ -68,7 +68,7 @@ def test_what_is_published_is_small_and_peft_reads_it(make, model_folder, tmp_pa
     assert Path(location.folder, "adapter_model.safetensors").stat().st_size < whole / 4
     assert location.model == model_folder
     theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model_folder), location.folder).eval()
-    ids = rows_of(trainer)[0].token_ids
+    ids = sequences_of(trainer)[0].token_ids
     assert logps(theirs, ids) == pytest.approx(logps(trainer._model, ids), abs=1e-6)
 
 
@@ -79,7 +79,7 @@ async def test_an_engine_samples_as_the_trainer_scores_at_every_version(make, mo
     trainer = make(lora=settings)
     async with running(model_folder, msgspec.structs.replace(SETTINGS, max_model_len=CONTEXT)) as engine:
         for version in range(1, 4):
-            trainer.step(rows_of(trainer, seed=version))
+            trainer.step(sequences_of(trainer, seed=version))
             await engine.load_weights(trainer.publish(str(tmp_path / f"v{version}")), version)
             chunk = await complete(engine, prompt_of(7), SamplingParams(max_tokens=30, seed=version))
             ids = [*prompt_of(7), *chunk.columns.ids_array()]
@@ -130,7 +130,7 @@ def test_an_adapter_of_another_shape_is_refused_by_name(make, model_folder, tmp_
 def test_a_saved_model_is_the_merged_one_with_the_adapter_beside_it(make, model_folder, tmp_path):
     trainer = stepped(make())
     trainer.save_model(str(tmp_path / "saved"))
-    ids = rows_of(trainer)[0].token_ids
+    ids = sequences_of(trainer)[0].token_ids
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
     assert logps(merged, ids) == pytest.approx(logps(trainer._model, ids), abs=1e-5)
     assert merged.state_dict().keys() == AutoModelForCausalLM.from_pretrained(model_folder).state_dict().keys()
@@ -144,7 +144,7 @@ def test_saved_and_loaded_the_adapter_continues_to_the_last_bit(make, tmp_path):
     trainer.save(str(tmp_path))
     restored = make(seed=9)
     restored.load(str(tmp_path))
-    rows = rows_of(trainer, seed=7)
+    rows = sequences_of(trainer, seed=7)
     assert restored.step(rows) == trainer.step(rows)
     assert same(weights(trainer), weights(restored))
 
@@ -158,7 +158,7 @@ def test_a_checkpoint_is_refused_under_another_adapter_or_none(make, model_folde
 
 def test_the_initial_reference_is_the_base_and_costs_no_second_model(make):
     trainer = make(Grpo(kl=Kl(coefficient=0.1)))
-    rows = rows_of(trainer)
+    rows = sequences_of(trainer)
     base = trainer.logp(rows)
     stepped(trainer)
     prepared = trainer.prepare(rows)
@@ -169,7 +169,7 @@ def test_the_initial_reference_is_the_base_and_costs_no_second_model(make):
 
 def test_parity_is_checked_under_older_adapters(make):
     trainer = make()
-    rows = rows_of(trainer)
+    rows = sequences_of(trainer)
     stepped(trainer, 2)
     metrics = trainer.step(rows)
     assert metrics["parity_tokens"] == sum(row.loss_mask.sum() for row in rows)

@@ -6,7 +6,7 @@ import shutil
 
 import msgspec
 import pytest
-from support.tiny_trainer import make_trainer, rows_of, write_model
+from support.tiny_trainer import make_trainer, sequences_of, write_model
 
 from areal_actors.core.errors import CheckpointError, SetupError
 from areal_actors.weights.manifest import MANIFEST, Manifest, verify, write_manifest
@@ -17,7 +17,7 @@ from areal_actors.weights.model_hub import model_folder
 def saved(tmp_path_factory):
     """A real checkpoint, and the trainer that wrote it."""
     trainer = make_trainer(write_model(tmp_path_factory.mktemp("model")))
-    trainer.step(rows_of(trainer))
+    trainer.step(sequences_of(trainer))
     folder = tmp_path_factory.mktemp("checkpoints") / "step-1"
     trainer.save(str(folder))
     return folder, write_manifest(folder, step=1, cursor=7), trainer

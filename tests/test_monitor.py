@@ -99,7 +99,9 @@ def test_a_run_under_way_shows_everything_that_is_known(width):
 
 
 def test_a_missing_metric_is_not_shown():
-    view = view_of(story.sealed(story.STARTED), story.sealed(StepCompleted(step=1, metrics={"reward_mean": 0.25}, rows_checksum=""), 9))
+    view = view_of(
+        story.sealed(story.STARTED), story.sealed(StepCompleted(step=1, metrics={"reward_mean": 0.25}, sequences_checksum=""), 9)
+    )
     text = shown(view)
     assert "1/40" in text
     assert "0.250" in text
@@ -189,7 +191,7 @@ def test_messages_of_a_newer_version_are_passed_over():
     assert view_of(unknown).receive(unknown) is None
     envelope = story.stepped(1)
     body = msgspec.msgpack.encode({**msgspec.msgpack.decode(envelope.body), "planet": "Mars"})
-    newer = Envelope.seal(StepCompleted(step=1, metrics={}, rows_checksum=""), Stamp(id="x", sender="s", time=1.0), "r")
+    newer = Envelope.seal(StepCompleted(step=1, metrics={}, sequences_checksum=""), Stamp(id="x", sender="s", time=1.0), "r")
     newer = msgspec.structs.replace(newer, body=body, checksum=zlib.crc32(body))
     assert view_of(newer).state.steps[0].number == 1
 

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from support.tiny_trainer import make_trainer, rows_of, same, weights, write_model
+from support.tiny_trainer import make_trainer, same, sequences_of, weights, write_model
 
 from areal_actors.core.errors import EngineError
 from areal_actors.training.algorithms import Grpo
@@ -103,7 +103,7 @@ def test_resumed_in_mid_schedule_it_continues_to_the_last_bit(make, tmp_path, na
         return make(Grpo(minibatches=2), seed=seed, optimizer=settings)
 
     first = trainer(0)
-    batches = [rows_of(first, seed=seed, off=0.2) for seed in range(4)]
+    batches = [sequences_of(first, seed=seed, off=0.2) for seed in range(4)]
     for batch in batches[:2]:
         first.step(batch)
     first.save(str(tmp_path))
@@ -117,8 +117,8 @@ def test_resumed_in_mid_schedule_it_continues_to_the_last_bit(make, tmp_path, na
 
 def test_a_run_resumed_under_another_learning_rate_follows_the_new_one(make, tmp_path):
     first = make(lr=1e-3)
-    first.step(rows_of(first))
+    first.step(sequences_of(first))
     first.save(str(tmp_path))
     second = make(lr=5e-4)
     second.load(str(tmp_path))
-    assert second.step(rows_of(first))["lr"] == 5e-4
+    assert second.step(sequences_of(first))["lr"] == 5e-4

@@ -6,7 +6,7 @@ from functools import partial
 import msgspec
 import numpy as np
 import pytest
-from support.tiny_trainer import logps, make_trainer, rows_of, write_model
+from support.tiny_trainer import logps, make_trainer, sequences_of, write_model
 
 from areal_actors.training.logprob_check import mismatch_metrics
 from areal_actors.training.prepared import step_tokens
@@ -29,7 +29,7 @@ def compared(trainer, rows, version):
 
 def test_parity_sees_that_trainer_and_sampler_agree_and_that_they_do_not(make):
     trainer = make()
-    rows = rows_of(trainer)
+    rows = sequences_of(trainer)
     tokens = sum(int(row.loss_mask.sum()) for row in rows)
     metrics = make().step(rows)
     assert metrics["train_infer_logprob_diff_max"] < 1e-5
@@ -42,7 +42,7 @@ def test_parity_sees_that_trainer_and_sampler_agree_and_that_they_do_not(make):
 
 def test_parity_scores_each_token_with_the_weights_that_sampled_it(make):
     trainer = make(lr=2e-2)
-    first = rows_of(trainer)
+    first = sequences_of(trainer)
     trainer.step(first)
     # An interrupted completion: its later tokens, sampled by the new weights, saw all the earlier ones.
     mixed = []
@@ -64,7 +64,7 @@ def test_parity_scores_each_token_with_the_weights_that_sampled_it(make):
 
 def test_parity_keeps_as_many_weights_as_staleness_allows_and_checks_a_set_number_of_rows(make):
     trainer = make(max_staleness=1, logprob_check_sequences=2)
-    rows = rows_of(trainer)
+    rows = sequences_of(trainer)
     for _ in range(3):
         trainer.step(rows)
     assert sorted(trainer._logprob_check.copies) == [2, 3]
@@ -76,10 +76,10 @@ def test_parity_keeps_as_many_weights_as_staleness_allows_and_checks_a_set_numbe
 
 def test_a_log_probability_that_is_not_a_number_does_not_pass_for_parity(make):
     trainer = make()
-    rows = rows_of(trainer)
+    rows = sequences_of(trainer)
     rows[0] = msgspec.structs.replace(rows[0], logprobs=np.full_like(rows[0].logprobs, math.nan))
     metrics = compared(trainer, rows, 0)
     assert metrics["train_infer_logprob_diff_max"] == math.inf
-    assert metrics["mismatch_worst_row"] == 0
+    assert metrics["mismatch_worst_sequence"] == 0
     assert metrics["mismatch_vetoed_frac"] > 0
     assert math.isfinite(metrics["mismatch_kl_k3"])

@@ -143,11 +143,11 @@ async def test_a_log_that_holds_poison_is_trained_without_it_resumed_and_comes_t
     await server.stop()
     assert_every_step_was_taken_once(events, 8)
     refused = {event.step: event for event in of(events, BatchRefused)}
-    assert {step: (len(event.rows), event.trained_rows) for step, event in refused.items()} == {
+    assert {step: (len(event.sequences), event.trained_sequences) for step, event in refused.items()} == {
         **dict.fromkeys((0, 2, 4), (3, 0)),
         **dict.fromkeys((1, 3, 5), (1, 2)),
     }
-    causes = {row.cause.partition(" at token")[0].partition(":")[0] for event in refused.values() for row in event.rows}
+    causes = {row.cause.partition(" at token")[0].partition(":")[0] for event in refused.values() for row in event.sequences}
     assert causes == {"log-probability", "vocabulary", "weight version", "version spans", "column lengths", "reward", "context"}
     checksums = {event.weight_version: event.location.checksum for event in of(events, WeightsPublished)}
     assert [step for step in range(8) if checksums[step] == checksums[step + 1]] == [0, 2, 4], "and the others have learned something"

@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 from support.rank_cases import COMPARISON
-from support.tiny_trainer import make_trainer, rows_of, write_model
+from support.tiny_trainer import make_trainer, sequences_of, write_model
 
 from areal_actors.core.errors import RanksLost, UntrainableBatch
 from areal_actors.training.algorithms import Grpo
@@ -31,7 +31,7 @@ def model_folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def batches(model_folder):
     trainer = make_trainer(model_folder)
-    return [rows_of(trainer, seed=seed, off=0.5) for seed in range(3)]
+    return [sequences_of(trainer, seed=seed, off=0.5) for seed in range(3)]
 
 
 @pytest.fixture(scope="module")
@@ -99,10 +99,10 @@ def hold(pid):
 def test_what_every_rank_refuses_is_raised_as_it_is_and_the_group_continues(group, batches):
     version, pids = group.weight_version, group.pids
     masked = [msgspec.structs.replace(row, loss_mask=np.zeros_like(row.loss_mask)) for row in batches[0]]
-    with pytest.raises(UntrainableBatch, match="no row of the batch has a trained token") as caught:
+    with pytest.raises(UntrainableBatch, match="no sequence of the batch has a trained token") as caught:
         group.step(masked)
     assert "the group restarts" not in str(caught.value)
-    assert group.evaluate(batches[0])["rows"] == len(batches[0])
+    assert group.evaluate(batches[0])["sequences"] == len(batches[0])
     assert (group.weight_version, group.pids) == (version, pids)
 
 

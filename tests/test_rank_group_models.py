@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from support.rank_cases import COMPARISON, assert_same_metrics
-from support.tiny_trainer import make_trainer, rows_of, write_model
+from support.tiny_trainer import make_trainer, sequences_of, write_model
 
 from areal_actors.core.errors import RanksLost
 from areal_actors.training.algorithms import Grpo, Ppo
@@ -33,7 +33,7 @@ def model_folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def batches(model_folder):
     trainer = make_trainer(model_folder)
-    return [rows_of(trainer, seed=seed, off=0.5) for seed in range(2)]
+    return [sequences_of(trainer, seed=seed, off=0.5) for seed in range(2)]
 
 
 def tensors(folder):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.rank_cases import COMPARISON, assert_same_gradients, assert_same_metrics, run_cases, write_models
 from support.rank_program import MICROBATCH_TOKENS, Case, gradients_of
-from support.tiny_trainer import make_trainer, rows_of
+from support.tiny_trainer import make_trainer, sequences_of
 from transformers import AutoModelForCausalLM
 
 from areal_actors.core.values import WeightsLocation
@@ -45,7 +45,7 @@ def models(tmp_path_factory):
 def batches(models):
     """Two batches of ragged rows, by model."""
     trainers = {name: make_trainer(folder) for name, folder in models.items()}
-    return {name: [rows_of(trainer, seed=seed, off=0.5) for seed in range(2)] for name, trainer in trainers.items()}
+    return {name: [sequences_of(trainer, seed=seed, off=0.5) for seed in range(2)] for name, trainer in trainers.items()}
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from support.rank_cases import COMPARISON, QWEN3, assert_same_gradients, assert_same_metrics, run_cases, write_models
 from support.rank_program import MICROBATCH_TOKENS, Case, gradients_of, logp_and_values
-from support.tiny_trainer import make_trainer, rows_of
+from support.tiny_trainer import make_trainer, sequences_of
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, Qwen3Config, Qwen3ForSequenceClassification
 
 from areal_actors.core.values import WeightsLocation
@@ -63,8 +63,8 @@ def kinds(models):
 def batches(models):
     """Two batches by model, for scalar heads of pairs of rows with one trained token each."""
     trainers = {name: make_trainer(models[name]) for name in ("qwen2", "qwen3")}
-    sampled = {models[name]: [cut(rows_of(trainer, seed=seed, off=0.5)) for seed in range(2)] for name, trainer in trainers.items()}
-    pairs = [rows_of(trainers["qwen3"], seed=seed, groups=6, members=2) for seed in range(2)]
+    sampled = {models[name]: [cut(sequences_of(trainer, seed=seed, off=0.5)) for seed in range(2)] for name, trainer in trainers.items()}
+    pairs = [sequences_of(trainers["qwen3"], seed=seed, groups=6, members=2) for seed in range(2)]
     return sampled | {models["scalar"]: [[scored(row, number) for number, row in enumerate(rows)] for rows in pairs]}
 
 

@@ -14,7 +14,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausa
 
 from areal_actors.core.devices import CudaDevices
 from areal_actors.core.errors import RecipeError, SetupError
-from areal_actors.core.values import Row, RowCall
+from areal_actors.core.values import SequenceCall, TrainingSequence
 from areal_actors.recipe.load import load
 from areal_actors.training.distributed.commands import (
     CHALLENGE_BYTES,
@@ -175,7 +175,7 @@ def test_a_batch_that_would_be_one_micro_batch_is_cut_for_every_replica():
 def test_rows_arrive_as_they_were():
     rng = np.random.default_rng(0)
     rows = [
-        Row(
+        TrainingSequence(
             token_ids=rng.integers(0, 2**31, size).astype(np.int64),
             loss_mask=rng.random(size) < 0.5,
             logprobs=rng.normal(size=size).astype(np.float32),
@@ -184,11 +184,11 @@ def test_rows_arrive_as_they_were():
             reward=float(rng.normal()),
             truncated=size % 2 == 0,
             episode=f"0.{size}",
-            calls=tuple(RowCall(start=at, end=at + 1, reward=at / 3, truncated=at == 2, sample=str(at)) for at in range(size % 4)),
+            calls=tuple(SequenceCall(start=at, end=at + 1, reward=at / 3, truncated=at == 2, sample=str(at)) for at in range(size % 4)),
         )
         for size in (1, 7, 300)
     ]
-    there = decode(encode(MethodCall(method="step", rows=rows)), Command).rows
+    there = decode(encode(MethodCall(method="step", sequences=rows)), Command).sequences
     for row, arrived in zip(rows, there, strict=True):
         for field in row.__struct_fields__:
             assert np.array_equal(getattr(row, field), getattr(arrived, field))

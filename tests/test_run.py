@@ -28,8 +28,8 @@ from areal_actors.messages import (
 from areal_actors.run.process import CPU_ACTORS, BuildContext
 from areal_actors.run.replay import Difference, replay
 from areal_actors.run.run_folder import RunFolder
-from areal_actors.sequences.rows import rows_of
-from areal_actors.sequences.step_metrics import rows_checksum
+from areal_actors.sequences.build import sequences_of
+from areal_actors.sequences.step_metrics import sequences_checksum
 from areal_actors.weights.folders import shared_memory_path
 from bus.recorded import read_tape
 
@@ -47,7 +47,7 @@ def checked_against_the_engine(log, tapes: Path) -> int:
                 columns = entry.envelope.open(Generated).columns
                 sampled.add((columns.token_ids, columns.logprobs, columns.versions))
     trajectories = {sequence: event.trajectory for sequence, event in log if isinstance(event, TrajectoryExported)}
-    checksums = {event.step: event.rows_checksum for _, event in log if isinstance(event, StepCompleted)}
+    checksums = {event.step: event.sequences_checksum for _, event in log if isinstance(event, StepCompleted)}
     tokens = 0
     for batch in (event for _, event in log if isinstance(event, BatchFormed)):
         rows = []
@@ -58,8 +58,8 @@ def checked_against_the_engine(log, tapes: Path) -> int:
                     columns = turn.completion
                     assert (columns.token_ids, columns.logprobs, columns.versions) in sampled
                     tokens += len(columns)
-                rows += rows_of(trajectory, number, batch.oldest_version)
-        assert rows_checksum(rows) == checksums[batch.step + 1]
+                rows += sequences_of(trajectory, number, batch.oldest_version)
+        assert sequences_checksum(rows) == checksums[batch.step + 1]
     return tokens
 
 

@@ -27,7 +27,7 @@ import openai
 
 root, admin, reader = sys.argv[1:]
 sys.path.insert(0, reader)
-from areal_actors.sequences.export import rows
+from areal_actors.sequences.export import sequences
 
 gateway = httpx2.Client(base_url=root, headers={"Authorization": f"Bearer {admin}"}, timeout=30)
 assert gateway.get("/ready").status_code == 200
@@ -52,7 +52,7 @@ else:
     raise AssertionError("a session that has ended took a call")
 asked = {"session_id": given["session_id"], "discount": 0.9, "style": "individual"}
 export = gateway.post("/export_trajectories", json=asked, headers={"Accept": "application/msgpack"}).raise_for_status()
-made = rows(export.content)
+made = sequences(export.content)
 assert [int(row["loss_mask"].sum()) for row in made] == sampled
 assert [round(float(row["rewards"][0]), 6) for row in made] == [0.9, 1.0]
 assert all((row["versions"][row["loss_mask"] == 1] == 0).all() and (row["logprobs"] <= 0).all() for row in made)

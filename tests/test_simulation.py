@@ -15,7 +15,7 @@ import pytest
 from support.simulation import BATCH, GROUP, Outcome, Simulation, ends, opened, versions
 
 from areal_actors.batching.assembler import BatcherConfig
-from areal_actors.core.values import PROMPT_VERSION, Row
+from areal_actors.core.values import PROMPT_VERSION, TrainingSequence
 from areal_actors.messages import (
     ActorFailed,
     ActorStarted,
@@ -30,14 +30,14 @@ from areal_actors.messages import (
     TrajectoryExported,
     WeightsPublished,
 )
-from areal_actors.sequences.rows import rows_of
+from areal_actors.sequences.build import sequences_of
 
 SEEDS = int(os.environ.get("AREAL_SIMULATION_SEEDS", "200"))
 AT_ONCE = 20
 """Seeds per test case."""
 
 
-def sampled(row: Row) -> np.ndarray:
+def sampled(row: TrainingSequence) -> np.ndarray:
     """True for the tokens of a row that were sampled."""
     return row.versions != PROMPT_VERSION
 
@@ -149,12 +149,12 @@ def no_group_is_trained_in_part(simulation: Simulation, outcome: Outcome) -> Non
 
 def the_rows_are_those_of_the_batches(_: Simulation, outcome: Outcome) -> None:
     for batch, given in zip(opened(outcome, BatchFormed), outcome.trainer.rows, strict=True):
-        expected: list[Row] = []
+        expected: list[TrainingSequence] = []
         for index, group in enumerate(batch.groups):
             for member in group:
                 trajectory = outcome.log[member.sequence - 1].open(TrajectoryExported).trajectory
                 assert trajectory.episode == member.episode
-                expected += rows_of(trajectory, index, batch.oldest_version)
+                expected += sequences_of(trajectory, index, batch.oldest_version)
         assert len(given) == len(expected)
         for row, wanted in zip(given, expected, strict=True):
             assert np.array_equal(row.token_ids, wanted.token_ids)
@@ -221,7 +221,7 @@ def nothing_is_held_when_the_run_is_over(_: Simulation, outcome: Outcome) -> Non
 def an_episode_has_at_most_one_result_and_a_failed_one_has_none(simulation: Simulation, outcome: Outcome) -> None:
     results = ends(outcome)
     assert set(results.values()) <= {1}
-    rows = sum(len(list(rows_of(event.trajectory, 0, 0))) for event in opened(outcome, TrajectoryExported))
+    rows = sum(len(list(sequences_of(event.trajectory, 0, 0))) for event in opened(outcome, TrajectoryExported))
     assert sum(map(len, outcome.trainer.rows)) <= rows
     for event in opened(outcome, TrajectoryExported):
         assert 1 <= event.trajectory.attempt <= simulation.retries + 1

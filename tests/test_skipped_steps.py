@@ -8,12 +8,12 @@ import math
 import msgspec
 import pytest
 import torch
-from support.tiny_trainer import make_trainer, rows_of, same, weights, write_model
+from support.tiny_trainer import make_trainer, same, sequences_of, weights, write_model
 
 from areal_actors.core.errors import UntrainableBatch
-from areal_actors.sequences.row_check import RowLimits
+from areal_actors.sequences.sequence_check import SequenceLimits
 from areal_actors.training.algorithms import Grpo, Ppo
-from areal_actors.training.engine import row_limits
+from areal_actors.training.engine import sequence_limits
 from areal_actors.training.settings import OptimizerSettings
 
 
@@ -36,19 +36,19 @@ def test_a_step_without_rows_is_counted_and_changes_nothing_but_the_schedule(fol
     falling = OptimizerSettings(lr=1e-3, schedule="linear")
     trainer = make_trainer(folder, algorithm, optimizer=falling)
     assert trainer.step(()) == {}, "torch warns of a schedule that steps before its optimizer; that must not end a run"
-    trainer.step(rows_of(trainer))
+    trainer.step(sequences_of(trainer))
     before, optimizer, rate = weights(trainer), state(trainer), trainer._optimization.lr
     assert trainer.step(()) == {}
     assert same(before, weights(trainer))
     assert same_state(optimizer, state(trainer))
     assert (trainer.weight_version, rate, trainer._optimization.lr) == (3, pytest.approx(8e-4), pytest.approx(7e-4))
-    assert trainer.step(rows_of(trainer))["parity_tokens"] > 0
+    assert trainer.step(sequences_of(trainer))["parity_tokens"] > 0
     assert 3 in trainer._logprob_check.copies
 
 
 def test_a_loss_that_is_not_finite_leaves_weights_and_optimizer_as_they_were(folder, monkeypatch):
     trainer, other = make_trainer(folder), make_trainer(folder)
-    rows = rows_of(trainer, off=0.3)
+    rows = sequences_of(trainer, off=0.3)
     for one in (trainer, other):
         one.step(rows)
     before, optimizer = weights(trainer), state(trainer)
@@ -69,7 +69,7 @@ def test_a_loss_that_is_not_finite_leaves_weights_and_optimizer_as_they_were(fol
 
 def test_an_update_that_is_not_finite_is_left_out_of_a_step_that_has_others(folder, monkeypatch):
     trainer = make_trainer(folder, Grpo(minibatches=4))
-    rows = rows_of(trainer, off=0.3)
+    rows = sequences_of(trainer, off=0.3)
     first = trainer._make_minibatches(rows)[0]
     trainer = make_trainer(folder, Grpo(minibatches=4))
     sound = Grpo.loss
@@ -92,5 +92,5 @@ def test_an_update_that_is_not_finite_is_left_out_of_a_step_that_has_others(fold
 def test_the_limits_of_a_model_are_read_from_its_folder(folder, tmp_path):
     trainer = make_trainer(folder)
     config = trainer._model.config
-    assert trainer.limits == row_limits(folder) == RowLimits(vocabulary=config.vocab_size, context=config.max_position_embeddings)
-    assert row_limits(str(tmp_path)) == RowLimits()
+    assert trainer.limits == sequence_limits(folder) == SequenceLimits(vocabulary=config.vocab_size, context=config.max_position_embeddings)
+    assert sequence_limits(str(tmp_path)) == SequenceLimits()

@@ -228,7 +228,7 @@ async def test_the_checkpointer_knows_its_shelf_from_any_place_on(seed, tmp_path
     dice = random.Random(seed)
     events = []
     for step in range(1, 13):
-        events.append(StepCompleted(step=step, metrics={}, rows_checksum=""))
+        events.append(StepCompleted(step=step, metrics={}, sequences_checksum=""))
         if step % 2 == 0:
             written = CheckpointStaged(folder=str(tmp_path / f".writing-step-{step}"), step=step, cursor=step)
             saved = CheckpointCommitted(folder=str(tmp_path / f"step-{step}"), step=step, cursor=step)
@@ -245,16 +245,16 @@ async def test_the_example_source_draws_the_same_from_any_place_on():
     events = [
         ExamplesDropped(dropped=2, held_out_dropped=0, left=10, limit=64),
         WeightsPublished(weight_version=0, location=location),
-        *(StepCompleted(step=step, metrics={}, rows_checksum="") for step in (1, 2, 3)),
+        *(StepCompleted(step=step, metrics={}, sequences_checksum="") for step in (1, 2, 3)),
         RunStopping(reason="interrupted"),
-        StepCompleted(step=4, metrics={}, rows_checksum=""),
+        StepCompleted(step=4, metrics={}, sequences_checksum=""),
         RunResumed(recipe={}, reason="", folder=""),
-        *(StepCompleted(step=step, metrics={}, rows_checksum="") for step in (5, 6)),
+        *(StepCompleted(step=step, metrics={}, sequences_checksum="") for step in (5, 6)),
     ]
     emitted = await same_from_everywhere(lambda: ExampleSource(examples=12, seed=3, batch_size=4, steps=7), sealed(*events))
     assert sum(map(len, emitted)) == 7
 
 
 async def test_the_metrics_actor_has_nothing_to_keep(tmp_path: Path):
-    events = sealed(RunStarted(recipe={}, profile="", reason="", folder=""), StepCompleted(step=1, metrics={}, rows_checksum=""))
+    events = sealed(RunStarted(recipe={}, profile="", reason="", folder=""), StepCompleted(step=1, metrics={}, sequences_checksum=""))
     await same_from_everywhere(lambda: Metrics(tmp_path / "metrics.jsonl"), events)

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from support.samples import batch, interaction, trajectory
 
+from areal_actors.sequences.build import sequences_of
 from areal_actors.sequences.credit import Credit
-from areal_actors.sequences.rows import rows_of
-from areal_actors.sequences.step_metrics import batch_metrics, rows_checksum
+from areal_actors.sequences.step_metrics import batch_metrics, sequences_checksum
 
 
 def rows(*trajectories, oldest=0):
-    return [row for group, one in enumerate(trajectories) for row in rows_of(one, group, oldest)]
+    return [row for group, one in enumerate(trajectories) for row in sequences_of(one, group, oldest)]
 
 
 TWO = (
@@ -45,7 +45,7 @@ def test_an_episode_counts_once_and_so_does_each_of_its_tokens_however_many_rows
     second = msgspec.structs.replace(interaction("c", "777", 4, prompt="!", finish_reason="length"), parent="a", prefix="a")
     long = msgspec.structs.replace(TWO[0], interactions=(*TWO[0].interactions, second))
     credit = Credit(style=style)
-    made = [row for group, one in enumerate((long, TWO[1])) for row in rows_of(one, group, 4, credit)]
+    made = [row for group, one in enumerate((long, TWO[1])) for row in sequences_of(one, group, 4, credit)]
     assert len(made) == (2 if style == "concat" else 3)
     metrics = batch_metrics(made, FORMED)
     assert (metrics["sampled_tokens"], metrics["mean_tokens"]) == (9, 4.5)
@@ -66,6 +66,6 @@ def test_the_checksum_is_that_of_what_the_engine_sampled_in_row_order():
     for one in TWO:
         columns = one.interactions[0].completion
         expected = zlib.crc32(columns.logprobs, zlib.crc32(columns.token_ids, expected))
-    assert rows_checksum(rows(*TWO)) == f"{expected:08x}"
-    assert rows_checksum(rows(*TWO, oldest=9)) == f"{expected:08x}"
-    assert rows_checksum(rows(*reversed(TWO))) != f"{expected:08x}"
+    assert sequences_checksum(rows(*TWO)) == f"{expected:08x}"
+    assert sequences_checksum(rows(*TWO, oldest=9)) == f"{expected:08x}"
+    assert sequences_checksum(rows(*reversed(TWO))) != f"{expected:08x}"

@@ -27,7 +27,7 @@ from areal_actors.messages import (
 from areal_actors.run.process import CPU_ACTORS, BuildContext
 from areal_actors.run.replay import replay
 from areal_actors.run.run_folder import RunFolder
-from areal_actors.supervised.example_rows import rows_of_example
+from areal_actors.supervised.example_sequences import sequences_of_example
 from areal_actors.supervised.examples import arithmetic_examples
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from bus.recorded import read_tape
@@ -71,7 +71,7 @@ def scores_by_hand(folder: Path, examples):
     assert model.config.num_labels == 1
     margins = []
     for example in examples:
-        chosen, rejected = rows_of_example(example, 0, tokenizer, scored=True)
+        chosen, rejected = sequences_of_example(example, 0, tokenizer, scored=True)
         with torch.no_grad():
             scores = [float(model(input_ids=torch.from_numpy(row.token_ids[:-1])[None]).logits) for row in (chosen, rejected)]
         margins.append(scores[0] - scores[1])

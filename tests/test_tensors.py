@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_actors.core.values import Row
+from areal_actors.core.values import TrainingSequence
 from areal_actors.training.packing.tensors import first_fit_decreasing, make_micro_batches
 
 CPU = torch.device("cpu")
@@ -16,7 +16,7 @@ WEIGHTS = st.lists(st.integers(0, 5000), max_size=60)
 def row(prompt, completion, *, mask=None, group=0, reward=0.0, version=0):
     """A row of these token ids, of which the completion's are trained by default."""
     sampled = np.array([False] * len(prompt) + [True] * len(completion))
-    return Row(
+    return TrainingSequence(
         token_ids=np.array([*prompt, *completion], dtype=np.int64),
         loss_mask=sampled if mask is None else np.array(mask),
         logprobs=np.where(sampled, -0.1 * np.arange(len(sampled)), 0).astype(np.float32),
@@ -139,14 +139,14 @@ def test_shared_tokens_are_computed_once_within_any_budget(budget):
         found += list(zip(rows_in(batch, rows), batch.labels.tolist(), strict=True))
     wanted = [(index, token) for index, each in enumerate(rows) for token in each.token_ids[each.loss_mask].tolist()]
     assert sorted(found) == sorted(wanted)
-    assert sum(batch.row_tokens for batch in batches) == sum(len(each.token_ids) - 1 for each in rows)
+    assert sum(batch.sequence_tokens for batch in batches) == sum(len(each.token_ids) - 1 for each in rows)
     if budget == 10_000:
         assert sum(batch.computed_tokens for batch in batches) == 5 * 20 + sum(int(each.loss_mask.sum()) - 1 for each in rows)
 
 
 def test_without_sharing_padding_is_all_that_is_computed_beside_the_rows():
     (batch,) = make_micro_batches([row([1, 2], [3, 4]), row([1], [2])], [0, 1], 100, CPU)
-    assert (batch.row_tokens, batch.computed_tokens, batch.chains) == (4, 6, None)
+    assert (batch.sequence_tokens, batch.computed_tokens, batch.chains) == (4, 6, None)
 
 
 def with_one_system_prompt(groups, members, system=64):

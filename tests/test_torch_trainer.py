@@ -7,11 +7,11 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from support.tiny_trainer import logps, make_trainer, rows_of, same, weights, write_model
+from support.tiny_trainer import logps, make_trainer, same, sequences_of, weights, write_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, Gemma2ForCausalLM
 
 from areal_actors.core.errors import CheckpointError, EngineError, SetupError
-from areal_actors.core.values import Row
+from areal_actors.core.values import TrainingSequence
 from areal_actors.training.algorithms import Grpo
 from areal_actors.training.algorithms.correction import Correction
 from areal_actors.training.packing.scoring import TokenScorer
@@ -34,7 +34,7 @@ def make(model_folder):
 
 def test_the_loss_of_a_step_is_the_mean_over_all_its_tokens(make):
     trainer = make()
-    rows = rows_of(trainer, off=2.5)
+    rows = sequences_of(trainer, off=2.5)
     rewards = np.array([row.reward for row in rows])
     total, tokens = 0.0, 0
     for row in rows:
@@ -56,7 +56,7 @@ def test_loss_and_gradient_do_not_depend_on_the_micro_batches(make, loss_aggrega
     seen = []
     for budget in (1, 50, 10_000):
         trainer = make(Grpo(loss_aggregation=loss_aggregation), microbatch_tokens=budget)
-        metrics = trainer.step(rows_of(trainer, off=0.5))
+        metrics = trainer.step(sequences_of(trainer, off=0.5))
         seen.append((metrics["loss"], [parameter.grad.clone() for parameter in trainer._model.parameters()]))
     for loss, gradients in seen[1:]:
         assert loss == pytest.approx(seen[0][0], abs=1e-6)
@@ -66,7 +66,7 @@ def test_loss_and_gradient_do_not_depend_on_the_micro_batches(make, loss_aggrega
 
 def test_the_gradient_is_the_numeric_one(make):
     trainer = make(max_staleness=0, lr=1e-12, microbatch_tokens=60)
-    rows = rows_of(trainer, off=0.3)
+    rows = sequences_of(trainer, off=0.3)
     scale = trainer.step(rows)["grad_norm"]
     parameter = trainer._model.model.layers[0].self_attn.q_proj.weight
     direction = parameter.grad.clone() / parameter.grad.norm()
@@ -88,7 +88,7 @@ def surrogate(algorithm, start, moved, rows):
     advantages = algorithm.advantages(step).tokens
     total, tokens = 0.0, 0
     for index, row in enumerate(rows):
-        advantage = float(advantages[step.rows == index][0])
+        advantage = float(advantages[step.sequences == index][0])
         chosen = row.loss_mask[1:]
         now, proximal = (logps(trainer._model, row.token_ids)[chosen] for trainer in (moved, start))
         weight = np.minimum(np.exp(proximal - row.logprobs[row.loss_mask]), 5.0)
@@ -99,7 +99,7 @@ def surrogate(algorithm, start, moved, rows):
 
 def test_rewarded_tokens_become_likelier_and_punished_ones_less(make):
     trainer = make()
-    rows = rows_of(trainer)[:2]
+    rows = sequences_of(trainer)[:2]
     rows = [msgspec.structs.replace(row, group=0, reward=reward) for row, reward in zip(rows, (1.0, 0.0), strict=True)]
     before = [logps(trainer._model, row.token_ids)[row.loss_mask[1:]].sum() for row in rows]
     trainer.step(rows)
@@ -111,7 +111,7 @@ def test_rewarded_tokens_become_likelier_and_punished_ones_less(make):
 def test_a_batch_without_signal_leaves_the_weights_alone(make):
     trainer = make()
     before = weights(trainer)
-    metrics = trainer.step([msgspec.structs.replace(row, reward=1.0) for row in rows_of(trainer)])
+    metrics = trainer.step([msgspec.structs.replace(row, reward=1.0) for row in sequences_of(trainer)])
     assert same(before, weights(trainer))
     assert (metrics["groups_without_signal"], metrics["grad_norm"]) == (4, 0)
 
@@ -119,7 +119,7 @@ def test_a_batch_without_signal_leaves_the_weights_alone(make):
 def test_a_reward_is_not_lost_when_the_last_token_is_not_trained(make):
     trainer = make()
     rows = []
-    for row in rows_of(trainer):
+    for row in sequences_of(trainer):
         mask = row.loss_mask.copy()
         mask[-1] = False
         rows.append(msgspec.structs.replace(row, loss_mask=mask))
@@ -128,9 +128,9 @@ def test_a_reward_is_not_lost_when_the_last_token_is_not_trained(make):
 
 def test_what_stands_after_the_trained_tokens_and_untrained_rows_change_nothing(make):
     one, other = make(), make()
-    rows = rows_of(one)
+    rows = sequences_of(one)
     longer = [
-        Row(
+        TrainingSequence(
             token_ids=np.append(row.token_ids, [5, 6]),
             loss_mask=np.append(row.loss_mask, [False, False]),
             logprobs=np.append(row.logprobs, np.zeros(2, np.float32)),
@@ -148,28 +148,28 @@ def test_what_stands_after_the_trained_tokens_and_untrained_rows_change_nothing(
 
 def test_the_same_rows_give_the_same_numbers_to_the_last_bit(make):
     one, other = make(), make()
-    rows = rows_of(one, off=0.4)
+    rows = sequences_of(one, off=0.4)
     assert [one.step(rows) for _ in range(3)] == [other.step(rows) for _ in range(3)]
     assert same(weights(one), weights(other))
 
 
 def test_minibatches_share_the_proximal_weights_of_the_steps_start(make):
     trainer = make(Grpo(minibatches=4, clip=0.01), lr=2e-2)
-    metrics = trainer.step(rows_of(trainer))
+    metrics = trainer.step(sequences_of(trainer))
     assert metrics["behaviour_weight_max"] == pytest.approx(1.0, abs=1e-4)
     assert metrics["clip_frac"] > 0
     assert trainer.weight_version == 1
 
 
 def test_log_probabilities_are_taken_at_the_sampling_temperature(make):
-    right, wrong = (rows_of(make(), temperature=temperature) for temperature in (0.5, 1.0))
+    right, wrong = (sequences_of(make(), temperature=temperature) for temperature in (0.5, 1.0))
     assert make(temperature=0.5).step(right)["train_infer_logprob_diff_max"] < 1e-4
     assert make(temperature=0.5).step(wrong)["train_infer_logprob_diff_max"] > 0.1
 
 
 def test_entropy_is_that_of_the_whole_distribution(make):
     trainer = make()
-    rows = rows_of(trainer)
+    rows = sequences_of(trainer)
     entropies = []
     for row in rows:
         with torch.no_grad():
@@ -180,7 +180,7 @@ def test_entropy_is_that_of_the_whole_distribution(make):
 
 def test_bfloat16_computes_close_to_float32_and_keeps_float32_weights(make):
     trainer = make(dtype="bfloat16")
-    rows = rows_of(make())
+    rows = sequences_of(make())
     assert trainer.step(rows)["loss"] == pytest.approx(make().step(rows)["loss"], abs=0.05)
     assert all(parameter.dtype == torch.float32 for parameter in trainer._model.parameters())
 
@@ -190,23 +190,23 @@ def test_bfloat16_computes_close_to_float32_and_keeps_float32_weights(make):
 
 def test_a_batch_with_nothing_to_train_is_refused(make):
     trainer = make()
-    rows = [msgspec.structs.replace(row, loss_mask=np.zeros_like(row.loss_mask)) for row in rows_of(trainer)]
-    with pytest.raises(EngineError, match="no row of the batch has a trained token"):
+    rows = [msgspec.structs.replace(row, loss_mask=np.zeros_like(row.loss_mask)) for row in sequences_of(trainer)]
+    with pytest.raises(EngineError, match="no sequence of the batch has a trained token"):
         trainer.step(rows)
 
 
 def test_a_reward_that_is_not_finite_is_refused_by_name(make):
     trainer = make()
-    rows = rows_of(trainer)
+    rows = sequences_of(trainer)
     rows[7] = msgspec.structs.replace(rows[7], reward=math.nan)
-    with pytest.raises(EngineError, match=r"row 7 \(group 2\) is nan"):
+    with pytest.raises(EngineError, match=r"sequence 7 \(group 2\) is nan"):
         trainer.step(rows)
 
 
 def test_a_loss_that_is_not_finite_is_refused_and_the_weights_stay(make):
     trainer = make(Grpo(correction=Correction(veto="off")), logprob_check_sequences=0)
     before = weights(trainer)
-    rows = [msgspec.structs.replace(row, logprobs=row.logprobs * np.float32(np.nan)) for row in rows_of(trainer)]
+    rows = [msgspec.structs.replace(row, logprobs=row.logprobs * np.float32(np.nan)) for row in sequences_of(trainer)]
     with pytest.raises(EngineError, match="the loss of step 0 is"):
         trainer.step(rows)
     assert same(before, weights(trainer))
@@ -235,7 +235,7 @@ def test_greedy_samples_and_folders_without_a_model_are_refused(make, tmp_path):
 def test_saved_and_loaded_it_continues_to_the_last_bit(make, tmp_path):
     algorithm = Grpo(minibatches=2)
     trainer = make(algorithm)
-    rows = [rows_of(trainer, seed=seed, off=0.2) for seed in range(4)]
+    rows = [sequences_of(trainer, seed=seed, off=0.2) for seed in range(4)]
     for batch in rows[:2]:
         trainer.step(batch)
     trainer.save(str(tmp_path / "checkpoint"))
@@ -248,7 +248,7 @@ def test_saved_and_loaded_it_continues_to_the_last_bit(make, tmp_path):
 
 def test_a_checkpoint_is_a_folder_that_hugging_face_loads(make, tmp_path):
     trainer = make()
-    rows = rows_of(trainer)
+    rows = sequences_of(trainer)
     trainer.step(rows)
     trainer.save(str(tmp_path))
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
@@ -276,11 +276,11 @@ def test_an_incomplete_checkpoint_is_refused_with_what_is_missing(make, tmp_path
 
 def test_published_weights_read_back_with_the_same_checksum(make, model_folder, tmp_path):
     trainer = make()
-    trainer.step(rows_of(trainer))
+    trainer.step(sequences_of(trainer))
     location = trainer.publish(str(tmp_path / "v1"))
     assert location.model == model_folder
     own = weights(trainer)
     assert all(torch.equal(own[name], tensor) for name, tensor in read_weights(location).items())
     assert trainer.publish(str(tmp_path / "again")).checksum == location.checksum
-    trainer.step(rows_of(trainer))
+    trainer.step(sequences_of(trainer))
     assert trainer.publish(str(tmp_path / "v2")).checksum != location.checksum

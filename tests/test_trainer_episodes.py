@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 import torch
 from support.tiny_trainer import make_trainer, write_model
-from support.tiny_trainer import rows_of as sampled_rows
+from support.tiny_trainer import sequences_of as sampled_rows
 from transformers import AutoModelForSequenceClassification
 
 from areal_actors.core.errors import EngineError
 from areal_actors.core.values import Interaction, TokenColumns, Trajectory, pack_ids
+from areal_actors.sequences.build import sequences_of
 from areal_actors.sequences.credit import Credit
-from areal_actors.sequences.rows import rows_of
 from areal_actors.training.algorithms import Dpo, DrGrpo, Grpo, Ppo, ReinforcePlusPlus, Rloo
 from areal_actors.training.algorithms.correction import Correction
 from areal_actors.training.algorithms.shaping import Shaping
-from areal_actors.training.prepared import cut_rows, step_tokens
+from areal_actors.training.prepared import cut_sequences, step_tokens
 
 MASK = Shaping(truncated="mask")
 
@@ -61,7 +61,7 @@ def batch(style="concat", *, broken=None, oldest=0, baseline_over="episodes", cu
     for number, (turns, reward) in enumerate([(1, 1.0), (3, 0.0), (4, 0.25), (2, 1.0), (1, 0.0), (3, 1.0)]):
         group = number // 3
         one = episode(f"{group}.{number}", turns, reward, seed=number, broken=broken, cut=number in cut)
-        rows += rows_of(one, group, oldest, Credit(style=style, baseline_over=baseline_over))
+        rows += sequences_of(one, group, oldest, Credit(style=style, baseline_over=baseline_over))
     return rows
 
 
@@ -100,14 +100,14 @@ def test_the_columns_of_a_step_name_the_calls_and_episodes_of_rows():
     rows = batch("individual")
     tokens = step_tokens(rows, 1)
     calls = [1, 3, 4, 2, 1, 3]
-    assert tokens.call_rows.tolist() == list(range(sum(calls)))
+    assert tokens.call_sequences.tolist() == list(range(sum(calls)))
     assert tokens.samples.tolist() == [number for number, count in enumerate(calls) for _ in range(count)]
     assert tokens.groups.tolist() == [0, 0, 0, 1, 1, 1]
     assert tokens.rewards.tolist() == [1.0, 0.5, 0.0, 0.0, *[0.25] * 4, 1.0, 1.0, 0.0, 0.5, 1.0, 1.0]
     assert tokens.sampled.tolist() == [row.calls[0].end - row.calls[0].start for row in rows]
-    assert tokens.calls.tolist() == tokens.rows.tolist(), "a call per row"
+    assert tokens.calls.tolist() == tokens.sequences.tolist(), "a call per row"
     whole = step_tokens(batch(), 1)
-    assert whole.call_rows.tolist() == tokens.samples.tolist()
+    assert whole.call_sequences.tolist() == tokens.samples.tolist()
     assert whole.calls.tolist() == tokens.calls.tolist()
     assert (whole.sampled.tolist(), whole.rewards.tolist()) == (tokens.sampled.tolist(), tokens.rewards.tolist())
 
@@ -127,7 +127,7 @@ def test_a_call_whose_tokens_are_all_too_old_still_counts_in_the_statistics():
 def test_a_trained_token_of_no_call_is_refused_by_its_place():
     rows = batch()
     rows[1] = msgspec.structs.replace(rows[1], calls=rows[1].calls[1:])
-    with pytest.raises(EngineError, match=r"row 1 \(group 0\): its token at position 4 is trained but belongs to none"):
+    with pytest.raises(EngineError, match=r"sequence 1 \(group 0\): its token at position 4 is trained but belongs to none"):
         step_tokens(rows, 1)
 
 
@@ -151,12 +151,12 @@ def test_a_batch_of_which_every_answer_is_masked_is_refused_with_what_to_loosen(
 
 def test_only_the_row_in_which_a_cut_episode_ends_is_scored_after_its_last_token():
     rows = batch("individual", cut=(2, 4))
-    indices, ended = cut_rows(rows, step_tokens(rows, 1))
+    indices, ended = cut_sequences(rows, step_tokens(rows, 1))
     assert indices == [7, 10]
     for index, row in zip(indices, ended, strict=True):
         assert row.token_ids[:-1].tolist() == rows[index].token_ids.tolist()
         assert np.flatnonzero(row.loss_mask).tolist() == [len(rows[index].token_ids)]
-    assert cut_rows(batch(), step_tokens(batch(), 1)) == ([], [])
+    assert cut_sequences(batch(), step_tokens(batch(), 1)) == ([], [])
 
 
 def test_bootstrapping_uses_the_critic_s_value_after_the_last_token(make, tmp_path):
@@ -171,7 +171,7 @@ def test_bootstrapping_uses_the_critic_s_value_after_the_last_token(make, tmp_pa
     expected = [value if number in {1, 2, 5} else 0.0 for number, value in enumerate(after)]
     assert prepared.tokens.last_values.tolist() == pytest.approx(expected, abs=1e-5)
     assert min(abs(value) for value in after) > 1e-4
-    returns = prepared.tokens.rewards[prepared.tokens.calls] + torch.tensor(expected)[prepared.tokens.rows]
+    returns = prepared.tokens.rewards[prepared.tokens.calls] + torch.tensor(expected)[prepared.tokens.sequences]
     assert prepared.advantages.returns.tolist() == pytest.approx(returns.tolist(), abs=1e-5)
 
 
@@ -222,4 +222,4 @@ def test_rewards_are_reported_over_episodes(make):
     rewards = [1.0, 0.0, 0.25, 1.0, 0.0, 1.0]
     assert metrics["reward_mean"] == pytest.approx(np.mean(rewards))
     assert metrics["reward_std"] == pytest.approx(np.std(rewards))
-    assert (metrics["groups"], metrics["rows"]) == (2.0, 14.0)
+    assert (metrics["groups"], metrics["sequences"]) == (2.0, 14.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from areal_actors.core.values import Row, WeightsLocation
+from areal_actors.core.values import TrainingSequence, WeightsLocation
 from areal_actors.messages import (
     CheckpointStaged,
     ExamplesDrawn,
@@ -54,15 +54,17 @@ class NumberedLessons:
     def begin(self, model_folder):
         self.model_folder = model_folder
 
-    def rows(self, numbers):
+    def sequences(self, numbers):
         zeros = np.zeros(1)
         return [
-            Row(np.array([number]), zeros > 0, zeros.astype(np.float32), zeros.astype(np.int32) - 1, group, 1.0, truncated=False)
+            TrainingSequence(
+                np.array([number]), zeros > 0, zeros.astype(np.float32), zeros.astype(np.int32) - 1, group, 1.0, truncated=False
+            )
             for group, number in enumerate(numbers)
         ]
 
     def held_out(self, weight_version):
-        return self.rows([7, 8, 9]) if weight_version % 2 == 0 else []
+        return self.sequences([7, 8, 9]) if weight_version % 2 == 0 else []
 
 
 def taught():
@@ -109,6 +111,7 @@ async def test_a_checkpoint_records_the_last_draw_of_its_weights(send):
 
 async def test_the_rows_of_a_step_have_a_checksum_of_their_ids(send):
     first, again, other = [
-        of(await send(taught()[2], STARTED, drawn(0, *numbers)), StepCompleted)[0].rows_checksum for numbers in ((4, 2), (4, 2), (2, 4))
+        of(await send(taught()[2], STARTED, drawn(0, *numbers)), StepCompleted)[0].sequences_checksum
+        for numbers in ((4, 2), (4, 2), (2, 4))
     ]
     assert first == again != other

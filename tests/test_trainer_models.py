@@ -7,11 +7,11 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from support.tiny_trainer import logps, make_trainer, rows_of, same, weights, write_model
+from support.tiny_trainer import logps, make_trainer, same, sequences_of, weights, write_model
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
 from areal_actors.core.errors import CheckpointError, EngineError, SetupError
-from areal_actors.core.values import Row
+from areal_actors.core.values import TrainingSequence
 from areal_actors.training.algorithms import Distillation, Dpo, Grpo, Ppo, RewardModel
 from areal_actors.training.algorithms.kl import Kl
 from areal_actors.training.models import load_model
@@ -45,7 +45,7 @@ def pairs_of(pairs=4, seed=0):
         answer = rng.integers(250, 500, rng.integers(2, 9)) if preferred else rng.integers(3, 250, rng.integers(2, 9))
         ids = np.concatenate([rng.integers(3, 500, 3), answer]).astype(np.int64)
         rows.append(
-            Row(
+            TrainingSequence(
                 token_ids=ids,
                 loss_mask=np.arange(len(ids)) == len(ids) - 1,
                 logprobs=np.zeros(len(ids), dtype=np.float32),
@@ -63,7 +63,7 @@ def pairs_of(pairs=4, seed=0):
 
 def test_the_critic_begins_at_nothing_and_learns_what_comes(make):
     trainer = make(PPO, lr=1e-9)
-    rows = [msgspec.structs.replace(row, reward=1.0) for row in rows_of(trainer)]
+    rows = [msgspec.structs.replace(row, reward=1.0) for row in sequences_of(trainer)]
     assert trainer.values(rows).abs().max() == 0
     seen = [trainer.step(rows) for _ in range(8)]
     assert seen[-1]["critic_loss"] < seen[0]["critic_loss"] / 4
@@ -76,7 +76,7 @@ def test_the_critic_begins_at_nothing_and_learns_what_comes(make):
 
 def test_values_are_the_saved_critic_s_just_before_each_token(make, tmp_path):
     trainer = make(PPO)
-    rows = rows_of(trainer)
+    rows = sequences_of(trainer)
     for _ in range(2):
         trainer.step(rows)
     trainer.save(str(tmp_path))
@@ -86,7 +86,7 @@ def test_values_are_the_saved_critic_s_just_before_each_token(make, tmp_path):
 
 def test_the_first_loss_of_the_critic_is_that_of_the_returns(make):
     trainer = make(Ppo())
-    rows = rows_of(trainer)
+    rows = sequences_of(trainer)
     returns = trainer.prepare(rows).advantages.returns
     bounded = (0.0 - returns).abs()  # every value is 0 at first, and none has moved
     assert trainer.step(rows)["critic_loss"] == pytest.approx(float(bounded.square().mean() / 2), rel=1e-5)
@@ -94,7 +94,7 @@ def test_the_first_loss_of_the_critic_is_that_of_the_returns(make):
 
 def test_policy_and_critic_continue_from_a_checkpoint_to_the_last_bit(make, tmp_path):
     trainer = make(PPO)
-    batches = [rows_of(trainer, seed=seed, off=0.2) for seed in range(4)]
+    batches = [sequences_of(trainer, seed=seed, off=0.2) for seed in range(4)]
     for batch in batches[:2]:
         trainer.step(batch)
     trainer.save(str(tmp_path))
@@ -115,18 +115,18 @@ def test_a_critic_whose_loss_is_not_finite_stops_the_policy_too(make, monkeypatc
         Ppo, "critic_loss", lambda self, batch, values: msgspec.structs.replace(self.loss(batch, values), losses=values * math.nan)
     )
     with pytest.raises(EngineError, match="the loss of the critic in step 0 is nan"):
-        trainer.step(rows_of(trainer))
+        trainer.step(sequences_of(trainer))
     assert same(before, weights(trainer))
     monkeypatch.undo()
-    assert math.isfinite(trainer.step(rows_of(trainer))["critic_loss"])
+    assert math.isfinite(trainer.step(sequences_of(trainer))["critic_loss"])
 
 
 def test_who_has_no_critic_has_no_values_and_who_has_a_scalar_head_no_log_probabilities(make):
     trainer = make()
     with pytest.raises(EngineError, match="Grpo has neither a critic nor a scalar head"):
-        trainer.values(rows_of(trainer))
+        trainer.values(sequences_of(trainer))
     with pytest.raises(EngineError, match="RewardModel trains a scalar head"):
-        make(RewardModel()).logp(rows_of(trainer))
+        make(RewardModel()).logp(sequences_of(trainer))
 
 
 # ---------------------------------------------------------------- frozen models
@@ -135,7 +135,7 @@ def test_who_has_no_critic_has_no_values_and_who_has_a_scalar_head_no_log_probab
 def test_the_reference_is_the_model_of_the_beginning_and_stays_it_after_a_resume(make, model_folder, tmp_path):
     algorithm = Grpo(kl=Kl(coefficient=0.1))
     trainer = make(algorithm, lr=1e-2)
-    rows = rows_of(trainer)
+    rows = sequences_of(trainer)
     assert trainer.step(rows)["reference_kl"] == pytest.approx(0, abs=1e-6)
     assert trainer.step(rows)["reference_kl"] > 1e-3
     trainer.save(str(tmp_path))
@@ -148,7 +148,7 @@ def test_the_reference_is_the_model_of_the_beginning_and_stays_it_after_a_resume
 
 def test_a_teacher_from_a_folder_is_followed(make, tmp_path):
     teacher = make(lr=1e-2)
-    rows = rows_of(teacher)
+    rows = sequences_of(teacher)
     for _ in range(5):
         teacher.step(rows)
     teacher.save_model(str(tmp_path))
@@ -182,7 +182,7 @@ def test_a_frozen_model_that_cannot_be_had_or_has_other_tokens_is_refused(make, 
 
 def test_pairs_move_away_from_the_reference_in_the_preferred_direction(make):
     trainer = make(Dpo(), lr=5e-3)
-    rows = [msgspec.structs.replace(row, reward=float(number % 2 == 0)) for number, row in enumerate(rows_of(trainer, members=2))]
+    rows = [msgspec.structs.replace(row, reward=float(number % 2 == 0)) for number, row in enumerate(sequences_of(trainer, members=2))]
     seen = [trainer.step(rows) for _ in range(4)]
     assert seen[0]["loss"] == pytest.approx(math.log(2), abs=1e-5)
     assert seen[-1]["margin"] > seen[0]["margin"] + 0.1

@@ -219,8 +219,8 @@ async def test_a_step_that_differs_goes_back_once_and_then_ends_the_run_with_bot
 
 async def test_other_rows_than_the_logs_are_found(story):
     place = story.log.index(done := of(story.log, StepCompleted)[-1])
-    story.log[place] = msgspec.structs.replace(done, rows_checksum="other")
-    with pytest.raises(StepMismatch, match=r"step 5 was replayed with rows .*, expected other from the log"):
+    story.log[place] = msgspec.structs.replace(done, sequences_checksum="other")
+    with pytest.raises(StepMismatch, match=r"step 5 was replayed with sequences .*, expected other from the log"):
         await story.again(FileEngine())
 
 

@@ -23,7 +23,7 @@ from areal_actors.messages import (
     TrajectoryRef,
     WeightsPublished,
 )
-from areal_actors.sequences.row_check import RowLimits
+from areal_actors.sequences.sequence_check import SequenceLimits
 from areal_actors.training.trainer import Trainer
 from bus.base import Envelope, Stamp
 
@@ -35,7 +35,7 @@ RESUMED = RunResumed(recipe={}, reason="", folder="runs/refusing")
 class Engine(CountingEngine):
     """Remembers the rows of each step; those with a token `U` it cannot train."""
 
-    limits = RowLimits(vocabulary=128, context=50)
+    limits = SequenceLimits(vocabulary=128, context=50)
 
     def step(self, rows):
         if any(ord("U") in row.token_ids.tolist() for row in rows):
@@ -90,15 +90,15 @@ async def test_bad_rows_are_named_and_the_others_trained(send):
     emitted = await send(trainer, STARTED, formed(0, 1, 2, 3), answers=answers(GOOD, BAD, GOOD))
     assert kinds_of(emitted) == ["WeightsPublished", "BatchRefused", "StepCompleted", "WeightsPublished"]
     (refused,) = of(emitted, BatchRefused)
-    assert (refused.step, refused.trained_rows, refused.cause) == (0, 2, "")
-    assert [(row.episode, row.row, row.token) for row in refused.rows] == [("2.0", 1, 1)]
-    assert refused.rows[0].cause.startswith("log-probability at token 1: nan")
+    assert (refused.step, refused.trained_sequences, refused.cause) == (0, 2, "")
+    assert [(row.episode, row.sequence, row.token) for row in refused.sequences] == [("2.0", 1, 1)]
+    assert refused.sequences[0].cause.startswith("log-probability at token 1: nan")
     (step,) = of(emitted, StepCompleted)
-    assert (step.step, step.metrics["refused_rows"], step.metrics["mean_tokens"]) == (1, 1.0, 4.0)
+    assert (step.step, step.metrics["refused_sequences"], step.metrics["mean_tokens"]) == (1, 1.0, 4.0)
     assert [len(rows) for rows in engine.trained] == [2]
 
 
-@pytest.mark.parametrize(("kind", "cause"), [(BAD, "no row of the batch can be trained"), (UNFIT, "the loss of step 1 is nan")])
+@pytest.mark.parametrize(("kind", "cause"), [(BAD, "no sequence of the batch can be trained"), (UNFIT, "the loss of step 1 is nan")])
 async def test_a_step_that_can_change_nothing_is_counted_and_published(send, kind, cause):
     engine, trainer = trainer_of()
     batches = (formed(0, 1), formed(1, 2), formed(2, 3))
@@ -106,8 +106,8 @@ async def test_a_step_that_can_change_nothing_is_counted_and_published(send, kin
     assert [event.step for event in of(emitted, StepCompleted)] == [1, 2, 3]
     assert [event.weight_version for event in of(emitted, WeightsPublished)] == [0, 1, 2, 3]
     (refused,) = of(emitted, BatchRefused)
-    assert (refused.step, refused.trained_rows, refused.cause) == (1, 0, cause)
-    assert of(emitted, StepCompleted)[1].metrics == {"skipped": 1.0, "refused_rows": float(kind == BAD)}
+    assert (refused.step, refused.trained_sequences, refused.cause) == (1, 0, cause)
+    assert of(emitted, StepCompleted)[1].metrics == {"skipped": 1.0, "refused_sequences": float(kind == BAD)}
     assert [len(rows) for rows in engine.trained] == [1, 0, 1]
     assert trainer.weight_version == engine.weight_version == 3
 
@@ -153,7 +153,7 @@ async def test_updates_that_were_left_out_of_a_step_are_named(send):
     _, trainer = trainer_of(HalfAStep(), max_skipped_steps=1)
     emitted = await send(trainer, STARTED, formed(0, 1), answers=answers(GOOD))
     (refused,) = of(emitted, BatchRefused)
-    assert (refused.rows, refused.trained_rows) == ((), 1)
+    assert (refused.sequences, refused.trained_sequences) == ((), 1)
     assert "1 updates of the step were skipped" in refused.cause
     assert not of(emitted, TrainingHalted)
 

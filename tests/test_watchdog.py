@@ -32,7 +32,7 @@ def watchdog(*messages, at=0.0, **options):
 
 
 def stepped(step):
-    return StepCompleted(step=step, metrics={}, rows_checksum="")
+    return StepCompleted(step=step, metrics={}, sequences_checksum="")
 
 
 def dropped(group, reason="stale"):

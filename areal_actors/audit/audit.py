@@ -42,7 +42,7 @@ CHECKS: Mapping[str, str] = {
     "batch": "batches are in order, and name whole groups and the events of their trajectories",
     "count": "the counts of the batcher equal those of the log",
     "step": "each step is completed once, in order, after its batch",
-    "rows": "the rows trained are those of the batch",
+    "sequences": "the sequences trained are those of the batch",
     "version": "each weight version is published after its step, and no token has an unpublished version",
     "checksum": "a version has the same checksum wherever it was published, loaded or recomputed",
     "checkpoint": "a checkpoint names its step and the event of its last batch",
@@ -92,7 +92,7 @@ class RecomputeProgress(Value):
     checksum: str = ""
     """Checksum of that weight version."""
     step: int = 0
-    rows_checksum: str = ""
+    sequences_checksum: str = ""
     metrics: dict[str, float] = {}
     error: str = ""
     """Reason why the replay stopped; empty while it goes on."""
@@ -114,10 +114,10 @@ class Audit(msgspec.Struct):
     steps: int = 0
     """Number of completed steps."""
     versions: dict[int, Version] = {}
-    rows_checked: int = 0
-    """Number of steps whose rows were rebuilt from the log."""
+    sequences_checked: int = 0
+    """Number of steps whose sequences were rebuilt from the log."""
     steps_proved: int = 0
-    """Number of steps of a run on examples that were recomputed with the same rows and bit-identical metrics."""
+    """Number of steps of a run on examples that were recomputed with the same sequences and bit-identical metrics."""
     injected: int = 0
     """Number of faults injected by `[chaos]`."""
     lives: int = 0
@@ -293,9 +293,10 @@ class Audit(msgspec.Struct):
                 return False
             known.proved = True
         if found.step and logged is not None:
-            if found.rows_checksum != logged.rows_checksum:
-                what = f"step {found.step} was given rows with checksum {logged.rows_checksum}; rebuilt they have {found.rows_checksum}"
-                self.fault(0, "rows", what)
+            if found.sequences_checksum != logged.sequences_checksum:
+                what = f"step {found.step} was given sequences with checksum {logged.sequences_checksum}; "
+                what += f"rebuilt they have {found.sequences_checksum}"
+                self.fault(0, "sequences", what)
                 return False
             if self.learns_from_examples():
                 return self._same_metrics(found, logged)

@@ -17,7 +17,7 @@ def _counts(audit: Audit) -> Iterator[str]:
     injected = f", {audit.injected} injected faults" if audit.injected else ""
     ended = "live or killed" if audit.finished is None else f"ended early: {audit.finished.error}" if audit.finished.error else "finished"
     yield f"log           {audit.sequence:,} events of {launches}{injected}; {ended}"
-    yield f"steps         {audit.steps} completed, each once and in order" + _rows(audit)
+    yield f"steps         {audit.steps} completed, each once and in order" + _sequences(audit)
     if audit.learns_from_examples() or audit.is_served():
         return
     groups = audit.groups
@@ -41,8 +41,10 @@ def _counts(audit: Audit) -> Iterator[str]:
     )
 
 
-def _rows(audit: Audit) -> str:
-    return f"; the rows of {audit.rows_checked} rebuilt from the log, each with the same checksum" if audit.rows_checked else ""
+def _sequences(audit: Audit) -> str:
+    return (
+        f"; the sequences of {audit.sequences_checked} rebuilt from the log, each with the same checksum" if audit.sequences_checked else ""
+    )
 
 
 def _faults(audit: Audit) -> Iterator[str]:

@@ -17,8 +17,8 @@ from areal_actors.core.config import Config, PositiveInt
 from areal_actors.core.errors import RecipeError
 from areal_actors.core.loading import load_named
 from areal_actors.core.values import PROMPT_VERSION, Trajectory
+from areal_actors.sequences.build import EPISODE
 from areal_actors.sequences.credit import Credit, sample_rewards
-from areal_actors.sequences.rows import EPISODE
 from bus.message import FrozenMeta
 
 Filter = Callable[[tuple[float, ...]], bool]

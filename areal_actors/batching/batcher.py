@@ -15,8 +15,8 @@ from areal_actors.messages import (
     WeightsPublished,
 )
 from areal_actors.runtime.actor import Actor, Context, on
+from areal_actors.sequences.build import EPISODE
 from areal_actors.sequences.credit import Credit
-from areal_actors.sequences.rows import EPISODE
 
 BatcherEvent = TrajectoryDropped | BatchFormed | FilterExhausted
 
@@ -37,7 +37,7 @@ class Batcher(Actor):
         keeps: Filter | None = None,
         credit: Credit = EPISODE,
     ) -> None:
-        """`keeps` returns True for groups to train, given the rewards that `credit` assigns to their rows."""
+        """`keeps` returns True for groups to train, given the rewards that `credit` assigns to their sequences."""
         self.config = config
         self.keeps = keeps
         self.credit = credit

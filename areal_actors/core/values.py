@@ -218,7 +218,7 @@ def _within(path: str, root: PurePath) -> str:
     return str(PurePath(path).relative_to(root)) if PurePath(path).is_relative_to(root) else path
 
 
-class RowCall(Value, array_like=True):
+class SequenceCall(Value, array_like=True):
     """Model call that is trained in a row. A call is trained in one row only; in others its tokens are context."""
 
     start: int
@@ -236,7 +236,7 @@ class RowCall(Value, array_like=True):
     """Inference worker that sampled the call; empty if several did, or if it is not recorded."""
 
 
-class Row(msgspec.Struct, frozen=True):
+class TrainingSequence(msgspec.Struct, frozen=True):
     """One training sequence; columns have the same length n, with entries at the position of the token they describe."""
 
     token_ids: NDArray[np.int64]
@@ -254,5 +254,5 @@ class Row(msgspec.Struct, frozen=True):
     """True if generation of its last call stopped at the length limit."""
     episode: str = ""
     """Name of the episode, shared by its rows. Empty for a row that is a separate episode."""
-    calls: tuple[RowCall, ...] = ()
+    calls: tuple[SequenceCall, ...] = ()
     """Calls trained in this row, by position; empty for a row with a single call with the row's reward."""

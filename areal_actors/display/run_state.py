@@ -116,7 +116,7 @@ class RunState:
     refused: Counter[str] = field(default_factory=Counter)
     """Completions refused by the gateway, by inference worker."""
     last_refused: str = ""
-    refused_rows: int = 0
+    refused_sequences: int = 0
     skipped_steps: int = 0
     """Rows that were left out of steps, and steps without an update."""
     last_refused_batch: str = ""
@@ -213,8 +213,8 @@ class RunState:
                 self.refused[message.worker] += 1
                 self.last_refused = message.cause
             case BatchRefused():
-                self.refused_rows += len(message.rows)
-                self.skipped_steps += message.trained_rows == 0
+                self.refused_sequences += len(message.sequences)
+                self.skipped_steps += message.trained_sequences == 0
                 self.last_refused_batch = refused_batch(message)
             case EventLoopBlocked():
                 before_it = self.blocked.get(message.line)

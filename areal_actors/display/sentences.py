@@ -82,8 +82,8 @@ def refused_batch(event: BatchRefused) -> str:
     """Returns the first cause in a refused batch."""
     if event.cause:
         return f"step {event.step + 1}: {event.cause}"
-    first = event.rows[0]
-    place = f"row {first.row} of episode {first.episode}" if first.row >= 0 else f"episode {first.episode}"
+    first = event.sequences[0]
+    place = f"sequence {first.sequence} of episode {first.episode}" if first.sequence >= 0 else f"episode {first.episode}"
     return f"step {event.step + 1}: {place}: {first.cause}"
 
 
@@ -150,8 +150,8 @@ def _abandoned(event: EpisodeAbandoned) -> str:
 
 
 def _refused(event: BatchRefused) -> str:
-    outcome = f"trained on {counted(event.trained_rows, 'row')}" if event.trained_rows else "skipped, weights unchanged"
-    return f"batch refused, {counted(len(event.rows), 'row')} left out, {outcome}: {refused_batch(event)}"
+    outcome = f"trained on {counted(event.trained_sequences, 'sequence')}" if event.trained_sequences else "skipped, weights unchanged"
+    return f"batch refused, {counted(len(event.sequences), 'sequence')} left out, {outcome}: {refused_batch(event)}"
 
 
 def _rolled_back(event: TrainerRolledBack) -> str:

@@ -22,7 +22,7 @@ from areal_actors.display.recall import AUDIT, restore_fold, trimmed_notice
 from areal_actors.display.run_state import RunState
 from areal_actors.display.sentences import MEASURED, best_checkpoint, bus_outages, counted, duration, left_out
 from areal_actors.display.throughput import busy_while_training, overlap_share
-from areal_actors.display.view import MODES, blocked, injected, refusals, refused_rows
+from areal_actors.display.view import MODES, blocked, injected, refusals, refused_sequences
 from areal_actors.messages import EvaluationCompleted, Throughput
 from areal_actors.recipe.limits import lowest_limit
 from areal_actors.recipe.recipe import Recipe
@@ -172,7 +172,7 @@ def _failures(state: RunState) -> str:
     parts += [f"{counted(state.given_up, 'episode')} given up"] * bool(state.given_up)
     parts += refusals(state)
     parts += blocked(state)
-    parts += [refused_rows(state)] * bool(state.last_refused_batch)
+    parts += [refused_sequences(state)] * bool(state.last_refused_batch)
     parts += [f"trajectories dropped: {count} ({reason})" for reason, count in state.dropped.most_common()]
     parts += [f"{count} × {actor}" for actor, count in state.actor_failures.most_common()]
     parts += bus_outages(state.bus_outages)

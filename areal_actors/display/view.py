@@ -171,7 +171,7 @@ def _failures(state: RunState) -> str:
     if state.refused:
         lines.append(f"{', '.join(refusals(state))}; last {state.last_refused}")
     if state.last_refused_batch:
-        lines.append(f"{refused_rows(state)}; last {state.last_refused_batch}")
+        lines.append(f"{refused_sequences(state)}; last {state.last_refused_batch}")
     lines += blocked(state)
     lines += [f"{count} × {actor}" for actor, count in state.actor_failures.most_common(3)]
     lines += bus_outages(state.bus_outages)
@@ -191,9 +191,9 @@ def refusals(state: RunState) -> list[str]:
     return [f"{counted(count, 'completion')} of {worker} refused" for worker, count in state.refused.most_common()]
 
 
-def refused_rows(state: RunState) -> str:
+def refused_sequences(state: RunState) -> str:
     """Returns the number of rows left out of steps, and of steps without an update."""
-    return f"{counted(state.refused_rows, 'row')} not trainable, {counted(state.skipped_steps, 'step')} skipped"
+    return f"{counted(state.refused_sequences, 'sequence')} not trainable, {counted(state.skipped_steps, 'step')} skipped"
 
 
 def injected(state: RunState) -> str:

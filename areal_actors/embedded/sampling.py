@@ -154,7 +154,7 @@ def most_likely(logits: Tensor) -> Tensor:
 
 
 def indices(rows: Sequence[int], device: torch.device) -> Tensor | None:
-    """Row numbers, int64; None for none."""
+    """TrainingSequence numbers, int64; None for none."""
     return torch.tensor(rows, device=device) if rows else None
 
 

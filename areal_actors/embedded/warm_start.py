@@ -6,10 +6,10 @@ import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from areal_actors.core.values import Row
+from areal_actors.core.values import TrainingSequence
 from areal_actors.embedded.demonstrations import Demonstration, DemonstrationSource, demonstration
 from areal_actors.embedded.settings import WarmStart
-from areal_actors.supervised.example_rows import row, trained_segments
+from areal_actors.supervised.example_sequences import sequence, trained_segments
 from areal_actors.supervised.examples import ExampleConversation
 from areal_actors.tasks.arithmetic import problems
 from areal_actors.tokenization.tokenizer import ChatTokenizer
@@ -52,7 +52,7 @@ def warm_up(folder: Path, settings: WarmStart, seed: int, threads: int, progress
 
 
 class Demonstrations:
-    """Good demonstrations and shortcuts as rows, tokenized turn by turn like the gateway."""
+    """Good demonstrations and shortcuts as sequences, tokenized turn by turn like the gateway."""
 
     def __init__(self, folder: Path, skills: Sequence[str], seed: int) -> None:
         self._tokenizer = ChatTokenizer.load(folder)
@@ -61,14 +61,14 @@ class Demonstrations:
         self._rng = random.Random(seed)
         self._surroundings = random.Random(f"surroundings {seed}")
 
-    def take(self, count: int, shortcut_fraction: float) -> list[Row]:
+    def take(self, count: int, shortcut_fraction: float) -> list[TrainingSequence]:
         """Returns the next `count` demonstrations; about `shortcut_fraction` of the problems are solved by the shortcut."""
         source = DemonstrationSource(self._problems, self._surroundings, lambda: self._rng.random() < shortcut_fraction)
-        return [row_of(demonstration(self._skills, source), self._tokenizer, group) for group in range(count)]
+        return [sequence_of(demonstration(self._skills, source), self._tokenizer, group) for group in range(count)]
 
 
-def row_of(shown: Demonstration, tokenizer: ChatTokenizer, group: int) -> Row:
-    """Converts a demonstration to a row; it is always a single row, because the embedded model's template only appends."""
+def sequence_of(shown: Demonstration, tokenizer: ChatTokenizer, group: int) -> TrainingSequence:
+    """Converts a demonstration to a sequence; it is always a single one, because the embedded model's template only appends."""
     conversation = ExampleConversation(tuple(shown.messages), 0, tuple(shown.tools), frozenset(shown.mistakes))
     ((ids, learned),) = trained_segments(conversation, tokenizer)
-    return row(ids, learned, group, reward=0.0)
+    return sequence(ids, learned, group, reward=0.0)

@@ -68,7 +68,7 @@ class ExamplesDropped(Event):
     left: int
     """Number of examples left for training."""
     limit: int
-    """Maximum number of tokens per row."""
+    """Maximum number of tokens per sequence."""
 
 
 class FilterExhausted(Event):
@@ -89,20 +89,20 @@ class TrainerRolledBack(Event):
     reason: str
 
 
-class RefusedRow(Value):
-    """A row of a batch, or a whole trajectory, that cannot be trained."""
+class RefusedSequence(Value):
+    """A sequence of a batch, or a whole trajectory, that cannot be trained."""
 
     episode: str
-    row: int = -1
-    """Index of the row among all rows of the batch's valid trajectories; -1 if the trajectory yields no rows."""
+    sequence: int = -1
+    """Index of the sequence among all sequences of the batch's valid trajectories; -1 if the trajectory yields no sequences."""
     token: int = -1
-    """Position of the token in the row; -1 if the cause is not a single token."""
+    """Position of the token in the sequence; -1 if the cause is not a single token."""
     cause: str
     """Failed check, value found and value expected."""
 
 
 class BatchRefused(Event):
-    """Rows were left out of a step because they cannot be trained, or a step or one of its updates was skipped.
+    """Sequences were left out of a step because they cannot be trained, or a step or one of its updates was skipped.
 
     The step is counted and its weights are published in any case. The decision is a function of log and weights.
     """
@@ -110,12 +110,12 @@ class BatchRefused(Event):
     subject: ClassVar[str] = "batch.refused"
     step: int
     """Step, as `BatchFormed.step`."""
-    rows: tuple[RefusedRow, ...] = ()
-    """Rows left out of the step."""
-    trained_rows: int
-    """Number of rows trained; 0 if the step was skipped: weights and optimizer are then unchanged."""
+    sequences: tuple[RefusedSequence, ...] = ()
+    """Sequences left out of the step."""
+    trained_sequences: int
+    """Number of sequences trained; 0 if the step was skipped: weights and optimizer are then unchanged."""
     cause: str = ""
-    """Reason why the step or some of its updates were skipped; empty if only rows were left out."""
+    """Reason why the step or some of its updates were skipped; empty if only sequences were left out."""
 
 
 class TrainingHalted(Event):
@@ -132,8 +132,8 @@ class StepCompleted(Event):
     step: int
     """Step, counted from 1."""
     metrics: dict[str, float]
-    rows_checksum: str
-    """Checksum of the sampled ids and log-probabilities in the loss, or of the ids of examples, in row order."""
+    sequences_checksum: str
+    """Checksum of the sampled ids and log-probabilities in the loss, or of the ids of examples, in sequence order."""
     weights_checksum: str = ""
     """Checksum of the weights after the step, in runs that do not publish them; otherwise in `WeightsPublished`."""
 
@@ -159,7 +159,7 @@ class EngineMismatch(Event):
     episode: str
     """This and the next four describe the token with the largest difference."""
     position: int
-    """Position in its row, counted from 0."""
+    """Position in its sequence, counted from 0."""
     token: int
     """Id of the token."""
     recorded_logprob: float

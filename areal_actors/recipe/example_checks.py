@@ -13,7 +13,7 @@ from areal_actors.core.settings import TaskSettings
 from areal_actors.recipe.complaints import Problems, toml_value
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import Key
-from areal_actors.supervised.example_rows import ExampleRows, LengthLimit
+from areal_actors.supervised.example_sequences import ExampleSequences, LengthLimit
 from areal_actors.supervised.examples import ExampleSet, open_examples
 from areal_actors.tasks.sources import GSM8K
 
@@ -85,7 +85,7 @@ def check_examples(recipe: Recipe) -> None:
         )
     model = Path(recipe.model).expanduser()
     if (model / "tokenizer.json").is_file():
-        ExampleRows(found.train, found.held_out, scored=recipe.algorithm.head == "value", limit=limit_of(recipe)).begin(str(model))
+        ExampleSequences(found.train, found.held_out, scored=recipe.algorithm.head == "value", limit=limit_of(recipe)).begin(str(model))
 
 
 def _stated(recipe: Recipe) -> Iterator[tuple[Key, Any]]:

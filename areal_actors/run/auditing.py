@@ -16,7 +16,7 @@ from rich.console import Console
 from areal_actors.audit.audit import Audit, RecomputeProgress
 from areal_actors.audit.fold import AuditFold
 from areal_actors.audit.report import report
-from areal_actors.audit.rows import RowsCheck
+from areal_actors.audit.sequences import SequencesCheck
 from areal_actors.core.errors import SetupError
 from areal_actors.core.snapshots import SnapshotStore
 from areal_actors.display.recall import AUDIT, restore_fold
@@ -38,7 +38,7 @@ class Auditor:
 
     def __init__(self) -> None:
         self.fold = AuditFold()
-        self.rows: RowsCheck | None = None
+        self.rows: SequencesCheck | None = None
         self.steps: dict[int, StepCompleted] = {}
         self.whole = True
         """True if the log is read from its first event: rows are rebuilt only from a whole log."""
@@ -58,13 +58,13 @@ class Auditor:
         """Fold the next envelope of the log."""
         message = self.fold.receive(envelope)
         if isinstance(message, RunStarted | RunResumed):
-            self.rows = self.rows or (_rows_check(message) if self.whole else None)
+            self.rows = self.rows or (_sequences_check(message) if self.whole else None)
         elif isinstance(message, StepCompleted):
             self.steps.setdefault(message.step, message)
         if self.rows is not None:
             for check, sentence in self.rows.event(envelope.sequence, message):
                 self.audit.fault(envelope.sequence, check, sentence)
-            self.audit.rows_checked = self.rows.checked
+            self.audit.sequences_checked = self.rows.checked
 
     async def log(self, envelopes: AsyncIterator[Envelope]) -> None:
         """Fold a whole log; a read error is a fault."""
@@ -75,13 +75,13 @@ class Auditor:
             self.audit.unreadable(self.audit.sequence + 1, f"the log cannot be read further: {error}")
 
 
-def _rows_check(began: RunStarted | RunResumed) -> RowsCheck | None:
+def _sequences_check(began: RunStarted | RunResumed) -> SequencesCheck | None:
     """Returns None if the run has no episodes, or if another version wrote the recipe."""
     try:
         recipe = msgspec.convert(began.recipe, Recipe)
     except msgspec.ValidationError:
         return None
-    return None if recipe.learns_from_examples() else RowsCheck(Credit.of(recipe.task))
+    return None if recipe.learns_from_examples() else SequencesCheck(Credit.of(recipe.task))
 
 
 def audit(run: str, *, folder: Path, recompute: bool = False, console: Console | None = None) -> int:

@@ -36,7 +36,7 @@ from areal_actors.messages import (
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.process import BuildContext
 from areal_actors.run.run_folder import RunFolder
-from areal_actors.run.tensor_process import EngineBuilder, example_rows
+from areal_actors.run.tensor_process import EngineBuilder, example_sequences
 from areal_actors.sequences.credit import Credit
 from areal_actors.training.checkpoint_store import CHECKPOINTS, CheckpointStore
 from areal_actors.training.trainer import Trainer
@@ -158,7 +158,7 @@ class Recomputation:
             self._weights_folder,
             float,
             Credit.of(decoded.task),
-            example_rows(decoded),
+            example_sequences(decoded),
             max_skipped_steps=decoded.trainer.max_skipped_steps,
             checkpoints=self.checkpoints,
         )
@@ -192,7 +192,7 @@ def _computed(emitted: Message) -> RecomputeProgress | None:
         case WeightsPublished():
             return RecomputeProgress(version=emitted.weight_version, checksum=emitted.location.checksum)
         case StepCompleted():
-            return RecomputeProgress(step=emitted.step, rows_checksum=emitted.rows_checksum, metrics=emitted.metrics)
+            return RecomputeProgress(step=emitted.step, sequences_checksum=emitted.sequences_checksum, metrics=emitted.metrics)
     return None
 
 

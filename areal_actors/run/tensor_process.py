@@ -24,7 +24,7 @@ from areal_actors.run.process import CPU_ACTORS, BuildContext, Builder, acceptan
 from areal_actors.run.served_model import model_at
 from areal_actors.runtime.actor import Actor
 from areal_actors.sequences.credit import Credit
-from areal_actors.supervised.example_rows import ExampleRows
+from areal_actors.supervised.example_sequences import ExampleSequences
 from areal_actors.training.checkpoint_store import CheckpointStore
 from areal_actors.training.distributed.group import RankGroup
 from areal_actors.training.engine import Progress, TrainingEngine
@@ -85,7 +85,7 @@ def _trainer(context: BuildContext) -> Actor:
         weights_folder,
         time.time,
         Credit.of(recipe.task),
-        example_rows(recipe),
+        example_sequences(recipe),
         EngineMonitor(recipe.watchdog, recipe.staleness_gate.max_staleness),
         max_skipped_steps=recipe.trainer.max_skipped_steps,
         checkpoints=CheckpointStore(path),
@@ -100,7 +100,7 @@ def _repeats(settings: TrainerSettings) -> bool:
     return settings.retaken_steps == "exact"
 
 
-def example_rows(recipe: Recipe) -> ExampleRows | None:
+def example_sequences(recipe: Recipe) -> ExampleSequences | None:
     """Returns the recipe's examples as rows; held-out ones are due before the first step, after the last, and periodically between.
 
     None if the recipe learns from episodes.
@@ -116,7 +116,7 @@ def example_rows(recipe: Recipe) -> ExampleRows | None:
         between = weight_version and evaluation.every_steps and weight_version % evaluation.every_steps == 0
         return min(evaluation.tasks, evaluation.periodic_tasks) if between else 0
 
-    return ExampleRows(examples.train, examples.held_out, scored=recipe.algorithm.head == "value", due=due, limit=limit_of(recipe))
+    return ExampleSequences(examples.train, examples.held_out, scored=recipe.algorithm.head == "value", due=due, limit=limit_of(recipe))
 
 
 def _reward_worker(context: BuildContext) -> Actor:

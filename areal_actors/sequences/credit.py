@@ -35,14 +35,14 @@ BaselineOver = Literal["episodes", "calls"]
 
 
 class Credit(msgspec.Struct, metaclass=FrozenMeta):
-    """Settings that map the rewards of an episode to its calls, and its calls to rows."""
+    """Settings that map the rewards of an episode to its calls, and its calls to sequences."""
 
     discount: float | None = None
     """Discount γ per turn; None: see above."""
     branch: BranchCredit = "mean"
     """LossAggregation over the calls that continue the same call, with a discount."""
     style: ExportStyle = "concat"
-    """`concat`: a row per path of calls whose tokens extend each other. `individual`: a row per call."""
+    """`concat`: a sequence per path of calls whose tokens extend each other. `individual`: a sequence per call."""
     baseline_over: BaselineOver = "episodes"
     """Unit of group statistics: each episode once, or each call once (process rewards)."""
 
@@ -113,8 +113,8 @@ def sample_rewards(trajectory: Trajectory, credit: Credit) -> tuple[float, ...]:
     return tuple(trained) if credit.baseline_over == "calls" else (mean(trained),)
 
 
-def row_ends(interactions: Sequence[Interaction], style: ExportStyle) -> list[Interaction]:
-    """Last interactions of rows: every trained one, or those whose tokens no other trained one extends."""
+def sequence_ends(interactions: Sequence[Interaction], style: ExportStyle) -> list[Interaction]:
+    """Last interactions of sequences: every trained one, or those whose tokens no other trained one extends."""
     trained = [call for call in interactions if call.trained]
     if style == "individual":
         return trained

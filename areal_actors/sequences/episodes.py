@@ -1,8 +1,8 @@
-"""Grouping of rows by episode, and masks of the tokens that a row trains.
+"""Grouping of sequences by episode, and masks of the tokens that a sequence trains.
 
-An episode becomes one row or several (`task.export_style`, a conversation that branches or whose token prefix changed). Rows of an
-episode share its name; a row without a name is an episode of its own. A later row may repeat calls of an earlier one as context:
-these are sampled tokens, too, but not the row's own.
+An episode becomes one sequence or several (`task.export_style`, a conversation that branches or whose token prefix changed).
+Sequences of an episode share its name; a sequence without a name is an episode of its own. A later sequence may repeat calls of an
+earlier one as context: these are sampled tokens, too, but not the sequence's own.
 """
 
 from __future__ import annotations
@@ -12,34 +12,34 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from areal_actors.core.values import PROMPT_VERSION, Row, RowCall
+from areal_actors.core.values import PROMPT_VERSION, SequenceCall, TrainingSequence
 
 EpisodeKey = tuple[int, str | int]
-"""Group and name of an episode; the index of the row if it has no name."""
+"""Group and name of an episode; the index of the sequence if it has no name."""
 
 
-def episode_key(rows: Sequence[Row], index: int) -> EpisodeKey:
-    """Returns the key of the episode of a row."""
-    row = rows[index]
-    return row.group, row.episode or index
+def episode_key(sequences: Sequence[TrainingSequence], index: int) -> EpisodeKey:
+    """Returns the key of the episode of a sequence."""
+    sequence = sequences[index]
+    return sequence.group, sequence.episode or index
 
 
-def rows_by_episode(rows: Sequence[Row]) -> list[list[Row]]:
-    """Returns the rows of each episode, in the order in which episodes and rows first occur."""
-    found: dict[EpisodeKey, list[Row]] = {}
-    for index, row in enumerate(rows):
-        found.setdefault(episode_key(rows, index), []).append(row)
+def sequences_by_episode(sequences: Sequence[TrainingSequence]) -> list[list[TrainingSequence]]:
+    """Returns the sequences of each episode, in the order in which episodes and sequences first occur."""
+    found: dict[EpisodeKey, list[TrainingSequence]] = {}
+    for index, sequence in enumerate(sequences):
+        found.setdefault(episode_key(sequences, index), []).append(sequence)
     return list(found.values())
 
 
-def calls_of(row: Row) -> tuple[RowCall, ...]:
-    """Returns the calls trained in a row; if it names none, one call over all its tokens with the reward of the row."""
-    return row.calls or (RowCall(start=0, end=len(row.token_ids), reward=row.reward, truncated=row.truncated),)
+def calls_of(sequence: TrainingSequence) -> tuple[SequenceCall, ...]:
+    """Returns the calls trained in a sequence; if it names none, one call over all its tokens with the reward of the sequence."""
+    return sequence.calls or (SequenceCall(start=0, end=len(sequence.token_ids), reward=sequence.reward, truncated=sequence.truncated),)
 
 
-def own_tokens(row: Row) -> NDArray[np.bool_]:
-    """Returns the mask of sampled tokens of the row's own calls, of any age: bool `[n]`."""
-    own = np.zeros(len(row.token_ids), dtype=bool)
-    for call in calls_of(row):
+def own_tokens(sequence: TrainingSequence) -> NDArray[np.bool_]:
+    """Returns the mask of sampled tokens of the sequence's own calls, of any age: bool `[n]`."""
+    own = np.zeros(len(sequence.token_ids), dtype=bool)
+    for call in calls_of(sequence):
         own[call.start : call.end] = True
-    return own & np.not_equal(row.versions, PROMPT_VERSION)
+    return own & np.not_equal(sequence.versions, PROMPT_VERSION)

@@ -1,12 +1,12 @@
 """Export of a session's trajectory: msgpack on the wire, and arrays for a trainer.
 
 The msgpack is tree-encoded: a call holds only its own tokens, as bytes, and refers to the call whose tokens it extends, so that
-a conversation is not sent once per turn. `rows` converts it to training rows:
+a conversation is not sent once per turn. `sequences` converts it to training sequences:
 
     answer = requests.post(f"{gateway}/export_trajectories", json={"session_id": session},
                            headers={"Authorization": f"Bearer {admin_key}", "Accept": "application/msgpack"})
-    for row in rows(answer.content):
-        row["input_ids"], row["loss_mask"], row["logprobs"], row["versions"], row["attention_mask"], row["token_rewards"]
+    for sequence in sequences(answer.content):
+        sequence["input_ids"], sequence["loss_mask"], sequence["logprobs"], sequence["versions"], sequence["token_rewards"]
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from areal_actors.core.values import PROMPT_VERSION, Interaction, Row, TokenColumns, Trajectory, Value, VersionSpan
-from areal_actors.sequences.credit import Credit, ExportStyle, call_rewards, row_ends
-from areal_actors.sequences.rows import rows_of
+from areal_actors.core.values import PROMPT_VERSION, Interaction, TokenColumns, TrainingSequence, Trajectory, Value, VersionSpan
+from areal_actors.sequences.build import sequences_of
+from areal_actors.sequences.credit import Credit, ExportStyle, call_rewards, sequence_ends
 
-ExportedRow = dict[str, NDArray[Any]]
-"""`input_ids` int32, `loss_mask` int32 (1: sampled, and not trained in an earlier row), `logprobs` float32 (0 in prompts),
+ExportedSequence = dict[str, NDArray[Any]]
+"""`input_ids` int32, `loss_mask` int32 (1: sampled, and not trained in an earlier sequence), `logprobs` float32 (0 in prompts),
 `versions` int32 (-1 in prompts), `attention_mask` bool, `token_rewards` float32 (R(call) where the loss mask is 1, else 0): each of
-shape [tokens]; `rewards` float32, shape [1]: R(call) of the row's last call."""
+shape [tokens]; `rewards` float32, shape [1]: R(call) of the sequence's last call."""
 
 
 class ExportedCall(Value, array_like=True):
@@ -62,7 +62,7 @@ class Export(Value):
     discount: float | None
     calls: tuple[ExportedCall, ...]
     ends: tuple[int, ...]
-    """Index of the last call of each row."""
+    """Index of the last call of each sequence."""
 
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -96,7 +96,7 @@ def export_trajectory(session: str, trajectory: Trajectory, credit: Credit) -> E
             )
             for turn in trajectory.interactions
         ),
-        ends=tuple(index[turn.id] for turn in row_ends(trajectory.interactions, credit.style)),
+        ends=tuple(index[turn.id] for turn in sequence_ends(trajectory.interactions, credit.style)),
     )
 
 
@@ -115,25 +115,25 @@ def from_msgpack(payload: bytes) -> Export:
 
 
 def to_json(export: Export) -> dict[str, Any]:
-    """Convert to JSON: rows with their columns as lists."""
+    """Convert to JSON: sequences with their columns as lists."""
     listed = [
         {
             "interaction_id": export.calls[end].id,
             "finish_reason": export.calls[end].finish_reason,
             "reward": export.calls[end].call_reward,
-            **{name: column.tolist() for name, column in row.items()},
+            **{name: column.tolist() for name, column in sequence.items()},
         }
-        for end, row in zip(export.ends, rows(export), strict=True)
+        for end, sequence in zip(export.ends, sequences(export), strict=True)
     ]
     whole: dict[str, Any] = {name: getattr(export, name) for name in ("session_id", "task_id", "episode", "group", "style", "discount")}
-    return {**whole, "rows": listed}
+    return {**whole, "sequences": listed}
 
 
-def rows(export: Export | bytes) -> list[ExportedRow]:
-    """Rows of an export: one per leaf path (`concat`), or one per call (`individual`).
+def sequences(export: Export | bytes) -> list[ExportedSequence]:
+    """Sequences of an export: one per leaf path (`concat`), or one per call (`individual`).
 
-    A sampled token has a 1 in the loss mask of one row only. Leaf paths with a common prefix train it in the first of them; in
-    the row of a call, the earlier calls of its conversation are context.
+    A sampled token has a 1 in the loss mask of one sequence only. Leaf paths with a common prefix train it in the first of them; in
+    the sequence of a call, the earlier calls of its conversation are context.
     """
     export = from_msgpack(export) if isinstance(export, bytes) else export
     calls = tuple(
@@ -149,19 +149,19 @@ def rows(export: Export | bytes) -> list[ExportedRow]:
         for call in export.calls
     )
     trajectory = Trajectory(episode=export.episode, group=export.group, attempt=0, task=export.task_id, reward=0.0, interactions=calls)
-    return [_exported(row) for row in rows_of(trajectory, 0, PROMPT_VERSION, Credit(style=export.style))]
+    return [_exported(sequence) for sequence in sequences_of(trajectory, 0, PROMPT_VERSION, Credit(style=export.style))]
 
 
-def _exported(row: Row) -> ExportedRow:
-    rewards = np.zeros(len(row.token_ids), dtype=np.float32)
-    for call in row.calls:
+def _exported(sequence: TrainingSequence) -> ExportedSequence:
+    rewards = np.zeros(len(sequence.token_ids), dtype=np.float32)
+    for call in sequence.calls:
         rewards[call.start : call.end] = call.reward
     return {
-        "input_ids": row.token_ids.astype(np.int32),
-        "loss_mask": row.loss_mask.astype(np.int32),
-        "logprobs": row.logprobs,
-        "versions": row.versions,
-        "attention_mask": np.ones(len(row.token_ids), dtype=np.bool_),
+        "input_ids": sequence.token_ids.astype(np.int32),
+        "loss_mask": sequence.loss_mask.astype(np.int32),
+        "logprobs": sequence.logprobs,
+        "versions": sequence.versions,
+        "attention_mask": np.ones(len(sequence.token_ids), dtype=np.bool_),
         "token_rewards": rewards,
-        "rewards": np.array([row.calls[-1].reward], dtype=np.float32),
+        "rewards": np.array([sequence.calls[-1].reward], dtype=np.float32),
     }

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from areal_actors.core.values import PROMPT_VERSION, Row
+from areal_actors.core.values import PROMPT_VERSION, TrainingSequence
 from areal_actors.messages import BatchFormed
-from areal_actors.sequences.episodes import calls_of, own_tokens, rows_by_episode
+from areal_actors.sequences.episodes import calls_of, own_tokens, sequences_by_episode
 
 REWARD_METRIC = "reward/"
 """Prefix of metrics from the reward function in `StepCompleted`."""
@@ -19,17 +19,17 @@ REWARD_METRIC_PREFIXES = ("reward_", "advantage_")
 """Prefixes of metrics that do not apply to examples."""
 
 
-def batch_metrics(rows: Sequence[Row], batch: BatchFormed) -> dict[str, float]:
+def batch_metrics(sequences: Sequence[TrainingSequence], batch: BatchFormed) -> dict[str, float]:
     """Staleness (in weight versions, at the version that trains them) of trained tokens and of each episode's first sampled token.
 
-    Shares and means are over episodes, of any number of rows, unless stated otherwise: `mean_tokens` (sampled tokens of an
-    episode), `truncated_frac` (its last call was cut by length), `reward_mean`. Every sampled token counts once, in the row that
-    trains its call; `masked_frac` is the share of them that no row trains. `length_bias` is the mean length of trained
+    Shares and means are over episodes, of any number of sequences, unless stated otherwise: `mean_tokens` (sampled tokens of an
+    episode), `truncated_frac` (its last call was cut by length), `reward_mean`. Every sampled token counts once, in the sequence that
+    trains its call; `masked_frac` is the share of them that no sequence trains. `length_bias` is the mean length of trained
     trajectories over that of trained and dropped ones together; below 1, dropping favours short answers.
     """
-    episodes = rows_by_episode(rows)
-    sampled = [np.concatenate([row.versions[own_tokens(row)] for row in episode]) for episode in episodes]
-    trained = np.concatenate([row.versions[row.loss_mask] for row in rows])
+    episodes = sequences_by_episode(sequences)
+    sampled = [np.concatenate([sequence.versions[own_tokens(sequence)] for sequence in episode]) for episode in episodes]
+    trained = np.concatenate([sequence.versions[sequence.loss_mask] for sequence in sequences])
     heads = np.array([versions[0] for versions in sampled if len(versions)], dtype=np.int32)
     lengths = np.array([len(versions) for versions in sampled])
     return {
@@ -72,28 +72,28 @@ def _distribution(name: str, values: np.ndarray[tuple[int], np.dtype[np.int32]])
     }
 
 
-def rows_checksum(rows: Sequence[Row]) -> str:
-    """CRC-32 of the sampled ids and log-probabilities, in row order: equal to that of what the engine sampled."""
+def sequences_checksum(sequences: Sequence[TrainingSequence]) -> str:
+    """CRC-32 of the sampled ids and log-probabilities, in sequence order: equal to that of what the engine sampled."""
     checksum = 0
-    for row in rows:
-        sampled = row.versions != PROMPT_VERSION
-        checksum = zlib.crc32(row.token_ids[sampled].astype("<u4").tobytes(), checksum)
-        checksum = zlib.crc32(row.logprobs[sampled].astype("<f4").tobytes(), checksum)
+    for sequence in sequences:
+        sampled = sequence.versions != PROMPT_VERSION
+        checksum = zlib.crc32(sequence.token_ids[sampled].astype("<u4").tobytes(), checksum)
+        checksum = zlib.crc32(sequence.logprobs[sampled].astype("<f4").tobytes(), checksum)
     return f"{checksum:08x}"
 
 
-def example_metrics(metrics: dict[str, float], rows: Sequence[Row]) -> dict[str, float]:
-    """Metrics of a step or an evaluation, without those that apply to sampled rows only."""
+def example_metrics(metrics: dict[str, float], sequences: Sequence[TrainingSequence]) -> dict[str, float]:
+    """Metrics of a step or an evaluation, without those that apply to sampled sequences only."""
     kept = {
         name: value for name, value in metrics.items() if name not in SAMPLED_ONLY_METRICS and not name.startswith(REWARD_METRIC_PREFIXES)
     }
-    return {**kept, "examples": float(len({row.group for row in rows}))}
+    return {**kept, "examples": float(len({sequence.group for sequence in sequences}))}
 
 
-def examples_checksum(rows: Sequence[Row]) -> str:
-    """CRC-32 of ids and loss masks of all rows, in row order."""
+def examples_checksum(sequences: Sequence[TrainingSequence]) -> str:
+    """CRC-32 of ids and loss masks of all sequences, in sequence order."""
     value = 0
-    for row in rows:
-        value = zlib.crc32(row.token_ids.astype("<u4").tobytes(), value)
-        value = zlib.crc32(row.loss_mask.tobytes(), value)
+    for sequence in sequences:
+        value = zlib.crc32(sequence.token_ids.astype("<u4").tobytes(), value)
+        value = zlib.crc32(sequence.loss_mask.tobytes(), value)
     return f"{value:08x}"

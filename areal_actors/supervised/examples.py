@@ -78,7 +78,7 @@ class DatasetExamples(msgspec.Struct, frozen=True):
 
     rows: DatasetRows
     numbers: Sequence[int]
-    """Row number of each example."""
+    """TrainingSequence number of each example."""
     kind: Kind
     spec: str
     columns: Mapping[str, str]

@@ -8,18 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from areal_actors.core.values import Row, WeightsLocation
+from areal_actors.core.values import TrainingSequence, WeightsLocation
 from areal_actors.messages import ExamplesDropped
-from areal_actors.sequences.row_check import RowLimits
+from areal_actors.sequences.sequence_check import SequenceLimits
 from areal_actors.tokenization.tokenizer import context_of, vocabulary_of
 
 Progress = Callable[[str, int, int, dict[str, float]], None]
 """(phase, done, total, metrics): progress of a long preparation."""
 
 
-def row_limits(model_folder: str) -> RowLimits:
+def sequence_limits(model_folder: str) -> SequenceLimits:
     """Vocabulary and context of the model in a Hugging Face folder, read without loading it."""
-    return RowLimits(vocabulary=vocabulary_of(model_folder), context=context_of(model_folder) or 0)
+    return SequenceLimits(vocabulary=vocabulary_of(model_folder), context=context_of(model_folder) or 0)
 
 
 class TrainingEngine(Protocol):
@@ -27,25 +27,25 @@ class TrainingEngine(Protocol):
 
     weight_version: int
     """Version of the current weights: the number of steps, including those that changed no weight."""
-    limits: RowLimits
-    """The model's limits on training rows."""
+    limits: SequenceLimits
+    """The model's limits on training sequences."""
 
-    def step(self, rows: Sequence[Row]) -> dict[str, float]:
-        """Take one optimizer step on a batch of rows and return its metrics; without rows, count a step that changes no weight.
+    def step(self, sequences: Sequence[TrainingSequence]) -> dict[str, float]:
+        """Take one optimizer step on a batch of sequences and return its metrics; without sequences, count a step that changes no weight.
 
         Raises:
-            UntrainableBatch: no row has a trained token, or the loss or the gradient is not finite. The step is not counted, and
+            UntrainableBatch: no sequence has a trained token, or the loss or the gradient is not finite. The step is not counted, and
                 weights and optimizer are unchanged.
             RanksLost: a process of a multi-process engine died (any method may raise it). The engine is then in its initial
                 state, at version 0: `load` a checkpoint to continue.
         """
         ...
 
-    def evaluate(self, rows: Sequence[Row]) -> dict[str, float]:
-        """Loss and measures of rows under the current weights, which stay unchanged.
+    def evaluate(self, sequences: Sequence[TrainingSequence]) -> dict[str, float]:
+        """Loss and measures of sequences under the current weights, which stay unchanged.
 
         Raises:
-            EngineError: no row has a trained token, or a reward is not finite.
+            EngineError: no sequence has a trained token, or a reward is not finite.
         """
         ...
 
@@ -78,21 +78,21 @@ class EngineFactory(Protocol):
         ...
 
 
-class ExampleSequences(Protocol):
-    """Training data of a run without episodes: examples as rows."""
+class SupervisedData(Protocol):
+    """Training data of a run without episodes: examples as sequences."""
 
     def begin(self, model_folder: str) -> ExamplesDropped | None:
-        """Prepare rows for the model in this Hugging Face folder; returns which examples are dropped.
+        """Prepare sequences for the model in this Hugging Face folder; returns which examples are dropped.
 
         Raises:
             SetupError: it has no tokenizer, or examples are too long for it.
         """
         ...
 
-    def rows(self, numbers: Sequence[int]) -> list[Row]:
-        """Rows of the examples with these numbers; raises SetupError if one cannot be converted."""
+    def sequences(self, numbers: Sequence[int]) -> list[TrainingSequence]:
+        """Sequences of the examples with these numbers; raises SetupError if one cannot be converted."""
         ...
 
-    def held_out(self, weight_version: int) -> list[Row]:
-        """Rows for the evaluation of this version; empty if it is not evaluated."""
+    def held_out(self, weight_version: int) -> list[TrainingSequence]:
+        """Sequences for the evaluation of this version; empty if it is not evaluated."""
         ...

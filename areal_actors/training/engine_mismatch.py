@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from areal_actors.core.settings import WatchdogSettings
-from areal_actors.core.values import Row
+from areal_actors.core.values import TrainingSequence
 from areal_actors.messages import EngineMismatch
 
 MAX_RECYCLES = 3
 """Maximum number of engine recycles per worker; a fault that persists has another cause and is only reported."""
 KL = "mismatch_kl_k3"
-PARTS = (KL, "mismatch_vetoed_frac", "mismatch_worst_row", "mismatch_worst_position", "mismatch_worst_logprob", "parity_tokens")
+PARTS = (KL, "mismatch_vetoed_frac", "mismatch_worst_sequence", "mismatch_worst_position", "mismatch_worst_logprob", "parity_tokens")
 """Per-worker metrics, as `NAME/WORKER`."""
 
 
@@ -37,23 +37,23 @@ class EngineMonitor:
         self._recycled: Counter[str] = Counter()
         self._quiet_until: dict[str, int] = {}
 
-    def completed(self, step: int, rows: Sequence[Row], metrics: Mapping[str, float]) -> list[EngineMismatch]:
+    def completed(self, step: int, sequences: Sequence[TrainingSequence], metrics: Mapping[str, float]) -> list[EngineMismatch]:
         """Returns the alarms of a step, one per worker with a persistent mismatch.
 
         Args:
             step: weight version that the step was trained on.
-            rows: rows of the step.
+            sequences: sequences of the step.
             metrics: metrics of the step and of each worker; if no worker is recorded, all tokens count as those of worker "".
         """
         if self.settings.engine_mismatch == "off" or KL not in metrics:
             return []
         workers = [name.partition("/")[2] for name in metrics if name.startswith(f"{KL}/")] or [""]
-        return [alarm for worker in workers if (alarm := self._alarm(step, worker, rows, metrics)) is not None]
+        return [alarm for worker in workers if (alarm := self._alarm(step, worker, sequences, metrics)) is not None]
 
-    def _alarm(self, step: int, worker: str, rows: Sequence[Row], metrics: Mapping[str, float]) -> EngineMismatch | None:
+    def _alarm(self, step: int, worker: str, sequences: Sequence[TrainingSequence], metrics: Mapping[str, float]) -> EngineMismatch | None:
         if step < self._quiet_until.get(worker, 0):
             return None
-        kl, vetoed, row, position, logprob, tokens = (metrics[f"{name}/{worker}" if worker else name] for name in PARTS)
+        kl, vetoed, sequence, position, logprob, tokens = (metrics[f"{name}/{worker}" if worker else name] for name in PARTS)
         if kl <= self.settings.mismatch_kl and vetoed <= self.settings.mismatch_vetoed_frac:
             self._bad_steps[worker] = 0
             return None
@@ -64,7 +64,7 @@ class EngineMonitor:
         self._recycled[worker] += recycle
         steps, self._bad_steps[worker] = self._bad_steps[worker], 0
         self._quiet_until[worker] = step + 1 + self.quiet_steps
-        worst = rows[int(row)]
+        worst = sequences[int(sequence)]
         return EngineMismatch(
             step=step,
             worker=worker,

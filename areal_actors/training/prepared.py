@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from areal_actors.core.errors import EngineError, UntrainableBatch
-from areal_actors.core.values import PROMPT_VERSION, Row, RowCall
-from areal_actors.sequences.episodes import calls_of, episode_key, own_tokens, rows_by_episode
+from areal_actors.core.values import PROMPT_VERSION, SequenceCall, TrainingSequence
+from areal_actors.sequences.episodes import calls_of, episode_key, own_tokens, sequences_by_episode
 from areal_actors.training.algorithms.base import Advantages, Algorithm, Batch, StepTokens
 from areal_actors.training.algorithms.groups import last_by, mean_by
 from areal_actors.training.packing.tensors import MicroBatch
@@ -24,49 +24,53 @@ Columns = TypeVar("Columns", StepTokens, Advantages)
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
-    """A step before its first update: rows, advantages of their tokens, and the rows of each update."""
+    """A step before its first update: sequences, advantages of their tokens, and the sequences of each update."""
 
-    rows: Sequence[Row]
+    sequences: Sequence[TrainingSequence]
     """The loss trains the tokens of their masks."""
     tokens: StepTokens
     """Columns of the trained tokens, on the CPU."""
     advantages: Advantages
     """Advantages of the trained tokens, on the CPU; `kept` is already applied."""
     minibatches: list[list[int]]
-    """Indices of the rows of each update."""
+    """Indices of the sequences of each update."""
     metrics: dict[str, float]
 
 
-def step_tokens(rows: Sequence[Row], weight_version: int) -> StepTokens:
+def step_tokens(sequences: Sequence[TrainingSequence], weight_version: int) -> StepTokens:
     """The columns of a step that cost no forward pass, on the CPU.
 
     Raises:
-        UntrainableBatch: no row has a trained token.
-        EngineError: a reward is not finite, or a trained token belongs to no call of its row.
+        UntrainableBatch: no sequence has a trained token.
+        EngineError: a reward is not finite, or a trained token belongs to no call of its sequence.
     """
-    if not any(row.loss_mask[1:].any() for row in rows):
-        raise UntrainableBatch("no row of the batch has a trained token: everything in it was masked, or nothing was sampled")
-    masks = [row.loss_mask[1:] for row in rows]
-    own = [calls_of(row) for row in rows]
-    for index, row in enumerate(rows):
-        for reward in (row.reward, *(call.reward for call in own[index])):
+    if not any(sequence.loss_mask[1:].any() for sequence in sequences):
+        raise UntrainableBatch("no sequence of the batch has a trained token: everything in it was masked, or nothing was sampled")
+    masks = [sequence.loss_mask[1:] for sequence in sequences]
+    own = [calls_of(sequence) for sequence in sequences]
+    for index, sequence in enumerate(sequences):
+        for reward in (sequence.reward, *(call.reward for call in own[index])):
             if not math.isfinite(reward):
-                raise EngineError(f"the reward of row {index} (group {row.group}) is {reward}; rewards must be finite")
-    keys = [(episode_key(rows, index), call.sample) for index, calls in enumerate(own) for call in calls]
+                raise EngineError(f"the reward of sequence {index} (group {sequence.group}) is {reward}; rewards must be finite")
+    keys = [(episode_key(sequences, index), call.sample) for index, calls in enumerate(own) for call in calls]
     samples = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     first_calls = np.cumsum([0, *map(len, own)])
 
     def column(name: str) -> np.ndarray:
-        return np.concatenate([getattr(row, name)[1:][mask] for row, mask in zip(rows, masks, strict=True)])
+        return np.concatenate([getattr(sequence, name)[1:][mask] for sequence, mask in zip(sequences, masks, strict=True)])
 
     return StepTokens(
-        rows=torch.arange(len(rows)).repeat_interleave(torch.tensor([int(mask.sum()) for mask in masks])),
-        calls=torch.from_numpy(np.concatenate([_calls_of_trained(rows, index) + first_calls[index] for index in range(len(rows))])),
+        sequences=torch.arange(len(sequences)).repeat_interleave(torch.tensor([int(mask.sum()) for mask in masks])),
+        calls=torch.from_numpy(
+            np.concatenate([_calls_of_trained(sequences, index) + first_calls[index] for index in range(len(sequences))])
+        ),
         rewards=torch.tensor([call.reward for calls in own for call in calls], dtype=torch.float64),
-        call_rows=torch.tensor([index for index, calls in enumerate(own) for _ in calls], dtype=torch.int64),
+        call_sequences=torch.tensor([index for index, calls in enumerate(own) for _ in calls], dtype=torch.int64),
         samples=torch.tensor([samples[key] for key in keys], dtype=torch.int64),
         groups=torch.tensor([group for (group, _), _ in samples], dtype=torch.int64),
-        sampled=torch.tensor([_sampled(row, call) for row, calls in zip(rows, own, strict=True) for call in calls], dtype=torch.int64),
+        sampled=torch.tensor(
+            [_sampled(sequence, call) for sequence, calls in zip(sequences, own, strict=True) for call in calls], dtype=torch.int64
+        ),
         truncated=torch.tensor([call.truncated for calls in own for call in calls], dtype=torch.bool),
         behaviour=torch.from_numpy(column("logprobs").astype(np.float32)),
         versions=torch.from_numpy(column("versions").astype(np.int64)),
@@ -74,55 +78,55 @@ def step_tokens(rows: Sequence[Row], weight_version: int) -> StepTokens:
     )
 
 
-def _calls_of_trained(rows: Sequence[Row], index: int) -> NDArray[np.int64]:
-    """Index, among the row's calls, of the call of each trained token."""
-    calls = calls_of(rows[index])
-    positions = np.flatnonzero(rows[index].loss_mask[1:]) + 1
+def _calls_of_trained(sequences: Sequence[TrainingSequence], index: int) -> NDArray[np.int64]:
+    """Index, among the sequence's calls, of the call of each trained token."""
+    calls = calls_of(sequences[index])
+    positions = np.flatnonzero(sequences[index].loss_mask[1:]) + 1
     found = np.searchsorted([call.start for call in calls], positions, side="right") - 1
     outside = (found < 0) | (positions >= np.array([call.end for call in calls])[found])
     if outside.any():
         where = int(positions[outside][0])
         raise EngineError(
-            f"row {index} (group {rows[index].group}): its token at position {where} is trained but belongs to none of the row's calls, "
-            f"which are at {[(call.start, call.end) for call in calls]}; give every trained token a call"
+            f"sequence {index} (group {sequences[index].group}): its token at position {where} is trained but belongs to none "
+            f"of the sequence's calls, which are at {[(call.start, call.end) for call in calls]}; give every trained token a call"
         )
     return found.astype(np.int64)
 
 
-def _sampled(row: Row, call: RowCall) -> int:
-    return int(np.count_nonzero(row.versions[call.start : call.end] != PROMPT_VERSION))
+def _sampled(sequence: TrainingSequence, call: SequenceCall) -> int:
+    return int(np.count_nonzero(sequence.versions[call.start : call.end] != PROMPT_VERSION))
 
 
-def cut_rows(rows: Sequence[Row], tokens: StepTokens) -> tuple[list[int], list[Row]]:
-    """Rows whose episode was cut by length at their end, extended so that the value after their last token is scored.
+def cut_sequences(sequences: Sequence[TrainingSequence], tokens: StepTokens) -> tuple[list[int], list[TrainingSequence]]:
+    """Sequences whose episode was cut by length at their end, extended so that the value after their last token is scored.
 
     Returns:
         Indices of those with trained tokens.
-        Each of these rows up to its last token (masked tokens of its calls included) and one dummy token, the only one selected:
+        Each of these sequences up to its last token (masked tokens of its calls included) and one dummy token, the only one selected:
         it is never fed to the model, and is scored at the position of the token before it.
     """
-    last_of_sample, last_of_row = last_by(tokens.samples), set(last_by(tokens.call_rows).tolist())
-    cut = {call for call in last_of_sample[tokens.truncated[last_of_sample]].tolist() if call in last_of_row}
-    found = sorted(set(tokens.call_rows[sorted(cut)].tolist()) & set(tokens.rows.tolist()))
+    last_of_sample, last_of_sequence = last_by(tokens.samples), set(last_by(tokens.call_sequences).tolist())
+    cut = {call for call in last_of_sample[tokens.truncated[last_of_sample]].tolist() if call in last_of_sequence}
+    found = sorted(set(tokens.call_sequences[sorted(cut)].tolist()) & set(tokens.sequences.tolist()))
     ended = []
     for index in found:
-        end = int(np.flatnonzero(own_tokens(rows[index]) | rows[index].loss_mask)[-1]) + 1
+        end = int(np.flatnonzero(own_tokens(sequences[index]) | sequences[index].loss_mask)[-1]) + 1
         ended.append(
             msgspec.structs.replace(
-                rows[index],
-                token_ids=np.append(rows[index].token_ids[:end], 0),
+                sequences[index],
+                token_ids=np.append(sequences[index].token_ids[:end], 0),
                 loss_mask=np.arange(end + 1) == end,
-                logprobs=np.append(rows[index].logprobs[:end], np.float32(0)),
-                versions=np.append(rows[index].versions[:end], np.int32(PROMPT_VERSION)),
+                logprobs=np.append(sequences[index].logprobs[:end], np.float32(0)),
+                versions=np.append(sequences[index].versions[:end], np.int32(PROMPT_VERSION)),
                 calls=(),
             )
         )
     return found, ended
 
 
-def reward_metrics(rows: Sequence[Row], tokens: StepTokens, advantages: Advantages) -> dict[str, float]:
+def reward_metrics(sequences: Sequence[TrainingSequence], tokens: StepTokens, advantages: Advantages) -> dict[str, float]:
     """Means and deviations of rewards over episodes, and of advantages over samples (a sample's advantage is its tokens' mean)."""
-    rewards, groups = torch.tensor([episode[0].reward for episode in rows_by_episode(rows)], dtype=torch.float64), tokens.groups
+    rewards, groups = torch.tensor([episode[0].reward for episode in sequences_by_episode(sequences)], dtype=torch.float64), tokens.groups
     samples = tokens.samples[tokens.calls]
     by_sample = mean_by(advantages.tokens.double(), samples, len(groups))[torch.unique(samples)]
     present, with_signal = torch.unique(groups), torch.unique(groups[samples[advantages.tokens != 0]])
@@ -139,7 +143,9 @@ def reward_metrics(rows: Sequence[Row], tokens: StepTokens, advantages: Advantag
     }
 
 
-def drop_masked_tokens(rows: Sequence[Row], tokens: StepTokens, advantages: Advantages) -> tuple[list[Row], StepTokens, Advantages]:
+def drop_masked_tokens(
+    sequences: Sequence[TrainingSequence], tokens: StepTokens, advantages: Advantages
+) -> tuple[list[TrainingSequence], StepTokens, Advantages]:
     """Remove tokens that the algorithm does not keep from masks, columns and advantages.
 
     Raises:
@@ -152,15 +158,15 @@ def drop_masked_tokens(rows: Sequence[Row], tokens: StepTokens, advantages: Adva
             "the algorithm masks every token of this batch: relax its masks under [algorithm] (for example `shaping.truncated`)"
         )
     masked = []
-    for row, own in zip(rows, torch.split(kept, [int(row.loss_mask[1:].sum()) for row in rows]), strict=True):
-        mask = row.loss_mask.copy()
+    for sequence, own in zip(sequences, torch.split(kept, [int(sequence.loss_mask[1:].sum()) for sequence in sequences]), strict=True):
+        mask = sequence.loss_mask.copy()
         mask[1:][mask[1:]] = own.numpy()
-        masked.append(msgspec.structs.replace(row, loss_mask=mask))
+        masked.append(msgspec.structs.replace(sequence, loss_mask=mask))
 
     def of(column: Tensor | None) -> Tensor | None:
         return None if column is None else column[kept]
 
-    names = ("rows", "calls", "behaviour", "versions", "proximal", "reference", "values", "teacher", "rescored")
+    names = ("sequences", "calls", "behaviour", "versions", "proximal", "reference", "values", "teacher", "rescored")
     fewer = msgspec.structs.replace(tokens, **{name: of(getattr(tokens, name)) for name in names})
     reduced = msgspec.structs.replace(advantages, tokens=advantages.tokens[kept], returns=of(advantages.returns), kept=None)
     return masked, fewer, reduced
@@ -173,9 +179,9 @@ def to_device(columns: Columns, device: torch.device) -> Columns:
 
 
 def token_weights(algorithm: Algorithm, tokens: StepTokens, indices: Sequence[int]) -> Tensor:
-    """Weight of each token in the loss of an update on these rows: float32 `[tokens]`, 0 for tokens of other rows."""
+    """Weight of each token in the loss of an update on these sequences: float32 `[tokens]`, 0 for tokens of other sequences."""
     counts = tokens.calls.bincount(minlength=len(tokens.rewards)).double()
-    dealt = torch.isin(tokens.call_rows, torch.tensor(indices, dtype=torch.int64, device=counts.device))
+    dealt = torch.isin(tokens.call_sequences, torch.tensor(indices, dtype=torch.int64, device=counts.device))
     counts[dealt] = algorithm.shares(counts[dealt], tokens.samples[dealt])
     return (counts * dealt)[tokens.calls].float()
 
@@ -189,7 +195,7 @@ def loss_batch(batch: MicroBatch, tokens: StepTokens, advantages: Advantages, pr
 
     calls, versions, rescored = tokens.calls[at], tokens.versions[at], of(tokens.rescored)
     return Batch(
-        rows=tokens.rows[at],
+        sequences=tokens.sequences[at],
         groups=tokens.groups[tokens.samples[calls]],
         rewards=tokens.rewards[calls].float(),
         advantages=advantages.tokens[at],
@@ -229,7 +235,7 @@ class StepMetricSums:
     def __init__(self) -> None:
         self._sums: dict[str, float] = {}
         self._largest: dict[str, float] = {}
-        self._counts = dict.fromkeys(("trained_tokens", "row_tokens", "computed_tokens"), 0.0)
+        self._counts = dict.fromkeys(("trained_tokens", "sequence_tokens", "computed_tokens"), 0.0)
 
     def add(self, batch: MicroBatch, columns: dict[str, Tensor]) -> None:
         """Add columns `[tokens]` of a micro-batch that has tokens."""
@@ -239,13 +245,13 @@ class StepMetricSums:
             else:
                 self._sums[name] = self._sums.get(name, 0.0) + float(column.sum(dtype=torch.float64))
         self._counts["trained_tokens"] += len(batch.labels)
-        self._counts["row_tokens"] += batch.row_tokens
+        self._counts["sequence_tokens"] += batch.sequence_tokens
         self._counts["computed_tokens"] += batch.computed_tokens
 
     def metrics(self, ranks: Ranks) -> tuple[dict[str, float], dict[str, float]]:
         """Returns counts, and means and maxima, by name.
 
-        Of the counts, `row_tokens` are tokens without prefix sharing, `computed_tokens` those computed.
+        Of the counts, `sequence_tokens` are tokens without prefix sharing, `computed_tokens` those computed.
         """
         sums, largest = ranks.merge_metrics({**self._sums, **self._counts}, self._largest)
         counts = {name: sums.pop(name) for name in self._counts}

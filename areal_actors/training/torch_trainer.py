@@ -3,7 +3,7 @@
 A step computes the columns and advantages of the tokens (`prepare`), then its updates (`update`): micro-batches in order
 of length, the algorithm's loss summed with token weights fixed beforehand, gradient clipping, the optimizer. Master
 weights and optimizer state are float32. Models run without dropout, so that sampling and training differ in the weights
-only. Metrics contain no times: the same rows and weights give the same numbers, bit for bit on a CPU.
+only. Metrics contain no times: the same sequences and weights give the same numbers, bit for bit on a CPU.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import torch
 from torch import Tensor
 
 from areal_actors.core.errors import EngineError, SetupError, UntrainableBatch
-from areal_actors.core.values import Row, WeightsLocation
+from areal_actors.core.values import TrainingSequence, WeightsLocation
 from areal_actors.training import trainer_state
 from areal_actors.training.algorithms.base import Algorithm, Batch, StepTokens, require
 from areal_actors.training.algorithms.off_policy import weight_metrics
 from areal_actors.training.critic import Critic
-from areal_actors.training.engine import row_limits
+from areal_actors.training.engine import sequence_limits
 from areal_actors.training.logprob_check import LogprobCheck, mismatch_metrics
 from areal_actors.training.lora import Lora
 from areal_actors.training.models import load_model, recompute_activations, write_model
@@ -33,7 +33,7 @@ from areal_actors.training.prepared import (
     Prepared,
     StepMetricSums,
     TokenColumn,
-    cut_rows,
+    cut_sequences,
     drop_masked_tokens,
     loss_batch,
     reward_metrics,
@@ -84,7 +84,7 @@ class TorchTrainer:
         torch.set_num_threads(settings.threads)
         self._device = ranks.device(settings.device)
         self._model_folder = model_folder
-        self.limits = row_limits(model_folder)
+        self.limits = sequence_limits(model_folder)
         self._algorithm = algorithm
         self._settings = settings
         self._ranks = ranks
@@ -118,24 +118,24 @@ class TorchTrainer:
 
     # ------------------------------------------------------------ a step
 
-    def step(self, rows: Sequence[Row]) -> dict[str, float]:
+    def step(self, sequences: Sequence[TrainingSequence]) -> dict[str, float]:
         """See `TrainingEngine.step`; raises EngineError if a reward is not finite."""
-        if not rows:
+        if not sequences:
             self._advance_version()
             return {}
-        return self.update(self.prepare(rows))
+        return self.update(self.prepare(sequences))
 
-    def prepare(self, rows: Sequence[Row]) -> Prepared:
+    def prepare(self, sequences: Sequence[TrainingSequence]) -> Prepared:
         """Compute columns, advantages and minibatches of a step under the current weights, which stay unchanged.
 
         Raises:
-            EngineError: no row has a trained token, or a reward is not finite.
+            EngineError: no sequence has a trained token, or a reward is not finite.
         """
-        tokens = step_tokens(rows, self.weight_version)
-        tokens = msgspec.structs.replace(tokens, rescored=self._logprob_check.rescore(rows, self.weight_version))
-        parity = mismatch_metrics(rows, tokens.behaviour, require(tokens.rescored, "rescored"))
-        prepared = self._prepare_columns(rows, tokens, self._make_minibatches(rows))
-        return msgspec.structs.replace(prepared, metrics={"rows": float(len(rows)), **parity, **prepared.metrics})
+        tokens = step_tokens(sequences, self.weight_version)
+        tokens = msgspec.structs.replace(tokens, rescored=self._logprob_check.rescore(sequences, self.weight_version))
+        parity = mismatch_metrics(sequences, tokens.behaviour, require(tokens.rescored, "rescored"))
+        prepared = self._prepare_columns(sequences, tokens, self._make_minibatches(sequences))
+        return msgspec.structs.replace(prepared, metrics={"sequences": float(len(sequences)), **parity, **prepared.metrics})
 
     def update(self, prepared: Prepared) -> dict[str, float]:
         """All updates of a step, and one step of the schedule.
@@ -181,85 +181,85 @@ class TorchTrainer:
         self.weight_version += 1
         self._logprob_check.store_copy(self.weight_version)
 
-    def evaluate(self, rows: Sequence[Row]) -> dict[str, float]:
+    def evaluate(self, sequences: Sequence[TrainingSequence]) -> dict[str, float]:
         """See `TrainingEngine.evaluate`."""
-        prepared = self._prepare_columns(rows, step_tokens(rows, self.weight_version), [list(range(len(rows)))])
+        prepared = self._prepare_columns(sequences, step_tokens(sequences, self.weight_version), [list(range(len(sequences)))])
         tokens, advantages = to_device(prepared.tokens, self._device), to_device(prepared.advantages, self._device)
         weights = token_weights(self._algorithm, tokens, prepared.minibatches[0])
         sums = StepMetricSums()
         loss = torch.zeros((), dtype=torch.float64, device=self._device)
         with torch.no_grad():
-            for batch in self._micro_batches(prepared.rows, prepared.minibatches[0]):
+            for batch in self._micro_batches(prepared.sequences, prepared.minibatches[0]):
                 logp, measures = self._forward(batch)
                 if len(logp):
                     token_losses = self._algorithm.loss(loss_batch(batch, tokens, advantages, logp, exact=True), logp)
                     loss += (token_losses.losses * weights[batch.token_index]).sum()
                     sums.add(batch, measures | token_losses.measures)
-        measured = {"loss": float(self._ranks.all_reduce(loss)), "rows": float(len(rows))}
+        measured = {"loss": float(self._ranks.all_reduce(loss)), "sequences": float(len(sequences))}
         counts, means = sums.metrics(self._ranks)
         return measured | prepared.metrics | counts | means
 
-    def logp(self, rows: Sequence[Row]) -> Tensor:
-        """Log-probabilities under the current weights, float32 `[tokens]` on the CPU: trained tokens, row after row."""
+    def logp(self, sequences: Sequence[TrainingSequence]) -> Tensor:
+        """Log-probabilities under the current weights, float32 `[tokens]` on the CPU: trained tokens, sequence after sequence."""
         if isinstance(self._scorer, ValueScorer):
             raise EngineError(f"logp: {type(self._algorithm).__name__} trains a scalar head, which has no log-probabilities")
-        return self._forward_tokens(rows, [range(len(rows))], lambda batch: self._forward(batch)[0])
+        return self._forward_tokens(sequences, [range(len(sequences))], lambda batch: self._forward(batch)[0])
 
-    def values(self, rows: Sequence[Row]) -> Tensor:
+    def values(self, sequences: Sequence[TrainingSequence]) -> Tensor:
         """Values of the critic, or of the trained scalar head, just before each trained token: float32 `[tokens]` on the CPU."""
         model = self._scorer if isinstance(self._scorer, ValueScorer) else self._critic
         if model is None:
             raise EngineError(f"values: {type(self._algorithm).__name__} has neither a critic nor a scalar head")
-        return self._forward_tokens(rows, [range(len(rows))], model)
+        return self._forward_tokens(sequences, [range(len(sequences))], model)
 
-    def _prepare_columns(self, rows: Sequence[Row], tokens: StepTokens, minibatches: list[list[int]]) -> Prepared:
+    def _prepare_columns(self, sequences: Sequence[TrainingSequence], tokens: StepTokens, minibatches: list[list[int]]) -> Prepared:
         """Compute the columns that need a forward pass, advantages, and proximal log-probabilities if only updates need them.
 
         Proximal log-probabilities are those of the weights at the start of the step. The first update still has these weights,
         so a single update takes them from its own forward pass.
         """
         algorithm = self._algorithm
-        columns: dict[str, Tensor] = {role: self._forward_tokens(rows, minibatches, model) for role, model in self._frozen.items()}
+        columns: dict[str, Tensor] = {role: self._forward_tokens(sequences, minibatches, model) for role, model in self._frozen.items()}
         if "proximal" in algorithm.needs:
-            columns["proximal"] = self.logp(rows)
+            columns["proximal"] = self.logp(sequences)
         if "values" in algorithm.needs:
-            columns["values"] = self.values(rows)
+            columns["values"] = self.values(sequences)
         if "last_values" in algorithm.needs:
-            columns["last_values"] = torch.zeros(len(rows))
-            cut, ended = cut_rows(rows, tokens)
+            columns["last_values"] = torch.zeros(len(sequences))
+            cut, ended = cut_sequences(sequences, tokens)
             if cut:
                 columns["last_values"][cut] = self.values(ended)
         if "rescored" in algorithm.needs and tokens.rescored is None:
-            columns["rescored"] = self._logprob_check.rescore(rows, self.weight_version)
+            columns["rescored"] = self._logprob_check.rescore(sequences, self.weight_version)
         tokens = msgspec.structs.replace(tokens, **columns)
         advantages = algorithm.advantages(tokens)
-        metrics = reward_metrics(rows, tokens, advantages)
+        metrics = reward_metrics(sequences, tokens, advantages)
         if advantages.kept is not None:
-            rows, tokens, advantages = drop_masked_tokens(rows, tokens, advantages)
-        trained = set(tokens.rows.tolist())
+            sequences, tokens, advantages = drop_masked_tokens(sequences, tokens, advantages)
+        trained = set(tokens.sequences.tolist())
         minibatches = [indices for indices in minibatches if trained.intersection(indices)]
         if len(minibatches) > 1 and algorithm.recomputes_proximal and tokens.proximal is None:
-            proximal = self._forward_tokens(rows, minibatches, lambda batch: self._forward(batch)[0])
+            proximal = self._forward_tokens(sequences, minibatches, lambda batch: self._forward(batch)[0])
             tokens = msgspec.structs.replace(tokens, proximal=proximal)
-        return Prepared(rows=rows, tokens=tokens, advantages=advantages, minibatches=minibatches, metrics=metrics)
+        return Prepared(sequences=sequences, tokens=tokens, advantages=advantages, minibatches=minibatches, metrics=metrics)
 
     def _off_policy_metrics(self, tokens: StepTokens, start: TokenColumn) -> dict[str, float]:
-        """Metrics of the step's importance weights; none for rows that no policy sampled."""
+        """Metrics of the step's importance weights; none for sequences that no policy sampled."""
         if self._algorithm.learns_from != "episodes":
             return {}
-        proximal = start.gather(self._ranks, len(tokens.rows))
+        proximal = start.gather(self._ranks, len(tokens.sequences))
         rescored = tokens.rescored
         if rescored is not None and "rescored" in self._algorithm.needs:
             rescored = proximal.where(tokens.versions == tokens.weight_version, rescored)
-        return weight_metrics(tokens.rows, tokens.behaviour, proximal, rescored)
+        return weight_metrics(tokens.sequences, tokens.behaviour, proximal, rescored)
 
     def _update(
         self, prepared: Prepared, indices: list[int], sums: StepMetricSums, proximal_of: TokenColumn, *, first: bool, proximal: bool
     ) -> tuple[float, float]:
-        """Do one optimizer update on these rows; returns its loss and the gradient norm before clipping."""
+        """Do one optimizer update on these sequences; returns its loss and the gradient norm before clipping."""
         weights = token_weights(self._algorithm, prepared.tokens, indices)
         tokens, advantages = prepared.tokens, prepared.advantages
-        parts = self._micro_batches(prepared.rows, indices)
+        parts = self._micro_batches(prepared.sequences, indices)
         seen: list[Batch | None] = []
         loss = 0.0
 
@@ -303,29 +303,33 @@ class TorchTrainer:
         return logp, {"entropy": entropy}
 
     @torch.no_grad()
-    def _forward_tokens(self, rows: Sequence[Row], minibatches: Sequence[Sequence[int]], model: Callable[[MicroBatch], Tensor]) -> Tensor:
+    def _forward_tokens(
+        self, sequences: Sequence[TrainingSequence], minibatches: Sequence[Sequence[int]], model: Callable[[MicroBatch], Tensor]
+    ) -> Tensor:
         """Output of a model for each trained token, float32 `[tokens]` on the CPU, in the micro-batches of the updates."""
         collected = TokenColumn()
         for indices in minibatches:
-            for batch in self._micro_batches(rows, indices):
+            for batch in self._micro_batches(sequences, indices):
                 collected.add(batch, model(batch))
-        return collected.gather(self._ranks, sum(int(row.loss_mask[1:].sum()) for row in rows))
+        return collected.gather(self._ranks, sum(int(sequence.loss_mask[1:].sum()) for sequence in sequences))
 
-    def _micro_batches(self, rows: Sequence[Row], indices: Sequence[int]) -> list[MicroBatch]:
-        """Makes this rank's micro-batches of some rows."""
+    def _micro_batches(self, sequences: Sequence[TrainingSequence], indices: Sequence[int]) -> list[MicroBatch]:
+        """Makes this rank's micro-batches of some sequences."""
         together = self._algorithm.whole_groups
-        budget = self._ranks.budget(sum(len(rows[index].token_ids) for index in indices), self._settings.microbatch_tokens)
-        return self._ranks.distribute(make_micro_batches(rows, indices, budget, self._device, whole_groups=together, sharing=self._sharing))
+        budget = self._ranks.budget(sum(len(sequences[index].token_ids) for index in indices), self._settings.microbatch_tokens)
+        return self._ranks.distribute(
+            make_micro_batches(sequences, indices, budget, self._device, whole_groups=together, sharing=self._sharing)
+        )
 
-    def _make_minibatches(self, rows: Sequence[Row]) -> list[list[int]]:
-        """Indices of the rows of each minibatch: whole groups, in random order if there are several minibatches."""
-        groups = sorted({row.group for row in rows})
+    def _make_minibatches(self, sequences: Sequence[TrainingSequence]) -> list[list[int]]:
+        """Indices of the sequences of each minibatch: whole groups, in random order if there are several minibatches."""
+        groups = sorted({sequence.group for sequence in sequences})
         count = min(self._algorithm.minibatches, len(groups))
         if count == 1:
-            return [list(range(len(rows)))]
+            return [list(range(len(sequences)))]
         order = torch.randperm(len(groups), generator=self._generator).tolist()
         minibatch = {groups[place]: turn % count for turn, place in enumerate(order)}
-        return [[index for index, row in enumerate(rows) if minibatch[row.group] == part] for part in range(count)]
+        return [[index for index, sequence in enumerate(sequences) if minibatch[sequence.group] == part] for part in range(count)]
 
     def _optimizations(self) -> list[Optimization]:
         return [self._optimization, *([self._critic.optimization] if self._critic else [])]

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 
 from areal_actors.core.errors import UntrainableBatch
-from areal_actors.core.values import Row, Trajectory, Value
+from areal_actors.core.values import TrainingSequence, Trajectory, Value
 from areal_actors.messages import (
     BatchFormed,
     BatchRefused,
@@ -31,12 +31,12 @@ from areal_actors.messages import (
     WeightsPublished,
 )
 from areal_actors.runtime.actor import Actor, Context, Emits, on
+from areal_actors.sequences.build import EPISODE
 from areal_actors.sequences.credit import Credit
-from areal_actors.sequences.row_check import BatchRows, batch_rows
-from areal_actors.sequences.rows import EPISODE
+from areal_actors.sequences.sequence_check import BatchSequences, batch_sequences
 from areal_actors.sequences.step_metrics import REWARD_METRIC, batch_metrics, example_metrics
 from areal_actors.training.checkpoint_store import CheckpointStore
-from areal_actors.training.engine import EngineFactory, ExampleSequences, TrainingEngine
+from areal_actors.training.engine import EngineFactory, SupervisedData, TrainingEngine
 from areal_actors.training.engine_mismatch import EngineMonitor, reported_metrics
 from areal_actors.training.trainer_history import HistoryState, TrainedHistory
 from areal_actors.training.trainer_recovery import RecoveredEngine, RecoveryEvent, StepInput
@@ -55,11 +55,11 @@ class TrainerState(Value):
 class CountedStep(Value):
     """A step counted by the engine."""
 
-    rows: Sequence[Row]
-    """Trained rows; empty if the step was skipped, because it could change no weight."""
+    sequences: Sequence[TrainingSequence]
+    """Trained sequences; empty if the step was skipped, because it could change no weight."""
     metrics: dict[str, float]
     refused: BatchRefused | None = None
-    """Rows or updates left out."""
+    """Sequences or updates left out."""
 
 
 class Trainer(Actor):
@@ -67,15 +67,16 @@ class Trainer(Actor):
 
     With `examples` it trains `ExamplesDrawn` events instead: there are no episodes and no inference workers, and only the initial
     weights are published. After a loss of ranks the trainer rolls back to a checkpoint and replays the steps since from the same
-    rows; no other actor is affected. A restarted trainer does the same with the checkpoints and batches from the log. A checkpoint
+    sequences; no other actor is affected. A restarted trainer does the same with the checkpoints and batches from the log. A checkpoint
     is verified before it is loaded; a damaged one is set aside, and the previous one, or the initial weights, are used. Every
     replayed step is compared with the log.
 
-    Untrainable rows are left out of their step. A step that can change no weight is skipped, but counted and published like any
+    Untrainable sequences are left out of their step. A step that can change no weight is skipped, but counted and published like any
     other, so that the run keeps its number of steps and its capacity, and takes the same steps when it is resumed.
     """
 
     state_type = TrainerState
+    state_version = 2
 
     def __init__(
         self,
@@ -83,7 +84,7 @@ class Trainer(Actor):
         weights_folder: Callable[[int], str],
         clock: Callable[[], float],
         credit: Credit = EPISODE,
-        examples: ExampleSequences | None = None,
+        examples: SupervisedData | None = None,
         monitor: EngineMonitor | None = None,
         max_skipped_steps: int = 5,
         checkpoints: CheckpointStore | None = None,
@@ -180,14 +181,14 @@ class Trainer(Actor):
             return
         async for phase in self._catch_up(context):
             yield phase
-        found = await self._rows(event, context)
+        found = await self._sequences(event, context)
         started = self.clock()
         step = await self.recovered.call(context, lambda engine: self._step(engine, found, event.step))
         self._record_step(event, context)
-        yield self._throughput(step.rows, started)
+        yield self._throughput(step.sequences, started)
         if step.refused is not None:
             yield step.refused
-        alarms = self.monitor.completed(event.step, step.rows, step.metrics) if self.monitor else []
+        alarms = self.monitor.completed(event.step, step.sequences, step.metrics) if self.monitor else []
         yield await self._step_completed(event, found, step, context)
         for alarm in alarms:
             yield alarm
@@ -232,10 +233,10 @@ class Trainer(Actor):
 
     # ------------------------------------------------------------ a step
 
-    async def _rows(self, event: StepInput, context: Context) -> BatchRows:
+    async def _sequences(self, event: StepInput, context: Context) -> BatchSequences:
         if isinstance(event, ExamplesDrawn):
             assert self.examples is not None
-            return BatchRows(rows=await asyncio.to_thread(self.examples.rows, event.numbers))
+            return BatchSequences(sequences=await asyncio.to_thread(self.examples.sequences, event.numbers))
         members = [(index, member) for index, group in enumerate(event.groups) for member in group]
         envelopes = await context.read([member.sequence for _, member in members])
         trajectories: list[tuple[int, Trajectory]] = []
@@ -244,19 +245,19 @@ class Trainer(Actor):
             if trajectory.episode != member.episode:
                 raise LogUnavailable(f"position {member.sequence} of the log holds episode {trajectory.episode}, not {member.episode}")
             trajectories.append((index, trajectory))
-        return batch_rows(event, trajectories, self.credit, self.recovered.require().limits)
+        return batch_sequences(event, trajectories, self.credit, self.recovered.require().limits)
 
-    def _step(self, engine: TrainingEngine, found: BatchRows, step: int) -> CountedStep:
-        """Take a step on the trainable rows; skip it if it can change no weight. Slow: run in a thread."""
+    def _step(self, engine: TrainingEngine, found: BatchSequences, step: int) -> CountedStep:
+        """Take a step on the trainable sequences; skip it if it can change no weight. Slow: run in a thread."""
         metrics = {"skipped": 1.0}
-        cause = "" if found.rows else "no row of the batch can be trained"
-        if found.rows:
+        cause = "" if found.sequences else "no sequence of the batch can be trained"
+        if found.sequences:
             try:
-                metrics = engine.step(found.rows)
+                metrics = engine.step(found.sequences)
             except UntrainableBatch as error:
                 cause = str(error)
-        rows = () if cause else found.rows
-        if not rows:
+        sequences = () if cause else found.sequences
+        if not sequences:
             engine.step(())
             self.skipped.add(step)
         else:
@@ -264,9 +265,9 @@ class Trainer(Actor):
             if updates := int(metrics.get("skipped_updates", 0)):
                 cause = f"{updates} updates of the step were skipped: their loss or gradient was not finite"
         if not cause and not found.refused:
-            return CountedStep(rows=rows, metrics=metrics)
-        refused = BatchRefused(step=step, rows=found.refused, trained_rows=len(rows), cause=cause)
-        return CountedStep(rows=rows, metrics={**metrics, "refused_rows": float(len(found.refused))}, refused=refused)
+            return CountedStep(sequences=sequences, metrics=metrics)
+        refused = BatchRefused(step=step, sequences=found.refused, trained_sequences=len(sequences), cause=cause)
+        return CountedStep(sequences=sequences, metrics={**metrics, "refused_sequences": float(len(found.refused))}, refused=refused)
 
     def _record_step(self, event: StepInput, context: Context) -> None:
         self.step_history.batches[event.step] = context.sequence
@@ -274,16 +275,18 @@ class Trainer(Actor):
         self.cursor = context.sequence
         self.groups_trained += len(event.groups if isinstance(event, BatchFormed) else event.numbers)
 
-    async def _step_completed(self, event: StepInput, found: BatchRows, step: CountedStep, context: Context) -> StepCompleted:
-        rows_checksum = self.recovered.check_rows(event, step.rows)
+    async def _step_completed(self, event: StepInput, found: BatchSequences, step: CountedStep, context: Context) -> StepCompleted:
+        sequences_checksum = self.recovered.check_sequences(event, step.sequences)
         if isinstance(event, BatchFormed):
             of_reward = {f"{REWARD_METRIC}{name}": mean for name, mean in found.reward_metrics.items()}
-            metrics = {**reported_metrics(step.metrics), **(batch_metrics(step.rows, event) if step.rows else {}), **of_reward}
+            metrics = {**reported_metrics(step.metrics), **(batch_metrics(step.sequences, event) if step.sequences else {}), **of_reward}
             weights_checksum = ""  # `WeightsPublished` has it
         else:
-            metrics = example_metrics(step.metrics, step.rows)
+            metrics = example_metrics(step.metrics, step.sequences)
             weights_checksum = await self.recovered.call(context, self.recovered.check_weights)
-        return StepCompleted(step=self.weight_version, metrics=metrics, rows_checksum=rows_checksum, weights_checksum=weights_checksum)
+        return StepCompleted(
+            step=self.weight_version, metrics=metrics, sequences_checksum=sequences_checksum, weights_checksum=weights_checksum
+        )
 
     async def _publish_weights(self, context: Context) -> WeightsPublished:
         version = self.weight_version
@@ -291,24 +294,24 @@ class Trainer(Actor):
         self.recovered.note(self.step_history.check("weights", version, location.checksum))
         return WeightsPublished(weight_version=version, location=location.relative_to(self.checkpoints.root))
 
-    def _throughput(self, rows: Sequence[Row], started: float) -> Throughput:
-        tokens = sum(len(row.token_ids) for row in rows)
+    def _throughput(self, sequences: Sequence[TrainingSequence], started: float) -> Throughput:
+        tokens = sum(len(sequence.token_ids) for sequence in sequences)
         return Throughput(actor="trainer", side="training", tokens=tokens, started=started, seconds=self.clock() - started)
 
     def _halted(self, step: CountedStep) -> Iterator[TrainingHalted]:
         """Yields the event that ends the run if too many consecutive steps were skipped."""
         in_a_row = next(count for count in itertools.count() if self.weight_version - 1 - count not in self.skipped)
         if step.refused is not None and in_a_row >= self.max_skipped_steps:
-            why = step.refused.rows[0].cause if step.refused.rows else step.refused.cause
+            why = step.refused.sequences[0].cause if step.refused.sequences else step.refused.cause
             yield TrainingHalted(
                 reason=f"{in_a_row} steps in a row changed no weight, the last because of this: {why}; "
                 "fix the cause, or raise trainer.max_skipped_steps"
             )
 
-    async def _evaluate_examples(self, source: ExampleSequences, context: Context) -> AsyncIterator[LossEvaluated]:
+    async def _evaluate_examples(self, source: SupervisedData, context: Context) -> AsyncIterator[LossEvaluated]:
         """Evaluate the current weights on held-out examples if an evaluation is due."""
-        if rows := await asyncio.to_thread(source.held_out, self.weight_version):
-            metrics = example_metrics(await self.recovered.call(context, lambda engine: engine.evaluate(rows)), rows)
+        if sequences := await asyncio.to_thread(source.held_out, self.weight_version):
+            metrics = example_metrics(await self.recovered.call(context, lambda engine: engine.evaluate(sequences)), sequences)
             examples = int(metrics.pop("examples"))
             yield LossEvaluated(weight_version=self.weight_version, examples=examples, metrics=metrics)
 
@@ -326,9 +329,9 @@ class Trainer(Actor):
         async for phase in self.recovered.catch_up(context):
             yield phase
 
-    async def _take_again(self, event: StepInput, context: Context) -> Sequence[Row]:
-        found = await self._rows(event, context)
-        return (await asyncio.to_thread(self._step, self.recovered.require(), found, event.step)).rows
+    async def _take_again(self, event: StepInput, context: Context) -> Sequence[TrainingSequence]:
+        found = await self._sequences(event, context)
+        return (await asyncio.to_thread(self._step, self.recovered.require(), found, event.step)).sequences
 
     def status(self) -> dict[str, float | str]:
         """Current version and groups."""

@@ -28,8 +28,8 @@ ARITHMETIC = (
 CAUSES = "the checkpoint, the initial model or the log was changed, the torch version or the machine differs, or memory is faulty"
 REMEDY = "roll back further with `areal resume RUN --from step-N`, or resume on the original machine and installation"
 
-Part = Literal["rows", "weights"]
-"""Parts of a step that have a checksum in the log: its trained rows, and the weights after it."""
+Part = Literal["sequences", "weights"]
+"""Parts of a step that have a checksum in the log: its trained sequences, and the weights after it."""
 
 
 class HistoryState(Value):
@@ -38,7 +38,7 @@ class HistoryState(Value):
     batches: dict[int, int]
     checkpoints: tuple[CheckpointCommitted, ...]
     weights: dict[int, str]
-    rows: dict[int, str]
+    sequences: dict[int, str]
     arithmetic: dict[str, Any]
     other_settings: tuple[int, ...]
 
@@ -53,7 +53,7 @@ class TrainedHistory:
         """Log position of the input of the step on each version: `BatchFormed` or `ExamplesDrawn`."""
         self.checkpoints: list[CheckpointCommitted] = []
         """Checkpoints for rollbacks, oldest first."""
-        self._logged: dict[Part, dict[int, str]] = {"rows": {}, "weights": {}}
+        self._logged: dict[Part, dict[int, str]] = {"sequences": {}, "weights": {}}
         """Checksums from the log, by version."""
         self._unlogged: dict[tuple[Part, int], str] = {}
         """Checksums of this trainer that are not logged yet."""
@@ -72,7 +72,7 @@ class TrainedHistory:
             batches=dict(self.batches),
             checkpoints=tuple(self.checkpoints),
             weights=dict(self._logged["weights"]),
-            rows=dict(self._logged["rows"]),
+            sequences=dict(self._logged["sequences"]),
             arithmetic=dict(self._arithmetic),
             other_settings=tuple(sorted(self._other_settings)),
         )
@@ -80,14 +80,14 @@ class TrainedHistory:
     def restore(self, state: HistoryState) -> None:
         """Restore a snapshot."""
         self.batches, self.checkpoints = dict(state.batches), list(state.checkpoints)
-        self._logged = {"rows": dict(state.rows), "weights": dict(state.weights)}
+        self._logged = {"sequences": dict(state.sequences), "weights": dict(state.weights)}
         self._arithmetic, self._other_settings = dict(state.arithmetic), set(state.other_settings)
 
     # ------------------------------------------------------------ the fold
 
     def trimmed(self, step: int) -> None:
         """Forget the steps before this one, whose batches were trimmed from the log and cannot be replayed."""
-        for known in (self.batches, self._logged["rows"], self._logged["weights"]):
+        for known in (self.batches, self._logged["sequences"], self._logged["weights"]):
             for version in [version for version in known if version < step]:
                 del known[version]
         self._other_settings = {version for version in self._other_settings if version >= step}
@@ -120,7 +120,7 @@ class TrainedHistory:
         Raises:
             StepMismatch: this trainer computed another result for it.
         """
-        self._log("rows", event.step, event.rows_checksum, replayed=replayed)
+        self._log("sequences", event.step, event.sequences_checksum, replayed=replayed)
         if event.weights_checksum:
             self._log("weights", event.step, event.weights_checksum, replayed=replayed)
 

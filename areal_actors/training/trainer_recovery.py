@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from areal_actors.core.errors import CheckpointError, RanksLost, StepMismatch
-from areal_actors.core.values import Row
+from areal_actors.core.values import TrainingSequence
 from areal_actors.messages import (
     BatchFormed,
     CheckpointCommitted,
@@ -21,7 +21,7 @@ from areal_actors.messages import (
     TrainerRolledBack,
 )
 from areal_actors.runtime.actor import Context
-from areal_actors.sequences.step_metrics import examples_checksum, rows_checksum
+from areal_actors.sequences.step_metrics import examples_checksum, sequences_checksum
 from areal_actors.training.checkpoint_store import CheckpointStore
 from areal_actors.training.engine import EngineFactory, TrainingEngine
 from areal_actors.training.trainer_history import TrainedHistory
@@ -45,10 +45,10 @@ class RecoveredEngine:
         factory: EngineFactory,
         history: TrainedHistory,
         checkpoints: CheckpointStore,
-        take: Callable[[StepInput, Context], Awaitable[Sequence[Row]]],
+        take: Callable[[StepInput, Context], Awaitable[Sequence[TrainingSequence]]],
         kind: type[StepInput],
     ) -> None:
-        """`take` takes the step of an event of type `kind` and returns its trained rows."""
+        """`take` takes the step of an event of type `kind` and returns its trained sequences."""
         self.factory = factory
         self.history = history
         self.checkpoints = checkpoints
@@ -131,7 +131,7 @@ class RecoveredEngine:
                     await asyncio.to_thread(self.check_weights, engine)
                 while engine.weight_version < weight_version:
                     event = await self._batch(engine.weight_version, context)
-                    self.check_rows(event, await self.take(event, context))
+                    self.check_sequences(event, await self.take(event, context))
                     await asyncio.to_thread(self.check_weights, engine)
             except StepMismatch as mismatch:
                 saved = self.history.checkpoint
@@ -182,14 +182,14 @@ class RecoveredEngine:
             ) from error
         return envelope.open(self.kind)
 
-    def check_rows(self, event: StepInput, rows: Sequence[Row]) -> str:
-        """Compare the trained rows of a step with the log's; returns their checksum.
+    def check_sequences(self, event: StepInput, sequences: Sequence[TrainingSequence]) -> str:
+        """Compare the trained sequences of a step with the log's; returns their checksum.
 
         Raises:
             StepMismatch: they differ and must not.
         """
-        found = rows_checksum(rows) if isinstance(event, BatchFormed) else examples_checksum(rows)
-        self.note(self.history.check("rows", event.step + 1, found))
+        found = sequences_checksum(sequences) if isinstance(event, BatchFormed) else examples_checksum(sequences)
+        self.note(self.history.check("sequences", event.step + 1, found))
         return found
 
     def check_weights(self, engine: TrainingEngine) -> str:

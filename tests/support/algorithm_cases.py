@@ -99,10 +99,10 @@ def step_of(rows):
     group_of = {row.episode: row.group for row in rows}
     ends = {row.episode: place for place, row in enumerate(rows)}
     return StepTokens(
-        rows=places(rows),
+        sequences=places(rows),
         calls=integers(index for index, (place, number) in enumerate(calls) for _ in range(rows[place].sizes[number])),
         rewards=torch.tensor([rows[place].rewards[number] for place, number in calls], dtype=torch.float64),
-        call_rows=integers(place for place, _ in calls),
+        call_sequences=integers(place for place, _ in calls),
         samples=integers(episodes.index(rows[place].episode) for place, _ in calls),
         groups=integers(group_of[episode] for episode in episodes),
         sampled=integers(rows[place].sampled[number] for place, number in calls),
@@ -128,7 +128,7 @@ def batch_of(rows, order=None):
     repeated = [(place, row) for place, row in zip(order, dealt, strict=True) for _ in row.behaviour]
     names = ("advantages", "behaviour", "proximal", "reference", "teacher", "values", "returns")
     batch = Batch(
-        rows=torch.tensor([place for place, _ in repeated], dtype=torch.int64),
+        sequences=torch.tensor([place for place, _ in repeated], dtype=torch.int64),
         groups=torch.tensor([row.group for _, row in repeated], dtype=torch.int64),
         rewards=torch.tensor([row.rewards[0] for _, row in repeated], dtype=torch.float64),
         versions=flat(dealt, "versions").long(),

@@ -20,9 +20,9 @@ from areal_actors.messages import (
     WeightsLoaded,
     WeightsPublished,
 )
-from areal_actors.sequences.row_check import RowLimits, batch_rows
-from areal_actors.sequences.rows import EPISODE
-from areal_actors.sequences.step_metrics import rows_checksum
+from areal_actors.sequences.build import EPISODE
+from areal_actors.sequences.sequence_check import SequenceLimits, batch_sequences
+from areal_actors.sequences.step_metrics import sequences_checksum
 
 RECIPE = {"steps": 3, "algorithm": {"group_size": 2}, "actors": {"trainer": {"count": 1}}, "trainer": {"batch_size": 2}}
 STARTED = RunStarted(recipe=RECIPE, profile="embedded", reason="", folder="runs/a")
@@ -87,8 +87,8 @@ class Log:
         )
         place = self.add(batch)
         whole = [(index, self.events[member.sequence - 1].trajectory) for index, group in enumerate(members) for member in group]
-        rows = batch_rows(batch, whole, EPISODE, RowLimits()).rows
-        self.add(StepCompleted(step=step + 1, metrics={"loss": 0.5}, rows_checksum=rows_checksum(rows)), published(step + 1))
+        rows = batch_sequences(batch, whole, EPISODE, SequenceLimits()).sequences
+        self.add(StepCompleted(step=step + 1, metrics={"loss": 0.5}, sequences_checksum=sequences_checksum(rows)), published(step + 1))
         return place
 
     def drop(self, *episodes):

@@ -26,7 +26,7 @@ from areal_actors.gateway.conversations.continuation import Continuations
 from areal_actors.gateway.conversations.conversation import prompt_for
 from areal_actors.gateway.conversations.turns import path_to, token_ids_of
 from areal_actors.messages import Generated, ModelRequest
-from areal_actors.sequences.rows import apply_rewards, rows_of
+from areal_actors.sequences.build import apply_rewards, sequences_of
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 
 MARKS = re.compile(r"<\|[^|<>{} ]+\|>|<｜[^｜]+｜>|<(?:start|end)_of_turn>|\[/?[A-Z_]{4,}\]")
@@ -124,7 +124,7 @@ class Talk:
             messages = [*self.transcripts[name], *self.next_messages(self.turns[name].answer)]
             if self.dice.random() < 0.05:
                 messages = [{"role": "system", "content": self.words()}, *[one for one in messages if one["role"] != "system"]]
-        self.check_rows()
+        self.check_sequences()
         return self.became
 
     def words(self) -> str:
@@ -245,13 +245,13 @@ class Talk:
         ]
         return results if results and self.dice.random() < 0.9 else [*results, {"role": "user", "content": self.words()}]
 
-    def check_rows(self) -> None:
+    def check_sequences(self) -> None:
         """Every sampled token is trained once, as it was sampled, after the very tokens that the model had seen."""
         if not self.turns:
             return
         interactions = apply_rewards([turn.interaction for turn in self.turns.values()], 1.0, {})
         trajectory = Trajectory(episode="0.0", group="0", attempt=1, task="t", reward=1.0, interactions=interactions)
-        rows = rows_of(trajectory, 0, 0)
+        rows = sequences_of(trajectory, 0, 0)
         trained = Counter(
             (int(version), int(token))
             for row in rows

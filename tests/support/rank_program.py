@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
-from areal_actors.core.values import Row
+from areal_actors.core.values import TrainingSequence
 from areal_actors.training.algorithms import AnyAlgorithm
 from areal_actors.training.distributed.commands import decode
 from areal_actors.training.distributed.layout import Layout
@@ -48,7 +48,7 @@ class Case(msgspec.Struct, kw_only=True):
 def main(folder: Path) -> None:
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), ranks, is_master=False)
-    batches = decode((folder / "rows").read_bytes(), dict[str, list[list[Row]]])
+    batches = decode((folder / "rows").read_bytes(), dict[str, list[list[TrainingSequence]]])
     for case in msgspec.json.decode((folder / "cases.json").read_bytes(), type=list[Case]):
         layout = Layout(*case.layout)
         if rank >= layout.ranks:

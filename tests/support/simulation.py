@@ -19,7 +19,7 @@ from areal_actors.batching.assembler import BatcherConfig, group_filter
 from areal_actors.batching.batcher import Batcher
 from areal_actors.core.errors import AgentError, RewardError
 from areal_actors.core.settings import GatewaySettings
-from areal_actors.core.values import Row, SamplingParams, Task, TokenColumns, WeightsLocation
+from areal_actors.core.values import SamplingParams, Task, TokenColumns, TrainingSequence, WeightsLocation
 from areal_actors.evaluation.evaluator import EvaluationConfig, Evaluator
 from areal_actors.gateway.session_manager import SessionManager
 from areal_actors.generation.engine import EngineCounters, TokenChunk
@@ -40,7 +40,7 @@ from areal_actors.rollout.agent_runner import AgentResult
 from areal_actors.rollout.rollout_worker import RolloutWorker
 from areal_actors.runtime.actor import Actor
 from areal_actors.runtime.runtime import Identity, Runtime
-from areal_actors.sequences.row_check import RowLimits
+from areal_actors.sequences.sequence_check import SequenceLimits
 from areal_actors.staleness.ledger import StalenessGateConfig
 from areal_actors.staleness.staleness_gate import StalenessGate
 from areal_actors.tasks.task_source import TaskSource
@@ -111,9 +111,7 @@ class ToyEngine:
         self.seconds_per_token = seconds_per_token
         self.sampled = sampled
 
-    async def generate(
-        self, request_id: str, prompt_ids: Any, sampling: SamplingParams, *, stream: bool = False, resumed_tokens: int = 0
-    ) -> Any:
+    async def generate(self, request_id: str, prompt_ids: Any, sampling: Any, *, stream: bool = False, resumed_tokens: int = 0) -> Any:
         dice = random.Random(sampling.seed)
         length = min(int(dice.paretovariate(0.8)), sampling.max_tokens)
         ids, logprobs, versions = [], [], []
@@ -144,11 +142,11 @@ class ToyEngine:
 class ToyTrainer:
     """Takes no gradient; remembers what it was given."""
 
-    limits = RowLimits(vocabulary=128, context=400)
+    limits = SequenceLimits(vocabulary=128, context=400)
     weight_version: int = 0
-    rows: list[list[Row]] = field(default_factory=list)
+    rows: list[list[TrainingSequence]] = field(default_factory=list)
 
-    def step(self, rows: list[Row]) -> dict[str, float]:
+    def step(self, rows: list[TrainingSequence]) -> dict[str, float]:
         self.rows.append(rows)
         self.weight_version += 1
         return {"loss": 0.0}

@@ -69,7 +69,7 @@ def metrics(step):
 
 
 def stepped(step):
-    return sealed(StepCompleted(step=step, metrics=metrics(step), rows_checksum="00"), 60 + 8.0 * step)
+    return sealed(StepCompleted(step=step, metrics=metrics(step), sequences_checksum="00"), 60 + 8.0 * step)
 
 
 def evaluated(step, accuracy, mode="sampled", failed=0):

@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from areal_actors.core.values import Row
+from areal_actors.core.values import TrainingSequence
 from areal_actors.embedded.embedded_model import initial_model, train_tokenizer, write_tokenizer
 from areal_actors.training.algorithms import Grpo
 from areal_actors.training.settings import OptimizerSettings, TrainerSettings
@@ -39,7 +39,7 @@ def logps(model, token_ids, temperature=1.0):
     return scores.gather(1, ids[1:, None]).squeeze(1).numpy()
 
 
-def rows_of(trainer, *, groups=4, members=3, seed=0, off=0.0, temperature=1.0):
+def sequences_of(trainer, *, groups=4, members=3, seed=0, off=0.0, temperature=1.0):
     """Ragged rows as the trainer's own weights would have sampled them, their log-probabilities wrong by up to `off`."""
     rng = np.random.default_rng(seed)
     rows = []
@@ -51,7 +51,7 @@ def rows_of(trainer, *, groups=4, members=3, seed=0, off=0.0, temperature=1.0):
             noise = rng.uniform(-off, off, len(ids))
             own = np.concatenate([[0.0], logps(trainer._model, ids, temperature)])
             rows.append(
-                Row(
+                TrainingSequence(
                     token_ids=ids,
                     loss_mask=sampled,
                     logprobs=np.where(sampled, own + noise, 0).astype(np.float32),

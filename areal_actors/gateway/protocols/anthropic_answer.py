@@ -39,7 +39,7 @@ class MessageAnswer:
         """The open block: `thinking`, `text`, the index of a tool call, or None."""
 
     def whole(self, parts: Sequence[ModelResponsePart]) -> dict[str, Any]:
-        """See `Answer`; it has at least one block."""
+        """See `AnswerWriter`; it has at least one block."""
         part = parts[0]
         blocks: list[dict[str, Any]] = []
         if part.reasoning:
@@ -50,7 +50,7 @@ class MessageAnswer:
         return {**self._head(part), "content": blocks, **_stop(part), "usage": _usage(part)}
 
     def part(self, part: ModelResponsePart) -> bytes:
-        """See `Answer`."""
+        """See `AnswerWriter`."""
         return b"".join(self._events(part))
 
     def _events(self, part: ModelResponsePart) -> Iterator[bytes]:
@@ -103,7 +103,7 @@ class TokenCount(MessageAnswer):
     """The answer to a token count request, never streamed."""
 
     def whole(self, parts: Sequence[ModelResponsePart]) -> dict[str, Any]:
-        """See `Answer`."""
+        """See `AnswerWriter`."""
         return {"input_tokens": parts[0].prompt_tokens}
 
 

@@ -17,7 +17,7 @@ R = TypeVar("R", bound=RequestStruct)
 JSON = msgspec.json.Encoder()
 
 
-class Answer(Protocol):
+class AnswerWriter(Protocol):
     """The answer to one request, whole or streamed."""
 
     def whole(self, parts: Sequence[ModelResponsePart]) -> dict[str, Any]:
@@ -52,7 +52,7 @@ class Dialect(Generic[R]):
     request_type: type[R]
     call: Callable[[R, str], ModelRequest]
     """Converts a request of this session to a model call; raises RequestError, which names the field that is not supported."""
-    answer: Callable[[R, int], Answer]
+    answer: Callable[[R, int], AnswerWriter]
     """Begins the answer to a request of this time, in seconds."""
     error: ErrorBody
 

@@ -121,12 +121,12 @@ class ChoicesAnswer(ABC):
         """Return a choice's own fields of a chunk."""
 
     def whole(self, parts: Sequence[ModelResponsePart]) -> dict[str, Any]:
-        """See `Answer`."""
+        """See `AnswerWriter`."""
         choices = [_choice(part, self.choice(part), many=len(parts) > 1) for part in parts]
         return {**self._head, "id": parts[0].interaction, "object": self.kind, "choices": choices, "usage": usage(parts)}
 
     def part(self, part: ModelResponsePart) -> bytes:
-        """See `Answer`."""
+        """See `AnswerWriter`."""
         if part.error:
             return _event(error(part.error, part.error_status, part.error_field, part.error_code)) + DONE
         self._held.append(part)

@@ -76,7 +76,7 @@ class ResponseAnswer:
         """Log-probabilities of tokens without text so far; sent with the next text."""
 
     def part(self, part: ModelResponsePart) -> bytes:
-        """See `Answer`."""
+        """See `AnswerWriter`."""
         events = []
         for kind, fields in self._failed(part) if part.error else self._answered(part):
             events.append(named_event(kind, sequence_number=self._number, **fields))
@@ -84,7 +84,7 @@ class ResponseAnswer:
         return b"".join(events)
 
     def whole(self, parts: Sequence[ModelResponsePart]) -> dict[str, Any]:
-        """See `Answer`."""
+        """See `AnswerWriter`."""
         for _ in self._answered(parts[0]):
             pass
         return self._response

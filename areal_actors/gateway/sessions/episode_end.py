@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from areal_actors.core.values import Interaction, Trajectory
 from areal_actors.gateway.sessions.table import Session
 from areal_actors.messages import EpisodeAbandoned, EpisodeEvaluated, TrajectoryExported
-from areal_actors.sequences.rows import apply_rewards
+from areal_actors.sequences.build import apply_rewards
 
 Ending = TrajectoryExported | EpisodeEvaluated | EpisodeAbandoned
 NO_SCORE = "the reward worker is gone, hangs, or is overloaded (raise actors.reward_worker.count)"

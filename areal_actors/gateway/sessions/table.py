@@ -14,7 +14,7 @@ from areal_actors.core.errors import SessionError
 from areal_actors.core.values import Interaction, Trajectory
 from areal_actors.gateway.conversations.turns import CANCELLED, ConversationTurn
 from areal_actors.messages import ModelResponsePart, RunEpisode
-from areal_actors.sequences.rows import last_trained
+from areal_actors.sequences.build import last_trained
 from bus.message import FrozenMeta
 
 State = Literal["opened", "active", "ended", "scored", "exported", "abandoned"]

@@ -1,7 +1,7 @@
 """Library API: the parts of a run for a hand-written training loop. See docs/library.md."""
 
 from areal_actors.library.controllers.backends import in_process, joined, joined_folder, processes
-from areal_actors.library.controllers.batch import RolloutBatch, Trajectories, batch_rows
+from areal_actors.library.controllers.batch import RolloutBatch, Trajectories, batch_sequences
 from areal_actors.library.controllers.blocking import RolloutController
 from areal_actors.library.controllers.evaluation import Evaluation
 from areal_actors.library.controllers.recipes import recipe
@@ -17,7 +17,7 @@ __all__ = [
     "RolloutController",
     "TrainController",
     "Trajectories",
-    "batch_rows",
+    "batch_sequences",
     "broadcast",
     "in_process",
     "join_ranks",

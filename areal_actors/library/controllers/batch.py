@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from areal_actors.batching.assembler import TrajectoryInfo, TrajectoryTotals
-from areal_actors.core.values import Row, Trajectory, Value
+from areal_actors.core.values import TrainingSequence, Trajectory, Value
 from areal_actors.messages import BatchFormed, TrajectoryRef
+from areal_actors.sequences.build import sequences_of
 from areal_actors.sequences.credit import Credit
-from areal_actors.sequences.rows import rows_of
 from bus.errors import LogUnavailable
 
 
@@ -65,19 +65,19 @@ class Trajectories(Protocol):
         ...
 
 
-def batch_rows(batch: RolloutBatch, trajectories: Sequence[Trajectory], credit: Credit) -> list[Row]:
-    """Returns the rows for the loss, in the order of the batch.
+def batch_sequences(batch: RolloutBatch, trajectories: Sequence[Trajectory], credit: Credit) -> list[TrainingSequence]:
+    """Returns the sequences for the loss, in the order of the batch.
 
     Raises:
         LogUnavailable: these are not the trajectories of this batch.
     """
     indices = [index for index, group in enumerate(batch.groups) for _ in group]
-    rows: list[Row] = []
+    sequences: list[TrainingSequence] = []
     for index, reference, trajectory in zip(indices, batch.references(), trajectories, strict=True):
         if trajectory.episode != reference.episode:
             raise LogUnavailable(
                 f"position {reference.sequence} of the log of '{batch.run}' holds episode {trajectory.episode}, not {reference.episode}: "
                 "the batch belongs to another run"
             )
-        rows += rows_of(trajectory, index, batch.oldest_version, credit)
-    return rows
+        sequences += sequences_of(trajectory, index, batch.oldest_version, credit)
+    return sequences

@@ -15,8 +15,8 @@ import torch.distributed
 from torch import Tensor
 
 from areal_actors.core.errors import EngineError, RolloutError
-from areal_actors.core.values import Row
-from areal_actors.library.controllers.batch import RolloutBatch, Trajectories, batch_rows
+from areal_actors.core.values import TrainingSequence
+from areal_actors.library.controllers.batch import RolloutBatch, Trajectories, batch_sequences
 from areal_actors.messages import WeightsPublished
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.process import BuildContext
@@ -33,14 +33,14 @@ from areal_actors.training.torch_trainer import TorchTrainer
 from areal_actors.weights.folders import prune, remove_all, shared_memory_folder, version_folder
 from areal_actors.weights.manifest import MANIFEST, verify, write_manifest
 
-Data = RolloutBatch | Sequence[Row]
-"""Input of a step: a batch of references, or its rows."""
+Data = RolloutBatch | Sequence[TrainingSequence]
+"""Input of a step: a batch of references, or its sequences."""
 
 
 class TrainController:
     """Use it in a `with`, or call `close`, which removes uploaded weights but not saved models.
 
-    `tokens` are always the trained tokens of the batch's rows, concatenated in row order.
+    `tokens` are always the trained tokens of the batch's sequences, concatenated in sequence order.
     """
 
     def __init__(
@@ -113,23 +113,23 @@ class TrainController:
             EngineError: the batch has no trained token, or a reward, the loss or the gradient is not finite.
             LogUnavailable: a trajectory is not at its position in the log.
         """
-        rows = self.rows(batch)
-        metrics = reported_metrics(self.engine.step(rows))
-        return metrics | batch_metrics(rows, batch.formed()) if isinstance(batch, RolloutBatch) else metrics
+        sequences = self.sequences(batch)
+        metrics = reported_metrics(self.engine.step(sequences))
+        return metrics | batch_metrics(sequences, batch.formed()) if isinstance(batch, RolloutBatch) else metrics
 
     def eval_batch(self, batch: Data) -> dict[str, float]:
         """Returns loss and metrics of a batch under the present weights, without an update; raises like `train_batch`."""
-        return self.engine.evaluate(self.rows(batch))
+        return self.engine.evaluate(self.sequences(batch))
 
     def forward(self, batch: Data) -> list[Tensor]:
-        """Returns float32 `[tokens of the row]` for each row's trained tokens: log-probabilities, or values of a scalar head."""
-        rows = self.rows(batch)
-        outputs = self.engine.values(rows) if self.recipe.algorithm.head == "value" else self.engine.logp(rows)
-        return list(outputs.split_with_sizes([int(row.loss_mask[1:].sum()) for row in rows]))
+        """Returns float32 `[tokens of the sequence]` for each sequence's trained tokens: log-probabilities, or values of a scalar head."""
+        sequences = self.sequences(batch)
+        outputs = self.engine.values(sequences) if self.recipe.algorithm.head == "value" else self.engine.logp(sequences)
+        return list(outputs.split_with_sizes([int(sequence.loss_mask[1:].sum()) for sequence in sequences]))
 
     def compute_logp(self, batch: Data) -> Tensor:
         """Returns log-probabilities under the present weights, at the sampling temperature: float32 `[tokens]` on the CPU."""
-        return self.engine.logp(self.rows(batch))
+        return self.engine.logp(self.sequences(batch))
 
     def compute_values(self, batch: Data) -> Tensor:
         """Returns the values of the critic, or of the scalar head, before each token: float32 `[tokens]` on the CPU.
@@ -137,7 +137,7 @@ class TrainController:
         Raises:
             EngineError: the algorithm has neither.
         """
-        return self.engine.values(self.rows(batch))
+        return self.engine.values(self.sequences(batch))
 
     def compute_advantages_and_returns(self, batch: Data) -> Prepared:
         """Returns `advantages.tokens`, `advantages.returns` and the other update inputs of a batch under the present weights.
@@ -150,7 +150,7 @@ class TrainController:
                 "compute_advantages_and_returns: the ranks of this group prepare and update in one step; call train_batch, "
                 "or start the script with torchrun and pass join_ranks(recipe)"
             )
-        return self.engine.prepare(self.rows(batch))
+        return self.engine.prepare(self.sequences(batch))
 
     def ppo_update(self, prepared: Prepared) -> dict[str, float]:
         """Run the updates on prepared data, possibly modified by the loop; preparation plus this is `train_batch`.
@@ -164,8 +164,8 @@ class TrainController:
         """Returns the learning rate of the next step. The schedule follows the steps taken; this call changes nothing."""
         return learning_rate(self.recipe.trainer.optimizer, self.weight_version, self.recipe.steps)
 
-    def rows(self, batch: Data) -> list[Row]:
-        """Returns the rows of a batch.
+    def sequences(self, batch: Data) -> list[TrainingSequence]:
+        """Returns the sequences of a batch.
 
         Raises:
             LogUnavailable: a trajectory is not at its position in the log.
@@ -179,7 +179,7 @@ class TrainController:
             )
         if not batch.groups:
             raise RolloutError("the batch has no group: all its episodes were abandoned; see `abandoned` of the RolloutController")
-        return batch_rows(batch, self.trajectories.trajectories(batch), self._credit)
+        return batch_sequences(batch, self.trajectories.trajectories(batch), self._credit)
 
     # ------------------------------------------------------------ weights
 

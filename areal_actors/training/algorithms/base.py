@@ -30,21 +30,21 @@ INITIAL = "initial"
 
 
 class StepTokens(msgspec.Struct, frozen=True, kw_only=True):
-    """All trained tokens of a step, ordered by row and position, and all calls of its rows.
+    """All trained tokens of a step, ordered by sequence and position, and all calls of its sequences.
 
-    A *call* is a model call that is trained in one of the rows. A *sample* counts once in the statistics of a group: an episode
-    with all of its calls, across rows (see `Row` and `RowCall`). Calls and samples without trained tokens are included: their
-    rewards count in the statistics.
+    A *call* is a model call that is trained in one of the sequences. A *sample* counts once in the statistics of a group: an episode
+    with all of its calls, across sequences (see `TrainingSequence` and `SequenceCall`). Calls and samples without trained tokens are
+    included: their rewards count in the statistics.
     """
 
-    rows: Tensor
-    """int64 `[tokens]`: row of each token, nondecreasing; rows without trained tokens do not occur."""
+    sequences: Tensor
+    """int64 `[tokens]`: sequence of each token, nondecreasing; sequences without trained tokens do not occur."""
     calls: Tensor
     """int64 `[tokens]`: call of each token, nondecreasing."""
     rewards: Tensor
     """float64 `[calls]`: R(call)."""
-    call_rows: Tensor
-    """int64 `[calls]`: row that trains the call, nondecreasing."""
+    call_sequences: Tensor
+    """int64 `[calls]`: sequence that trains the call, nondecreasing."""
     samples: Tensor
     """int64 `[calls]`: sample of each call; every index up to the largest occurs."""
     groups: Tensor
@@ -67,7 +67,7 @@ class StepTokens(msgspec.Struct, frozen=True, kw_only=True):
     values: Tensor | None = None
     """float32 `[tokens]`: value predicted by the critic just before the token."""
     last_values: Tensor | None = None
-    """float32 `[rows]`: value predicted by the critic after the last token of a row whose episode was truncated there; 0 for others."""
+    """float32 `[sequences]`: critic's value after the last token of a sequence whose episode was truncated there; 0 for others."""
     teacher: Tensor | None = None
     """float32 `[tokens]`: log-probability under the teacher."""
     rescored: Tensor | None = None
@@ -88,10 +88,10 @@ class Advantages(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Batch(msgspec.Struct, frozen=True, kw_only=True):
-    """Trained (and kept) tokens of one micro-batch. Rows are complete, in any order; tokens of a row are contiguous."""
+    """Trained (and kept) tokens of one micro-batch. Sequences are complete, in any order; tokens of a sequence are contiguous."""
 
-    rows: Tensor
-    """int64 `[tokens]`: index of the token's row within the step."""
+    sequences: Tensor
+    """int64 `[tokens]`: index of the token's sequence within the step."""
     groups: Tensor
     """int64 `[tokens]`: group of the token's episode."""
     rewards: Tensor
@@ -173,7 +173,7 @@ class Algorithm(Config, tag_field="name"):
     head: ClassVar[Literal["tokens", "value"]] = "tokens"
     """`value`: the model has a scalar head, and `loss` receives its values at the scored positions instead of log-probabilities."""
     whole_groups: ClassVar[bool] = False
-    """True if the loss compares the rows of a group, so that they must be in one micro-batch."""
+    """True if the loss compares the sequences of a group, so that they must be in one micro-batch."""
     learns_from: ClassVar[Literal["episodes", "examples"]] = "episodes"
 
     group_size: PositiveInt = 8

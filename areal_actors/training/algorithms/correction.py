@@ -72,9 +72,9 @@ class Correction(Veto):
     their advantage have weight 0, and other weights are at most `highest`. `off`: the weight is 1, without correction for
     staleness."""
     level: Level = "token"
-    """One weight per token, or one per row, shared by its tokens."""
+    """One weight per token, or one per sequence, shared by its tokens."""
     aggregation: Aggregation = "geometric"
-    """Weight of a row under `level = "sequence"`: geometric mean or product of its tokens' weights."""
+    """Weight of a sequence under `level = "sequence"`: geometric mean or product of its tokens' weights."""
     highest: NonNegativeFloat = 5.0
     """Largest weight; 0 means unbounded."""
     lowest: NonNegativeFloat = 0.0
@@ -125,7 +125,7 @@ class Correction(Veto):
         for table, log_weights, prefix in parts:
             if table.importance_sampling == "off":
                 continue
-            raw = importance_weights(log_weights, batch.rows, table.level, table.aggregation, plain.vetoed)
+            raw = importance_weights(log_weights, batch.sequences, table.level, table.aggregation, plain.vetoed)
             own, outside = bounded(raw, table.importance_sampling, table.lowest, table.highest or math.inf, batch.advantages)
             measures |= {f"{prefix}_{OUTSIDE[table.importance_sampling]}_frac": outside}
             weight = own if weight is None else weight * own
@@ -147,7 +147,7 @@ class SequenceCorrection(Correction):
     """Correction of an algorithm with sequence ratios: the weight is per sequence, too."""
 
     level: Literal["sequence"] = "sequence"
-    """One weight per row, shared by its tokens."""
+    """One weight per sequence, shared by its tokens."""
 
 
 def _bound_problems(path: tuple[str, ...], table: Correction | Mismatch) -> Iterator[Problem]:

@@ -60,7 +60,7 @@ class Dpo(PairAlgorithm, tag="dpo"):
         log_ratios = logp.double() - batch.reference
         chosen, rejected = pair_sums(log_ratios, batch)
         if self.variant == "ipo":
-            lengths = sum_by(log_ratios.new_ones(len(log_ratios)), batch.rows)[batch.rows]
+            lengths = sum_by(log_ratios.new_ones(len(log_ratios)), batch.sequences)[batch.sequences]
             mean_chosen, mean_rejected = pair_sums(log_ratios / lengths, batch)
             losses = (mean_chosen - mean_rejected - 1 / (2 * self.beta)).square()
         else:

@@ -1,6 +1,6 @@
 """Group baselines and normalization of rewards, and statistics of samples and tokens.
 
-A *sample* counts once in the statistics of a group: an episode, however many calls and rows it has (with
+A *sample* counts once in the statistics of a group: an episode, however many calls and sequences it has (with
 `task.baseline_over = "calls"` each call). The value of a sample is the mean of R over its calls; means and standard
 deviations are over the values of samples, and the advantage of a call is its own R relative to them.
 

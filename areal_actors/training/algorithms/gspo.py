@@ -39,4 +39,4 @@ class Gspo(ClippedPolicy, tag="gspo"):
 
     def ratios(self, batch: Batch, logp: Tensor, corrected: Corrected) -> Tensor:
         """Returns the ratio of the sequence for each of its tokens."""
-        return importance_weights(logp - corrected.anchor, batch.rows, "sequence", "geometric", corrected.vetoed)
+        return importance_weights(logp - corrected.anchor, batch.sequences, "sequence", "geometric", corrected.vetoed)

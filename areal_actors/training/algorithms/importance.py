@@ -21,26 +21,26 @@ Level = Literal["token", "sequence"]
 Aggregation = Literal["geometric", "product"]
 
 
-def importance_weights(log_weights: Tensor, rows: Tensor, level: Level, aggregation: Aggregation, vetoed: Tensor | None) -> Tensor:
+def importance_weights(log_weights: Tensor, sequences: Tensor, level: Level, aggregation: Aggregation, vetoed: Tensor | None) -> Tensor:
     """Returns importance weights before clipping.
 
     Args:
         log_weights: `[tokens]`, in nats.
-        rows: int64 `[tokens]`: row of each token; a sequence is a row.
-        level: `token`: exp of each log-weight. `sequence`: one weight for all tokens of a row.
-        aggregation: of the log-weights of a row: mean (`geometric`) or sum (`product`).
+        sequences: int64 `[tokens]`: sequence of each token.
+        level: `token`: exp of each log-weight. `sequence`: one weight for all tokens of a sequence.
+        aggregation: of the log-weights of a sequence: mean (`geometric`) or sum (`product`).
         vetoed: bool `[tokens]`: tokens excluded from means and sums.
 
     Returns:
-        `[tokens]`; 1 for rows whose tokens are all vetoed.
+        `[tokens]`; 1 for sequences whose tokens are all vetoed.
     """
     if level == "token":
         return ratio(log_weights)
-    counted = log_weights.new_ones(len(rows)) if vetoed is None else (~vetoed).to(log_weights.dtype)
-    totals = sum_by(log_weights if vetoed is None else log_weights.masked_fill(vetoed, 0.0), rows)
+    counted = log_weights.new_ones(len(sequences)) if vetoed is None else (~vetoed).to(log_weights.dtype)
+    totals = sum_by(log_weights if vetoed is None else log_weights.masked_fill(vetoed, 0.0), sequences)
     if aggregation == "geometric":
-        totals = totals / sum_by(counted, rows).clamp(min=1.0)
-    return ratio(totals)[rows]
+        totals = totals / sum_by(counted, sequences).clamp(min=1.0)
+    return ratio(totals)[sequences]
 
 
 def bounded(

@@ -85,7 +85,7 @@ class Kl(Component):
     def kl_penalties(self, step: StepTokens) -> Tensor:
         """Returns the KL penalty of each token: float64 `[tokens]`, 0 unless `apply_to = "reward"`."""
         if not self.coefficient or self.apply_to != "reward":
-            return step.rewards.new_zeros(len(step.rows))
+            return step.rewards.new_zeros(len(step.sequences))
         difference = (step.behaviour - require(step.reference, "reference")).to(step.rewards.dtype)
         return self.coefficient * estimate(self.estimator, difference).clamp(-REWARD_LIMIT, REWARD_LIMIT)
 

@@ -66,9 +66,9 @@ class M2po(PolicyGradient, tag="m2po"):
     def advantages(self, step: StepTokens) -> Advantages:
         """Normalizes rewards within their group, and selects the tokens to keep."""
         advantages = super().advantages(step)
-        seen = step.rows >= 0 if advantages.kept is None else advantages.kept
+        seen = step.sequences >= 0 if advantages.kept is None else advantages.kept
         squares = (require(step.proximal, "proximal") - step.behaviour).to(step.rewards.dtype).square()
-        vetoed = self.correction.vetoed(step.behaviour, require(step.proximal, "proximal"), step.rows)
+        vetoed = self.correction.vetoed(step.behaviour, require(step.proximal, "proximal"), step.sequences)
         squares = (squares if vetoed is None else squares.masked_fill(vetoed, math.inf))[seen]
         sound = squares[squares.isfinite()]
         within = within_second_moment(squares, self.threshold)

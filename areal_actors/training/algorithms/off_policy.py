@@ -30,18 +30,18 @@ def kl_estimates(differences: Tensor, name: str) -> dict[str, float]:
     return {f"{name}_{estimator}": float(estimate(estimator, sound).mean()) if len(sound) else 0.0 for estimator in get_args(Estimator)}
 
 
-def weight_metrics(rows: Tensor, behaviour: Tensor, proximal: Tensor, rescored: Tensor | None) -> dict[str, float]:
+def weight_metrics(sequences: Tensor, behaviour: Tensor, proximal: Tensor, rescored: Tensor | None) -> dict[str, float]:
     """Returns statistics of the importance weights of a step, and of their staleness part.
 
     Args:
-        rows: int64 `[tokens]`: row of each trained token.
+        sequences: int64 `[tokens]`: sequence of each trained token.
         behaviour: `[tokens]`, recorded by the engine.
         proximal: `[tokens]`, by the trainer under the weights at the start of the step.
         rescored: `[tokens]`, by the trainer under the weights that sampled the token; NaN, or None, if unknown.
 
     Returns:
         `importance_weight_mean`, `_max` and `_min`; `effective_sample_size`, (Σw)² / (n Σw²), 1 for equal weights;
-        `chi2_token`, E[w²] - 1 over tokens, and `chi2_sequence`, over rows, whose weight is the product of their token weights;
+        `chi2_token`, E[w²] - 1 over tokens, and `chi2_sequence`, over sequences, whose weight is the product of their token weights;
         `staleness_kl_k1`, `_k2` and `_k3`, if `rescored` is known.
     """
     log_weights = proximal.double() - behaviour.double()
@@ -54,13 +54,13 @@ def weight_metrics(rows: Tensor, behaviour: Tensor, proximal: Tensor, rescored: 
     sound = ~catastrophic
     if sound.any():
         weights = log_weights[sound].exp()
-        of_row = sum_by(log_weights[sound], rows[sound])[sum_by(weights.new_ones(len(weights)), rows[sound]) > 0]
+        of_sequence = sum_by(log_weights[sound], sequences[sound])[sum_by(weights.new_ones(len(weights)), sequences[sound]) > 0]
         squares = float(weights.square().mean())
         metrics |= {
             "importance_weight_mean": float(weights.mean()),
             "effective_sample_size": float(weights.mean()) ** 2 / squares,
             "chi2_token": squares - 1.0,
-            "chi2_sequence": float(ratio(of_row).square().mean()) - 1.0,
+            "chi2_sequence": float(ratio(of_sequence).square().mean()) - 1.0,
         }
     if rescored is not None and len(staleness := (proximal.double() - rescored.double())[~rescored.isnan()]):
         metrics |= kl_estimates(staleness, "staleness_kl")

@@ -1,7 +1,7 @@
-"""Common code of losses over preference pairs: a pair is a group of two rows, chosen (reward 1) and rejected (reward 0).
+"""Common code of losses over preference pairs: a pair is a group of two sequences, chosen (reward 1) and rejected (reward 0).
 
-Every token of a pair has the loss of the pair: with the weights of `call_shares("seq_mean", ...)` the tokens of a row count as one
-row (a sample of its own), and rows are averaged, which is the mean over pairs. The rows of a pair are in one micro-batch
+Every token of a pair has the loss of the pair: with the weights of `call_shares("seq_mean", ...)` the tokens of a sequence count as one
+sequence (a sample of its own), and sequences are averaged, which is the mean over pairs. The sequences of a pair are in one micro-batch
 (`Algorithm.whole_groups`).
 """
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 PAIR = 2
-"""Rows of a group."""
+"""Sequences of a group."""
 CHOSEN = 0.5
-"""Threshold between the rewards of rejected and chosen rows."""
+"""Threshold between the rewards of rejected and chosen sequences."""
 
 
 class PairAlgorithm(Algorithm):
@@ -41,21 +41,21 @@ class PairAlgorithm(Algorithm):
 
     def advantages(self, step: StepTokens) -> Advantages:
         """Returns weights that turn measures into means over pairs."""
-        return row_weights(step)
+        return sequence_weights(step)
 
     def shares(self, tokens: Tensor, samples: Tensor) -> Tensor:
         """Returns the weights of a mean over pairs."""
         return call_shares("seq_mean", tokens, samples, length=1)
 
 
-def row_weights(step: StepTokens) -> Advantages:
-    """Returns weights that turn a mean over tokens into a mean over rows: float32 `[tokens]`, 1 on average.
+def sequence_weights(step: StepTokens) -> Advantages:
+    """Returns weights that turn a mean over tokens into a mean over sequences: float32 `[tokens]`, 1 on average.
 
     Losses over pairs have no advantages; they multiply their measures by these weights, since measures are reported as means
     over tokens.
 
     Raises:
-        EngineError: a pair does not have exactly one chosen and one rejected row with trained tokens.
+        EngineError: a pair does not have exactly one chosen and one rejected sequence with trained tokens.
     """
     samples = step.samples[step.calls]
     tokens = sum_by(step.rewards.new_ones(len(samples)), samples, len(step.groups))
@@ -72,7 +72,7 @@ def row_weights(step: StepTokens) -> Advantages:
 
 
 def pair_sums(column: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Returns sums over the chosen and over the rejected row, at every token of the pair: `[tokens]` → two float64 `[tokens]`."""
+    """Returns sums over the chosen and over the rejected sequence, at every token of the pair: `[tokens]` → two float64 `[tokens]`."""
     is_chosen = batch.rewards > CHOSEN
     column = column.double()
     chosen = sum_by(column.where(is_chosen, column.new_zeros(())), batch.groups)
@@ -85,9 +85,9 @@ def pair_losses(losses: Tensor, chosen: Tensor, rejected: Tensor, batch: Batch, 
 
     Args:
         losses: loss of the pair at every token, `[tokens]` with gradient.
-        chosen: score of the chosen row, at every token of the pair, `[tokens]`.
-        rejected: score of the rejected row.
-        batch: the tokens, with the weights of `row_weights`.
+        chosen: score of the chosen sequence, at every token of the pair, `[tokens]`.
+        rejected: score of the rejected sequence.
+        batch: the tokens, with the weights of `sequence_weights`.
         name: of a score, in the names of measures.
         scale: factor of scores in measures.
     """

@@ -70,11 +70,11 @@ def call_shares(loss_aggregation: LossAggregation, tokens: Tensor, samples: Tens
     """Returns the weight of each trained token of a call in the loss of the step.
 
     Weights are computed before the step is split into micro-batches, and token losses are summed with them, so the loss and its
-    gradient do not depend on micro-batches, nor on the rows of an episode.
+    gradient do not depend on micro-batches, nor on the sequences of an episode.
 
     Args:
         loss_aggregation: `token_mean`: mean over all trained tokens. `seq_mean`: mean over the trained tokens of each sample (an episode,
-            across rows), then over the samples that have any. `constant`: sum over each sample divided by `length`, then mean
+            across sequences), then over the samples that have any. `constant`: sum over each sample divided by `length`, then mean
             over all samples (arXiv:2503.20783), so that long answers are not discounted, and a fully masked sample does not
             increase the weight of the others.
         tokens: float64 `[calls]`, number of trained tokens of each call of the update.

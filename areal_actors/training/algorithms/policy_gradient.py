@@ -100,7 +100,7 @@ class ClippedPolicy(PolicyGradient):
     """Upper bound of the loss of a token with negative advantage, in multiples of |A| (arXiv:1912.09729); unbounded if not set."""
     correction: Correction = Correction()
 
-    def ratios(self, batch: Batch, logp: Tensor, corrected: Corrected) -> Tensor:  # noqa: ARG002 - `Gspo` needs the rows
+    def ratios(self, batch: Batch, logp: Tensor, corrected: Corrected) -> Tensor:  # noqa: ARG002 - `Gspo` needs the sequences
         """Returns the ratio of each token to its anchor: `[tokens]` with gradient."""
         return ratio(logp, corrected.anchor)
 

@@ -1,6 +1,6 @@
 """REINFORCE++ (arXiv:2501.03262): no critic, no groups, advantages normalised over the whole batch.
 
-The advantage of a token is R of its call minus the KL penalties from this token to the end of its row, normalized by the mean and
+The advantage of a token is R of its call minus the KL penalties from this token to the end of its sequence, normalized by the mean and
 the standard deviation of the step. The paper takes these over all tokens; here all episodes have the same weight, however many
 tokens they have. The loss is PPO's clipped surrogate.
 
@@ -39,8 +39,8 @@ class ReinforcePlusPlus(ClippedPolicy, tag="reinforce_plus_plus"):
         return self.baseline == "group"
 
     def advantages(self, step: StepTokens) -> Advantages:
-        """Returns rewards minus KL penalties to the end of the row, normalized over the step."""
+        """Returns rewards minus KL penalties to the end of the sequence, normalized over the step."""
         rewards = self.shaping.apply(step.rewards)
         if self.baseline == "group":
             rewards = group_centered(rewards, step.samples, step.groups)
-        return self.finalize(step, rewards[step.calls] - discounted_sums(self.kl.kl_penalties(step), step.rows, 1.0))
+        return self.finalize(step, rewards[step.calls] - discounted_sums(self.kl.kl_penalties(step), step.sequences, 1.0))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class RewardModel(PairAlgorithm, tag="reward_model"):
-    """`[algorithm] name = "reward_model"`. Each row has one trained position, which scores the conversation."""
+    """`[algorithm] name = "reward_model"`. Each sequence has one trained position, which scores the conversation."""
 
     head: ClassVar[Literal["tokens", "value"]] = "value"
 
@@ -26,7 +26,7 @@ class RewardModel(PairAlgorithm, tag="reward_model"):
     """c: strength of the penalty that centers the scores of a pair on 0."""
 
     def loss(self, batch: Batch, logp: Tensor) -> TokenLosses:
-        """Returns the loss of the pair at both scored positions; `logp` holds the scores, float32 `[rows]` with gradient."""
+        """Returns the loss of the pair at both scored positions; `logp` holds the scores, float32 `[sequences]` with gradient."""
         chosen, rejected = pair_sums(logp, batch)
         losses = negative_log_sigmoid(chosen - rejected) + self.center_coefficient * (chosen + rejected).square()
         return pair_losses(losses, chosen, rejected, batch, "score")

@@ -54,18 +54,18 @@ class Veto(Component):
         """True if `Batch.proximal` is the anchor of ratios."""
         return False
 
-    def vetoed(self, behaviour: Tensor, proximal: Tensor, rows: Tensor) -> Tensor | None:
+    def vetoed(self, behaviour: Tensor, proximal: Tensor, sequences: Tensor) -> Tensor | None:
         """Returns the tokens that are not trained: three columns `[tokens]` → bool `[tokens]`, or None if the veto is off."""
         if self.veto == "off":
             return None
         catastrophic = is_catastrophic(proximal - behaviour, self.veto_threshold)
-        if self.veto == "token" or not len(rows):
+        if self.veto == "token" or not len(sequences):
             return catastrophic
-        return (sum_by(catastrophic.to(proximal.dtype), rows) > 0)[rows]
+        return (sum_by(catastrophic.to(proximal.dtype), sequences) > 0)[sequences]
 
     def correct(self, batch: Batch, logp: Tensor) -> Corrected:  # noqa: ARG002 - `Correction` interpolates with it
         """Returns the anchor and importance weight of each token: here behaviour log-probabilities, and no weight."""
-        vetoed = self.vetoed(batch.behaviour, batch.proximal, batch.rows)
+        vetoed = self.vetoed(batch.behaviour, batch.proximal, batch.sequences)
         if vetoed is None:
             return Corrected(batch.behaviour, None, None, {})
         return Corrected(batch.proximal.where(vetoed, batch.behaviour), None, vetoed, {"vetoed_frac": vetoed})

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from areal_actors.core.values import Row
+from areal_actors.core.values import TrainingSequence
 
 LENGTH = struct.Struct("<Q")
 MAX_HELLO_BYTES = 1 << 16
@@ -33,10 +33,10 @@ class Start(msgspec.Struct, frozen=True, tag=True, kw_only=True):
 
 
 class MethodCall(msgspec.Struct, frozen=True, tag=True, kw_only=True):
-    """Call a method of the trainer, with rows, with a folder, or without arguments."""
+    """Call a method of the trainer, with sequences, with a folder, or without arguments."""
 
     method: str
-    rows: list[Row] | None = None
+    sequences: list[TrainingSequence] | None = None
     folder: str | None = None
 
 

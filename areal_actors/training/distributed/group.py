@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from areal_actors.core.errors import ArealError, RanksLost, SetupError
-from areal_actors.core.values import Row, WeightsLocation
+from areal_actors.core.values import TrainingSequence, WeightsLocation
 from areal_actors.training.algorithms import Algorithm
 from areal_actors.training.distributed.commands import MethodCall, Start
 from areal_actors.training.distributed.layout import layout_problem
 from areal_actors.training.distributed.rank_processes import RankProcesses
-from areal_actors.training.engine import row_limits
+from areal_actors.training.engine import sequence_limits
 from areal_actors.training.settings import TrainerSettings
 
 
@@ -36,7 +36,7 @@ class RankGroup:
         if problem := layout_problem(settings):
             raise SetupError(f"trainer.{problem[0]}: {problem[1]}")
         self.weight_version = 0
-        self.limits = row_limits(model_folder)
+        self.limits = sequence_limits(model_folder)
         self._settings = settings
         self._start = Start(
             model_folder=model_folder,
@@ -54,21 +54,21 @@ class RankGroup:
 
     # ------------------------------------------------------------ calls on every rank
 
-    def step(self, rows: Sequence[Row]) -> dict[str, float]:
+    def step(self, sequences: Sequence[TrainingSequence]) -> dict[str, float]:
         """See `TrainingEngine.step`; also raises RanksLost when a rank fails."""
-        return dict(self._call(f"step {self.weight_version}", "step", rows))
+        return dict(self._call(f"step {self.weight_version}", "step", sequences))
 
-    def evaluate(self, rows: Sequence[Row]) -> dict[str, float]:
+    def evaluate(self, sequences: Sequence[TrainingSequence]) -> dict[str, float]:
         """See `TorchTrainer.evaluate`."""
-        return dict(self._call("an evaluation", "evaluate", rows))
+        return dict(self._call("an evaluation", "evaluate", sequences))
 
-    def logp(self, rows: Sequence[Row]) -> Tensor:
+    def logp(self, sequences: Sequence[TrainingSequence]) -> Tensor:
         """See `TorchTrainer.logp`."""
-        return _float32_tensor(self._call("scoring", "logp", rows))
+        return _float32_tensor(self._call("scoring", "logp", sequences))
 
-    def values(self, rows: Sequence[Row]) -> Tensor:
+    def values(self, sequences: Sequence[TrainingSequence]) -> Tensor:
         """See `TorchTrainer.values`."""
-        return _float32_tensor(self._call("computing values", "values", rows))
+        return _float32_tensor(self._call("computing values", "values", sequences))
 
     def publish(self, folder: str) -> WeightsLocation:
         """See `TrainingEngine.publish`; the first rank writes."""
@@ -112,10 +112,10 @@ class RankGroup:
         self._processes = processes
         return processes
 
-    def _call(self, what: str, method: str, rows: Sequence[Row] | None = None, folder: str | None = None) -> Any:
+    def _call(self, what: str, method: str, sequences: Sequence[TrainingSequence] | None = None, folder: str | None = None) -> Any:
         """Call a method on all ranks; returns the value of the first."""
         processes = self._running()
-        command = MethodCall(method=method, rows=None if rows is None else list(rows), folder=folder)
+        command = MethodCall(method=method, sequences=None if sequences is None else list(sequences), folder=folder)
         try:
             first = processes.call(command, what, self._settings.rank_timeout_seconds)
         except ArealError as error:

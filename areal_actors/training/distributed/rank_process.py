@@ -88,7 +88,7 @@ def _start(command: Start) -> TorchTrainer:
 
 def _run(trainer: TorchTrainer, call: MethodCall, *, first: bool) -> Done:
     """Call the method; only the first rank returns the value."""
-    value = getattr(trainer, call.method)(*(argument for argument in (call.rows, call.folder) if argument is not None))
+    value = getattr(trainer, call.method)(*(argument for argument in (call.sequences, call.folder) if argument is not None))
     return Done(weight_version=trainer.weight_version, value=_plain(value) if first else None)
 
 

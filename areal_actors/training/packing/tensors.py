@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from areal_actors.core.values import Row
+from areal_actors.core.values import TrainingSequence
 from areal_actors.training.packing.packed_tree import PackedTree
 from areal_actors.training.packing.prefix_tree import (
     PrefixTree,
@@ -29,7 +29,7 @@ from areal_actors.training.packing.prefix_tree import (
     shared_tokens,
 )
 
-TokenSelector = Callable[[Row], NDArray[np.bool_]]
+TokenSelector = Callable[[TrainingSequence], NDArray[np.bool_]]
 """Selects tokens of a row: returns bool `[n]`."""
 Sharing = Literal["auto", "on", "off"]
 """Compute the shared prefixes of a group once: where it saves enough, always, or never."""
@@ -50,7 +50,7 @@ class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
     """int64 `[tokens]`: the token itself."""
     token_index: Tensor
     """int64 `[tokens]`: index of the token among the selected tokens of all rows, row after row, position after position."""
-    row_tokens: int
+    sequence_tokens: int
     """Tokens of the rows up to the last scoring position: the number computed without sharing or padding."""
     chains: PackedTree | None = None
     """Attention layout of packed `token_ids`; None if padded."""
@@ -61,13 +61,13 @@ class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
         return self.token_ids.numel()
 
 
-def trained_tokens(row: Row) -> NDArray[np.bool_]:
+def trained_tokens(row: TrainingSequence) -> NDArray[np.bool_]:
     """Selects the tokens that the loss trains."""
     return row.loss_mask
 
 
 def make_micro_batches(
-    rows: Sequence[Row],
+    rows: Sequence[TrainingSequence],
     indices: Sequence[int],
     budget: int,
     device: torch.device,
@@ -131,7 +131,7 @@ def first_fit_decreasing(weights: Sequence[int], budget: int) -> list[list[int]]
 class _MicroBatchBuilder:
     """Makes micro-batches of rows, given the positions that score."""
 
-    def __init__(self, rows: Sequence[Row], scored: Sequence[NDArray[np.intp]], device: torch.device) -> None:
+    def __init__(self, rows: Sequence[TrainingSequence], scored: Sequence[NDArray[np.intp]], device: torch.device) -> None:
         self._rows = rows
         self._scored = scored
         self._device = device
@@ -222,6 +222,6 @@ class _MicroBatchBuilder:
             positions=tensor(positions),
             labels=column(lambda index, at: self._rows[index].token_ids[at + 1]),
             token_index=column(lambda index, at: np.arange(len(at), dtype=np.int64) + self._first[index]),
-            row_tokens=sum(map(self.width, part)),
+            sequence_tokens=sum(map(self.width, part)),
             chains=chains,
         )

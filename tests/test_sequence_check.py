@@ -14,9 +14,9 @@ from areal_actors.batching.batcher import Batcher
 from areal_actors.core.values import TokenColumns, VersionSpan, pack_ids
 from areal_actors.messages import BatchFormed, TrajectoryExported
 from areal_actors.sequences.credit import Credit
-from areal_actors.sequences.row_check import RowLimits, batch_rows
+from areal_actors.sequences.sequence_check import SequenceLimits, batch_sequences
 
-LIMITS = RowLimits(vocabulary=128, context=12)
+LIMITS = SequenceLimits(vocabulary=128, context=12)
 BATCH = batch(3, 0)
 """Trained by the weights of version 3."""
 
@@ -64,43 +64,43 @@ TRAJECTORY_FAULTS = {
 }
 
 
-def rows_of(*trajectories, credit=None):
-    return batch_rows(BATCH, [(0, one) for one in trajectories], credit or Credit(), LIMITS)
+def sequences_of(*trajectories, credit=None):
+    return batch_sequences(BATCH, [(0, one) for one in trajectories], credit or Credit(), LIMITS)
 
 
 @pytest.mark.parametrize("name", ROW_FAULTS)
 def test_a_row_that_cannot_be_trained_is_left_out_by_row_and_token(name):
     bad, token, words = ROW_FAULTS[name]
-    found = rows_of(trajectory("0.0"), trajectory("0.1", bad), trajectory("0.2"))
-    assert len(found.rows) == 2
+    found = sequences_of(trajectory("0.0"), trajectory("0.1", bad), trajectory("0.2"))
+    assert len(found.sequences) == 2
     (refused,) = found.refused
-    assert (refused.episode, refused.row, refused.token) == ("0.1", 1, token)
+    assert (refused.episode, refused.sequence, refused.token) == ("0.1", 1, token)
     assert words in refused.cause
 
 
 @pytest.mark.parametrize("name", TRAJECTORY_FAULTS)
 def test_a_trajectory_of_which_no_rows_can_be_made_is_left_out_whole(name):
     bad, words = TRAJECTORY_FAULTS[name]
-    found = rows_of(trajectory("0.0"), bad, trajectory("0.2"))
-    assert len(found.rows) == 2
+    found = sequences_of(trajectory("0.0"), bad, trajectory("0.2"))
+    assert len(found.sequences) == 2
     (refused,) = found.refused
-    assert (refused.episode, refused.row, refused.token) == ("0.1", -1, -1)
+    assert (refused.episode, refused.sequence, refused.token) == ("0.1", -1, -1)
     assert words in refused.cause
 
 
 def test_only_the_rows_that_hold_the_poison_are_left_out_of_a_trajectory():
     bad = with_columns(turn("b", prompt="!"), logprobs=logprobs(-1, -1, math.nan, -1))
-    found = rows_of(trajectory("0.0", turn("a"), bad, turn("c", text="x", parent="a")), credit=Credit(style="individual"))
-    assert [row.token_ids.tolist() for row in found.rows] == [[63, 97, 98, 99, 100], [63, 97, 98, 99, 100, 63, 120]]
-    assert [(one.row, one.token) for one in found.refused] == [(1, 3)]
+    found = sequences_of(trajectory("0.0", turn("a"), bad, turn("c", text="x", parent="a")), credit=Credit(style="individual"))
+    assert [row.token_ids.tolist() for row in found.sequences] == [[63, 97, 98, 99, 100], [63, 97, 98, 99, 100, 63, 120]]
+    assert [(one.sequence, one.token) for one in found.refused] == [(1, 3)]
 
 
 def test_what_can_be_trained_is_trained_as_it_is():
     good = trajectory("0.0", with_columns(turn(), logprobs=logprobs(0.0, 5e-5, -1e30, -1)))
-    (row,) = rows_of(good).rows
+    (row,) = sequences_of(good).sequences
     assert row.logprobs.tolist() == np.array([0, 0.0, 5e-5, -1e30, -1], dtype=np.float32).tolist()
-    unlimited = batch_rows(BATCH, [(0, trajectory("0.0", turn(text="x" * 500)))], Credit(), RowLimits())
-    assert len(unlimited.rows) == 1
+    unlimited = batch_sequences(BATCH, [(0, trajectory("0.0", turn(text="x" * 500)))], Credit(), SequenceLimits())
+    assert len(unlimited.sequences) == 1
 
 
 async def test_the_batcher_lets_an_empty_trajectory_of_an_older_log_pass(send):

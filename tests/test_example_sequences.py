@@ -9,7 +9,7 @@ from support.samples import letters
 from areal_actors.core.errors import SetupError
 from areal_actors.embedded.embedded_model import CHAT_TEMPLATE, train_tokenizer, write_tokenizer
 from areal_actors.sequences.step_metrics import example_metrics, examples_checksum
-from areal_actors.supervised.example_rows import ExampleRows, rows_of_example
+from areal_actors.supervised.example_sequences import ExampleSequences, sequences_of_example
 from areal_actors.supervised.examples import Example, ExampleConversation
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 
@@ -49,7 +49,7 @@ def whole(row, tokenizer):
 
 def test_assistant_tokens_and_the_end_of_their_turn_are_trained():
     tokenizer = letters()
-    (row,) = rows_of_example(demonstration(user("hi"), assistant("yes"), user("and"), assistant("no")), 4, tokenizer)
+    (row,) = sequences_of_example(demonstration(user("hi"), assistant("yes"), user("and"), assistant("no")), 4, tokenizer)
     assert whole(row, tokenizer) == "u:hi\na:yes\nu:and\na:no\n"
     assert learned(row, tokenizer) == "yes\nno\n"
     assert (row.group, row.reward, row.truncated) == (4, 1.0, False)
@@ -60,7 +60,7 @@ def test_assistant_tokens_and_the_end_of_their_turn_are_trained():
 def test_what_comes_before_the_first_learned_message_is_context():
     tokenizer = letters()
     shown = demonstration(user("hi"), assistant("yes"), user("and"), assistant("no"), first=2)
-    (row,) = rows_of_example(shown, 0, tokenizer)
+    (row,) = sequences_of_example(shown, 0, tokenizer)
     assert whole(row, tokenizer) == "u:hi\na:yes\nu:and\na:no\n"
     assert learned(row, tokenizer) == "no\n"
 
@@ -68,20 +68,20 @@ def test_what_comes_before_the_first_learned_message_is_context():
 def test_an_answer_that_is_only_answered_to_is_context():
     tokenizer = letters()
     messages = (user("hi"), assistant("six"), user("wrong"), assistant("five"))
-    (row,) = rows_of_example(Example((ExampleConversation(messages, 0, unlearned=frozenset({1})),), "here"), 0, tokenizer)
+    (row,) = sequences_of_example(Example((ExampleConversation(messages, 0, unlearned=frozenset({1})),), "here"), 0, tokenizer)
     assert whole(row, tokenizer) == "u:hi\na:six\nu:wrong\na:five\n"
     assert learned(row, tokenizer) == "five\n"
 
 
 def test_a_pair_is_two_rows_of_one_group_the_preferred_one_with_reward_1():
     tokenizer = letters()
-    rows = rows_of_example(pair("five", "six"), 7, tokenizer)
+    rows = sequences_of_example(pair("five", "six"), 7, tokenizer)
     assert [(row.group, row.reward, learned(row, tokenizer)) for row in rows] == [(7, 1.0, "five\n"), (7, 0.0, "six\n")]
 
 
 def test_a_scored_row_is_the_whole_conversation_and_is_scored_at_its_last_token():
     tokenizer = letters()
-    rows = rows_of_example(pair("five", "six"), 0, tokenizer, scored=True)
+    rows = sequences_of_example(pair("five", "six"), 0, tokenizer, scored=True)
     for row, answer in zip(rows, ("five", "six"), strict=True):
         text = tokenizer.render([user("2+3?"), assistant(answer)], add_generation_prompt=False)
         assert row.token_ids[:-1].tolist() == tokenizer.encode(text)
@@ -92,7 +92,7 @@ def test_a_scored_row_is_the_whole_conversation_and_is_scored_at_its_last_token(
 def test_with_the_templates_of_real_models_each_answer_is_learned_once_behind_the_prompt_that_the_gateway_makes(name):
     tokenizer = family(TEMPLATES[name])
     turns = [user("What is 2+3?"), assistant("It is five."), user("And 3+4?"), assistant("That is seven.")]
-    rows = rows_of_example(demonstration(*turns), 0, tokenizer)
+    rows = sequences_of_example(demonstration(*turns), 0, tokenizer)
     learned_texts = [text for row in rows for text in [learned(row, tokenizer)]]
     assert all("".join(learned_texts).count(answer) == 1 for answer in ("It is five.", "That is seven."))
     assert not any(asked in "".join(learned_texts) for asked in ("2+3", "3+4"))
@@ -110,7 +110,7 @@ REWRITING = (
 
 def test_where_the_template_rewrites_earlier_turns_each_answer_has_a_row():
     tokenizer = letters(template=REWRITING)
-    rows = rows_of_example(demonstration(user("hi"), assistant("yes"), user("and"), assistant("no")), 0, tokenizer)
+    rows = sequences_of_example(demonstration(user("hi"), assistant("yes"), user("and"), assistant("no")), 0, tokenizer)
     assert [(whole(row, tokenizer), learned(row, tokenizer)) for row in rows] == [
         ("u:hi\na:yes!\n", "yes!\n"),
         ("u:hi\na:yes\nu:and\na:no!\n", "no!\n"),
@@ -121,7 +121,7 @@ def test_a_pair_that_would_not_stand_in_one_row_is_refused_by_name():
     turns = (user("hi"), assistant("yes"), user("and"))
     example = Example(tuple(ExampleConversation((*turns, assistant(last)), 1) for last in ("no", "maybe")), "pairs.jsonl:3")
     with pytest.raises(SetupError, match=r"pairs\.jsonl:3: the model's chat template rewrites earlier turns.*into `prompt`"):
-        rows_of_example(example, 0, letters(template=REWRITING))
+        sequences_of_example(example, 0, letters(template=REWRITING))
 
 
 @pytest.mark.parametrize(
@@ -137,27 +137,27 @@ def test_a_pair_that_would_not_stand_in_one_row_is_refused_by_name():
 )
 def test_an_example_that_the_template_cannot_write_is_named(template, words):
     with pytest.raises(SetupError, match=words):
-        rows_of_example(demonstration(user("hi"), assistant("yes")), 0, letters(template=template))
+        sequences_of_example(demonstration(user("hi"), assistant("yes")), 0, letters(template=template))
 
 
 def test_rows_are_those_of_the_numbers_drawn_and_held_out_ones_come_when_they_are_due(tmp_path):
     write_tokenizer(train_tokenizer(), tmp_path)
     train = [demonstration(user(f"{number}+1?"), assistant(str(number + 1))) for number in range(4)]
     kept = [demonstration(user(f"{number}+2?"), assistant(str(number + 2))) for number in range(3)]
-    lessons = ExampleRows(train, kept, due=lambda version: 2 if version == 5 else 0)
+    lessons = ExampleSequences(train, kept, due=lambda version: 2 if version == 5 else 0)
     with pytest.raises(RuntimeError, match="loaded a tokenizer"):
-        lessons.rows([0])
+        lessons.sequences([0])
     lessons.begin(str(tmp_path))
     tokenizer = ChatTokenizer.load(tmp_path)
-    rows = lessons.rows([3, 1])
+    rows = lessons.sequences([3, 1])
     assert [(row.group, learned(row, tokenizer)) for row in rows] == [(0, "4<|im_end|>"), (1, "2<|im_end|>")]
     assert [learned(row, tokenizer) for row in lessons.held_out(5)] == ["2<|im_end|>", "3<|im_end|>"]
     assert lessons.held_out(4) == []
-    assert examples_checksum(rows) == examples_checksum(lessons.rows([3, 1])) != examples_checksum(lessons.rows([1, 3]))
+    assert examples_checksum(rows) == examples_checksum(lessons.sequences([3, 1])) != examples_checksum(lessons.sequences([1, 3]))
 
 
 def test_metrics_of_rewards_are_left_out_and_examples_counted():
-    rows = rows_of_example(pair("five", "six"), 0, letters()) + rows_of_example(pair("a", "b"), 1, letters())
+    rows = sequences_of_example(pair("five", "six"), 0, letters()) + sequences_of_example(pair("a", "b"), 1, letters())
     learned_texts = {
         "loss": 0.5,
         "accuracy": 1.0,

@@ -1,4 +1,4 @@
-"""Converts a trajectory to training rows: one per path of calls whose tokens extend each other, or one per call."""
+"""Converts a trajectory to training sequences: one per path of calls whose tokens extend each other, or one per call."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from areal_actors.core.values import PROMPT_VERSION, Interaction, Row, RowCall, Trajectory
-from areal_actors.sequences.credit import Credit, call_rewards, row_ends
+from areal_actors.core.values import PROMPT_VERSION, Interaction, SequenceCall, TrainingSequence, Trajectory
+from areal_actors.sequences.credit import Credit, call_rewards, sequence_ends
 
 EPISODE = Credit()
 """One reward applies to every call of the episode."""
@@ -29,21 +29,21 @@ def last_trained(interactions: Sequence[Interaction]) -> Interaction:
     return next((call for call in reversed(interactions) if call.trained), interactions[-1])
 
 
-def rows_of(trajectory: Trajectory, group: int, oldest_version: int, credit: Credit = EPISODE) -> list[Row]:
-    """Rows of a trajectory, each call with its R(call).
+def sequences_of(trajectory: Trajectory, group: int, oldest_version: int, credit: Credit = EPISODE) -> list[TrainingSequence]:
+    """Sequences of a trajectory, each call with its R(call).
 
-    Every sampled token is trained in one row only: where paths share a prefix, it is context in later rows, and so are earlier
-    calls in the row of a call, tokens older than `oldest_version`, and calls that are not trained.
+    Every sampled token is trained in one sequence only: where paths share a prefix, it is context in later sequences, and so are earlier
+    calls in the sequence of a call, tokens older than `oldest_version`, and calls that are not trained.
     """
     by_id = {call.id: call for call in trajectory.interactions}
     rewards = call_rewards(trajectory, credit)
-    rows: list[Row] = []
+    sequences: list[TrainingSequence] = []
     done = {call.id for call in trajectory.interactions if not call.trained}
-    for end in row_ends(trajectory.interactions, credit.style):
+    for end in sequence_ends(trajectory.interactions, credit.style):
         path = token_path(end, by_id)
         context = by_id.keys() - {end.id} if credit.style == "individual" else done
         calls = tuple(
-            RowCall(
+            SequenceCall(
                 start=start,
                 end=end_of_call,
                 reward=rewards[call.id],
@@ -54,9 +54,9 @@ def rows_of(trajectory: Trajectory, group: int, oldest_version: int, credit: Cre
             for call, start, end_of_call in _places(path)
             if call.id not in context
         )
-        rows.append(_row(path, context, calls, trajectory, group, oldest_version))
+        sequences.append(_row(path, context, calls, trajectory, group, oldest_version))
         done |= {call.id for call in path}
-    return rows
+    return sequences
 
 
 def token_path(end: Interaction, by_id: Mapping[str, Interaction]) -> list[Interaction]:
@@ -79,11 +79,11 @@ def _places(path: Sequence[Interaction]) -> Iterator[tuple[Interaction, int, int
 def _row(
     path: Sequence[Interaction],
     context: AbstractSet[str],
-    calls: tuple[RowCall, ...],
+    calls: tuple[SequenceCall, ...],
     trajectory: Trajectory,
     group: int,
     oldest_version: int,
-) -> Row:
+) -> TrainingSequence:
     ids: list[np.ndarray[Any, Any]] = []
     mask: list[np.ndarray[Any, Any]] = []
     logprobs: list[np.ndarray[Any, Any]] = []
@@ -95,7 +95,7 @@ def _row(
         mask += [np.zeros(len(prompt), dtype=bool), (made_by >= oldest_version) & (call.id not in context)]
         logprobs += [np.zeros(len(prompt), dtype=np.float32), call.completion.logprobs_array()]
         versions += [np.full(len(prompt), PROMPT_VERSION, dtype=np.int32), made_by]
-    return Row(
+    return TrainingSequence(
         token_ids=np.concatenate(ids).astype(np.int64),
         loss_mask=np.concatenate(mask),
         logprobs=np.concatenate(logprobs).astype(np.float32),

@@ -1,4 +1,4 @@
-"""Audit of rows: rebuilds the rows of each step from the log and compares their checksum with the reported one.
+"""Audit of sequences: rebuilds the sequences of each step from the log and compares their checksum with the reported one.
 
 Keeps only the trajectories that are in no batch yet.
 """
@@ -11,22 +11,22 @@ from areal_actors.audit.groups import Finding
 from areal_actors.core.values import Trajectory
 from areal_actors.messages import BatchFormed, BatchRefused, StepCompleted, TrajectoryDropped, TrajectoryExported
 from areal_actors.sequences.credit import Credit
-from areal_actors.sequences.row_check import RowLimits, batch_rows
-from areal_actors.sequences.step_metrics import rows_checksum
+from areal_actors.sequences.sequence_check import SequenceLimits, batch_sequences
+from areal_actors.sequences.step_metrics import sequences_checksum
 from bus.message import Message
 
 
-class RowsCheck:
+class SequencesCheck:
     """A fold over the same events as `Audit`."""
 
     def __init__(self, credit: Credit) -> None:
         self.credit = credit
         self.checked = 0
-        """Number of steps whose rows were rebuilt."""
+        """Number of steps whose sequences were rebuilt."""
         self.waiting: dict[int, Trajectory] = {}
         """Trajectories by the sequence of their events."""
         self.expected: dict[int, str] = {}
-        """Row checksum of each batch in training, by the weight version that it is trained on."""
+        """TrainingSequence checksum of each batch in training, by the weight version that it is trained on."""
 
     def event(self, sequence: int, message: Message | None) -> Iterator[Finding]:
         """Fold the next event of the log."""
@@ -37,23 +37,23 @@ class RowsCheck:
         elif isinstance(message, BatchFormed):
             self._formed(message)
         elif isinstance(message, BatchRefused):
-            # The rows left out depend on the limits of the model; recomputing the step checks them.
+            # The sequences left out depend on the limits of the model; recomputing the step checks them.
             self.expected.pop(message.step, None)
         elif isinstance(message, StepCompleted) and (expected := self.expected.pop(message.step - 1, None)) is not None:
             self.checked += 1
-            if expected != message.rows_checksum:
+            if expected != message.sequences_checksum:
                 yield (
-                    "rows",
-                    f"step {message.step} was given rows with checksum {message.rows_checksum}; those of its batch have {expected}",
+                    "sequences",
+                    f"step {message.step} was given sequences with checksum {message.sequences_checksum}; its batch has {expected}",
                 )
 
     def _formed(self, batch: BatchFormed) -> None:
         places = [(index, member.sequence) for index, group in enumerate(batch.groups) for member in group]
         if all(place in self.waiting for _, place in places):
             trajectories = [(index, self.waiting[place]) for index, place in places]
-            found = batch_rows(batch, trajectories, self.credit, RowLimits())
+            found = batch_sequences(batch, trajectories, self.credit, SequenceLimits())
             if not found.refused:
-                self.expected[batch.step] = rows_checksum(found.rows)
+                self.expected[batch.step] = sequences_checksum(found.sequences)
         for member in (member for group in batch.groups for member in group):
             self._forget(member.episode)
 

@@ -1,4 +1,4 @@
-"""Supervised examples as rows: conversations in the model's chat template, with a loss mask on assistant text.
+"""Supervised examples as sequences: conversations in the model's chat template, with a loss mask on assistant text.
 
 Text is tokenized turn by turn as in the gateway, sampled text apart from given text, so that training uses the same tokens
 as serving.
@@ -13,13 +13,13 @@ import msgspec
 import numpy as np
 
 from areal_actors.core.errors import RequestError, SetupError
-from areal_actors.core.values import PROMPT_VERSION, Row
+from areal_actors.core.values import PROMPT_VERSION, TrainingSequence
 from areal_actors.messages import ExamplesDropped
 from areal_actors.supervised.examples import Example, ExampleConversation, Examples
 from areal_actors.tokenization.tokenizer import ChatTokenizer, context_of
 
 CHOSEN, REJECTED = 1.0, 0.0
-"""Rewards of the two rows of a pair."""
+"""Rewards of the two sequences of a pair."""
 
 
 Segment = tuple[list[int], list[bool]]
@@ -27,10 +27,10 @@ Segment = tuple[list[int], list[bool]]
 
 
 class LengthLimit(msgspec.Struct, frozen=True):
-    """Largest length of a row, and the treatment of longer examples."""
+    """Largest length of a sequence, and the treatment of longer examples."""
 
     tokens: int = 0
-    """Largest number of tokens; 0 for the model's context, which no row may exceed."""
+    """Largest number of tokens; 0 for the model's context, which no sequence may exceed."""
     drop: bool = False
     """Drop longer examples instead of raising an error."""
     min_examples: int = 1
@@ -40,8 +40,8 @@ class LengthLimit(msgspec.Struct, frozen=True):
 NO_LIMIT = LengthLimit()
 
 
-class ExampleRows:
-    """Rows of training and held-out examples by number: the trainer's data in supervised runs."""
+class ExampleSequences:
+    """Sequences of training and held-out examples by number: the trainer's data in supervised runs."""
 
     def __init__(
         self,
@@ -57,9 +57,9 @@ class ExampleRows:
         Args:
             train: training examples.
             held_out: evaluation examples.
-            scored: rows have one scored token, their last, instead of a loss mask on assistant text.
+            scored: sequences have one scored token, their last, instead of a loss mask on assistant text.
             due: maps a weight version to the number of held-out examples to evaluate it on.
-            limit: largest length of a row.
+            limit: largest length of a sequence.
         """
         self.train = train
         self.kept = held_out
@@ -95,33 +95,35 @@ class ExampleRows:
             )
         return ExamplesDropped(dropped=len(longer[0]), held_out_dropped=len(longer[1]), left=len(self.train), limit=limit)
 
-    def rows(self, numbers: Sequence[int]) -> list[Row]:
-        """Rows of these examples; each example is a separate group.
+    def sequences(self, numbers: Sequence[int]) -> list[TrainingSequence]:
+        """Sequences of these examples; each example is a separate group.
 
         Raises:
             SetupError: the chat template cannot render one of them; names it.
         """
-        return self._rows([self.train[number] for number in numbers])
+        return self._sequences([self.train[number] for number in numbers])
 
-    def held_out(self, weight_version: int) -> list[Row]:
-        """Rows to evaluate a weight version on; empty if it is not evaluated."""
-        return self._rows([self.kept[number] for number in range(min(self.due(weight_version), len(self.kept)))])
+    def held_out(self, weight_version: int) -> list[TrainingSequence]:
+        """Sequences to evaluate a weight version on; empty if it is not evaluated."""
+        return self._sequences([self.kept[number] for number in range(min(self.due(weight_version), len(self.kept)))])
 
-    def _rows(self, examples: Sequence[Example]) -> list[Row]:
+    def _sequences(self, examples: Sequence[Example]) -> list[TrainingSequence]:
         if self.tokenizer is None:
-            raise RuntimeError("rows were requested before begin() loaded a tokenizer")
+            raise RuntimeError("sequences were requested before begin() loaded a tokenizer")
         return [
-            row for group, example in enumerate(examples) for row in rows_of_example(example, group, self.tokenizer, scored=self.scored)
+            sequence
+            for group, example in enumerate(examples)
+            for sequence in sequences_of_example(example, group, self.tokenizer, scored=self.scored)
         ]
 
 
-def rows_of_example(example: Example, group: int, tokenizer: ChatTokenizer, *, scored: bool = False) -> list[Row]:
-    """Rows of a demonstration or a pair.
+def sequences_of_example(example: Example, group: int, tokenizer: ChatTokenizer, *, scored: bool = False) -> list[TrainingSequence]:
+    """Sequences of a demonstration or a pair.
 
     Raises:
         SetupError: the chat template cannot render it, or rewrites earlier turns of a pair; names the example.
     """
-    rows: list[Row] = []
+    sequences: list[TrainingSequence] = []
     for number, conversation in enumerate(example.conversations):
         try:
             parts = [scored_segment(conversation, tokenizer)] if scored else trained_segments(conversation, tokenizer)
@@ -130,10 +132,10 @@ def rows_of_example(example: Example, group: int, tokenizer: ChatTokenizer, *, s
         if len(example.conversations) > 1 and len(parts) > 1:
             raise SetupError(
                 f"{example.place}: the model's chat template rewrites earlier turns, so that several answers of one conversation "
-                "do not stand in one row; put all but the last of `chosen` and `rejected` into `prompt`"
+                "do not stand in one sequence; put all but the last of `chosen` and `rejected` into `prompt`"
             )
-        rows += [row(*part, group, reward=CHOSEN if number == 0 else REJECTED) for part in parts]
-    return rows
+        sequences += [sequence(*part, group, reward=CHOSEN if number == 0 else REJECTED) for part in parts]
+    return sequences
 
 
 class FilteredExamples(msgspec.Struct, frozen=True):
@@ -155,17 +157,17 @@ class FilteredExamples(msgspec.Struct, frozen=True):
 
 
 def too_long_examples(limit: int, examples: Examples, tokenizer: ChatTokenizer, *, scored: bool) -> Iterator[tuple[int, int]]:
-    """Yield number and length of each example with a row of more than `limit` tokens.
+    """Yield number and length of each example with a sequence of more than `limit` tokens.
 
-    The token after a scored row is never fed, and does not count.
+    The token after a scored sequence is never fed, and does not count.
 
     Raises:
-        SetupError: see `rows_of_example`.
+        SetupError: see `sequences_of_example`.
     """
     for number in range(len(examples)):
         example = examples[number]
         if not _is_short(example, limit, tokenizer):
-            longest = max(len(row.token_ids) for row in rows_of_example(example, 0, tokenizer, scored=scored)) - scored
+            longest = max(len(sequence.token_ids) for sequence in sequences_of_example(example, 0, tokenizer, scored=scored)) - scored
             if longest > limit:
                 yield number, longest
 
@@ -173,7 +175,7 @@ def too_long_examples(limit: int, examples: Examples, tokenizer: ChatTokenizer, 
 def _is_short(example: Example, limit: int, tokenizer: ChatTokenizer) -> bool:
     """True if the example fits by its size in bytes, without tokenization: a token has at least one byte.
 
-    With templates that rewrite earlier turns, rows may contain text that the whole conversation lacks, so messages count twice.
+    With templates that rewrite earlier turns, sequences may contain text that the whole conversation lacks, so messages count twice.
     """
     try:
         return all(
@@ -194,7 +196,7 @@ def _too_long_message(examples: Examples, longer: Sequence[dict[int, int]], limi
     bound, remedy = ("the model's context has", "use a model with a longer context") if of_model else ("task.max_length is", "raise that")
     return (
         f"{examples[number].place}: {tokens:,} tokens as the model's chat template writes it, but {bound} {limit:,}{more}; "
-        f'shorten or split such rows, set task.overlong = "drop" to drop them, or {remedy}'
+        f'shorten or split such sequences, set task.overlong = "drop" to drop them, or {remedy}'
     )
 
 
@@ -243,7 +245,7 @@ def _end_of_turn(text: str, start: int, tokenizer: ChatTokenizer) -> int:
 def scored_segment(conversation: ExampleConversation, tokenizer: ChatTokenizer) -> Segment:
     """The whole rendered conversation and one more token, which is never fed to the model.
 
-    A position scores the token after it: to be scored at its last token, as in Hugging Face sequence classifiers, a row needs
+    A position scores the token after it: to be scored at its last token, as in Hugging Face sequence classifiers, a sequence needs
     one more.
     """
     text = tokenizer.render(conversation.messages, conversation.tools, add_generation_prompt=False)
@@ -251,9 +253,9 @@ def scored_segment(conversation: ExampleConversation, tokenizer: ChatTokenizer) 
     return ids, [False] * (len(ids) - 1) + [True]
 
 
-def row(ids: list[int], learned: list[bool], group: int, *, reward: float) -> Row:
-    """A segment as a training row without sampled tokens."""
-    return Row(
+def sequence(ids: list[int], learned: list[bool], group: int, *, reward: float) -> TrainingSequence:
+    """A segment as a training sequence without sampled tokens."""
+    return TrainingSequence(
         token_ids=np.array(ids, dtype=np.int64),
         loss_mask=np.array(learned, dtype=bool),
         logprobs=np.zeros(len(ids), dtype=np.float32),

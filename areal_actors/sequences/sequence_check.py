@@ -1,0 +1,72 @@
+"""Validation of training sequences: invalid sequences are left out of the step and reported, the others are trained.
+
+The decision depends only on the batch, its trajectories in the log and the limits of the model, so a step replayed after a restart
+leaves out the same sequences.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import msgspec
+
+from areal_actors.core.column_check import ColumnFault, number_fault, trajectory_fault
+from areal_actors.core.values import TrainingSequence, Trajectory
+from areal_actors.messages import BatchFormed, RefusedSequence
+from areal_actors.sequences.build import sequences_of
+from areal_actors.sequences.credit import Credit
+from areal_actors.sequences.step_metrics import mean_metrics
+from bus.message import FrozenMeta
+
+
+class SequenceLimits(msgspec.Struct, metaclass=FrozenMeta):
+    """Limits of the trained model; 0 if its configuration has none."""
+
+    vocabulary: int = 0
+    """Number of token ids."""
+    context: int = 0
+    """Longest sequence, in tokens."""
+
+
+class BatchSequences(msgspec.Struct, metaclass=FrozenMeta):
+    """Valid sequences of a batch, and the refused ones."""
+
+    sequences: Sequence[TrainingSequence]
+    refused: tuple[RefusedSequence, ...] = ()
+    reward_metrics: Mapping[str, float] = {}
+    """Means of the further numbers from the reward function, over the trajectories that have them."""
+
+
+def batch_sequences(
+    batch: BatchFormed, trajectories: Iterable[tuple[int, Trajectory]], credit: Credit, limits: SequenceLimits
+) -> BatchSequences:
+    """Returns the sequences of trajectories, given with the index of their group; invalid ones are listed in `refused`."""
+    sequences: list[TrainingSequence] = []
+    refused: list[RefusedSequence] = []
+    metrics: list[Mapping[str, float]] = []
+    index = 0
+    for group, trajectory in trajectories:
+        if (fault := trajectory_fault(trajectory)) is not None:
+            refused.append(RefusedSequence(episode=trajectory.episode, cause=str(fault)))
+            continue
+        metrics.append(trajectory.metrics)
+        for sequence in sequences_of(trajectory, group, batch.oldest_version, credit):
+            if (fault := sequence_fault(sequence, limits, batch.step)) is None:
+                sequences.append(sequence)
+            else:
+                refused.append(RefusedSequence(episode=trajectory.episode, sequence=index, token=fault.position, cause=str(fault)))
+            index += 1
+    return BatchSequences(sequences=sequences, refused=tuple(refused), reward_metrics=mean_metrics(metrics))
+
+
+def sequence_fault(sequence: TrainingSequence, limits: SequenceLimits, weight_version: int) -> ColumnFault | None:
+    """Returns the reason why a sequence cannot be trained on weights of this version; None if it can."""
+    if limits.context and len(sequence.token_ids) > limits.context:
+        return ColumnFault(check="context", detail=f"{len(sequence.token_ids)} tokens; the model's context has {limits.context}")
+    if (fault := number_fault(sequence.token_ids, sequence.logprobs, limits.vocabulary)) is not None:
+        return fault
+    if int(sequence.versions.max()) > weight_version:
+        place = int(sequence.versions.argmax())
+        found = f"weight version {int(sequence.versions[place])}; the trainer's weights are of version {weight_version}"
+        return ColumnFault(check="weight version", detail=found, position=place)
+    return None
