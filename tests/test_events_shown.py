@@ -172,8 +172,8 @@ def test_why_training_was_halted_is_shown_as_the_run_stops():
         (REFUSED, f"completion of inference_worker-1 refused in episode 3.1: {REFUSED.cause}"),
         (
             LEFT_OUT,
-            "batch refused, 1 sequence left out, trained on 15 sequences: step 5: sequence 7 of episode 3.1: "
-            "vocabulary at token 12: id 999",
+            "batch refused, 1 sequence left out, trained on 15 sequences: "
+            + "step 5: sequence 7 of episode 3.1: vocabulary at token 12: id 999",
         ),
         (WHOLE, "batch refused, 2 sequences left out, trained on 15 sequences: step 5: episode 3.1: reward: reward nan"),
         (SKIPPED, "batch refused, 0 sequences left out, skipped, weights unchanged: step 6: the loss of step 5 is nan"),
