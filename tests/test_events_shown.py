@@ -62,9 +62,8 @@ REFUSED = CompletionRefused(
     check="log-probability",
     cause="log-probability at token 3: nan; a finite number of at most 0 was expected",
 )
-LEFT_OUT = BatchRefused(
-    step=4, sequences=(RefusedSequence(episode="3.1", sequence=7, token=12, cause="vocabulary at token 12: id 999"),), trained_sequences=15
-)
+VOCABULARY = "vocabulary at token 12: id 999"
+LEFT_OUT = BatchRefused(step=4, sequences=(RefusedSequence(episode="3.1", sequence=7, token=12, cause=VOCABULARY),), trained_sequences=15)
 WHOLE = BatchRefused(step=4, sequences=(RefusedSequence(episode="3.1", cause="reward: reward nan"),) * 2, trained_sequences=15)
 SKIPPED = BatchRefused(step=5, trained_sequences=0, cause="the loss of step 5 is nan")
 BLOCKED = EventLoopBlocked(seconds=8.2, line="agent.py:7", innermost="ssl.py:713 in load_default_certs", episode="3.1", episodes=64)
@@ -172,8 +171,7 @@ def test_why_training_was_halted_is_shown_as_the_run_stops():
         (REFUSED, f"completion of inference_worker-1 refused in episode 3.1: {REFUSED.cause}"),
         (
             LEFT_OUT,
-            "batch refused, 1 sequence left out, trained on 15 sequences: "
-            + "step 5: sequence 7 of episode 3.1: vocabulary at token 12: id 999",
+            f"batch refused, 1 sequence left out, trained on 15 sequences: step 5: sequence 7 of episode 3.1: {VOCABULARY}",
         ),
         (WHOLE, "batch refused, 2 sequences left out, trained on 15 sequences: step 5: episode 3.1: reward: reward nan"),
         (SKIPPED, "batch refused, 0 sequences left out, skipped, weights unchanged: step 6: the loss of step 5 is nan"),
