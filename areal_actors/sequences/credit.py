@@ -40,7 +40,7 @@ class Credit(msgspec.Struct, metaclass=FrozenMeta):
     discount: float | None = None
     """Discount γ per turn; None: see above."""
     branch: BranchCredit = "mean"
-    """LossAggregation over the calls that continue the same call, with a discount."""
+    """Aggregation over the calls that continue the same call, with a discount."""
     style: ExportStyle = "concat"
     """`concat`: a sequence per path of calls whose tokens extend each other. `individual`: a sequence per call."""
     baseline_over: BaselineOver = "episodes"
