@@ -7,6 +7,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from support.clock import jumping_time
 
 from areal_actors.core.errors import AgentError, RecipeError
 from areal_actors.core.values import Task
@@ -30,10 +31,12 @@ async def test_an_agent_gets_the_task_and_the_address_and_returns_text(tmp_path)
 
 
 async def test_an_agent_may_be_an_ordinary_function_that_blocks_no_other(tmp_path):
-    blocking = "import time; time.sleep(0.05); return 1"
-    running = asyncio.create_task(result(tmp_path, blocking, head="def run(self, task, *, base_url, api_key):"))
-    await asyncio.sleep(0.005)
+    blocking = runner(tmp_path, "return float(task['gate'].wait(60))", head="def run(self, task, *, base_url, api_key):")
+    gate = threading.Event()
+    running = asyncio.create_task(blocking.run(Task(id="t", data={"gate": gate}), base_url="u", api_key="k"))
+    await asyncio.sleep(0)
     assert not running.done()
+    gate.set()
     assert await running == AgentResult(reward=1.0)
 
 
@@ -83,16 +86,18 @@ async def test_whatever_goes_wrong_in_an_agent_is_an_error_with_its_name(tmp_pat
 
 
 async def test_cancelling_an_agent_is_no_error_of_its_own(tmp_path):
-    running = asyncio.create_task(result(tmp_path, "await asyncio.sleep(100)"))
-    await asyncio.sleep(0.001)
+    hanging = runner(tmp_path, "task['begun'].set(); await asyncio.sleep(100)")
+    begun = asyncio.Event()
+    running = asyncio.create_task(hanging.run(Task(id="t", data={"begun": begun}), base_url="u", api_key="k"))
+    await begun.wait()
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
 
 
 async def test_a_deadline_reaches_a_hanging_agent(tmp_path):
-    with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.01):
+    with jumping_time(), pytest.raises(TimeoutError):
+        async with asyncio.timeout(60):
             await result(tmp_path, "await asyncio.sleep(100)")
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+from nats.aio.msg import Msg
 from support.bus_cases import KINDS, Do, Happened, stamp, take
 
 from bus.nats import NatsBus
@@ -12,19 +14,30 @@ from bus.nats_reader import NatsLogReader
 from bus.server import EmbeddedServer
 
 
-async def test_a_disturbed_reader_begins_again_once_and_continues(tmp_path: Path) -> None:
+async def test_a_disturbed_reader_begins_again_once_and_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = await EmbeddedServer.start(tmp_path / "store")
     bus = await NatsBus.connect(server.url, "test", name="reader", token=server.token, kinds=KINDS)
     await bus.publish(Happened(n=1), stamp())
     reader = NatsLogReader(bus._streams, ["areal.test.thing.happened"], "reader")
+    ended: asyncio.Queue[tuple[str, bool]] = asyncio.Queue()
+    on_fetch_ended = reader._on_fetch_ended
+
+    async def observed(message: Msg, code: str) -> None:
+        await on_fetch_ended(message, code)
+        ended.put_nowait((message.subject, reader._must_restart.is_set()))
+
+    monkeypatch.setattr(reader, "_on_fetch_ended", observed)
     await reader.open()
     assert (await reader.next()).open(Happened).n == 1
     for disturbances in (1, 2):
         reader._must_restart.set()
-        await asyncio.sleep(0.5)
-        assert reader._generation == 1 + disturbances, "the end of its own earlier consumer is no disturbance"
+        address, disturbed = await asyncio.wait_for(ended.get(), 60)
+        assert address == f"{reader._address}.{disturbances}"
+        assert not disturbed, "the end of its own earlier consumer is no disturbance"
+        assert reader._generation == 1 + disturbances
     await bus.publish(Happened(n=2), stamp())
-    assert (await asyncio.wait_for(reader.next(), 5)).open(Happened).n == 2
+    assert (await asyncio.wait_for(reader.next(), 60)).open(Happened).n == 2
+    assert reader._generation == 3
     await reader.close()
     await bus.close()
     await server.stop()
@@ -46,7 +59,7 @@ async def test_after_a_pause_republished_messages_are_kept_once_if_the_server_wa
     assert await bus.publish(Happened(n=1), stamp("same")) == 1
     await bus.publish(Do(n=2), stamp("same"))
     async with bus.work(Do) as queue:
-        (taken,) = await asyncio.wait_for(queue.take(5), 5)
+        (taken,) = await asyncio.wait_for(queue.take(5), 60)
         assert taken.deliveries == 1
     assert await bus.publish(Happened(n=1), stamp("another")) == 2
     assert await bus.position("listener") == 0

@@ -10,19 +10,15 @@ import msgspec
 import pytest
 from rich.console import Console
 from support import story
+from support.clock import jumping_time, until
 
 from areal_actors.core.devices import detect_cuda
 from areal_actors.core.errors import SetupError
 from areal_actors.display.sentences import duration, plain_line
 from areal_actors.display.view import RunView, sparkline
-from areal_actors.messages import (
-    KINDS,
-    RunFinished,
-    RunStalled,
-    StepCompleted,
-    WeightsPublished,
-)
+from areal_actors.messages import KINDS, RunFinished, RunStalled, StepCompleted, WeightsPublished
 from areal_actors.recipe.load import load
+from areal_actors.run import monitor
 from areal_actors.run.monitor import attach, export, find_live, follow, print_messages
 from areal_actors.run.run_folder import RunFolder, ServerAddress
 from bus.base import Envelope, Stamp
@@ -231,7 +227,14 @@ async def publish(bus, envelope):
     await bus.publish(envelope.open(BY_SUBJECT[envelope.subject]), Stamp(id=envelope.id, sender=envelope.sender, time=envelope.time))
 
 
+@pytest.fixture
+async def time_jumps():
+    with jumping_time():
+        yield
+
+
 @pytest.mark.parametrize("live", [False, True])
+@pytest.mark.usefixtures("time_jumps")
 async def test_a_follower_shows_history_then_what_happens_until_the_end(live):
     bus = MemoryBus("gsm8k-grpo")
     envelopes = list(story.whole_run())
@@ -262,6 +265,7 @@ async def test_a_follower_shows_history_then_what_happens_until_the_end(live):
     await bus.close()
 
 
+@pytest.mark.usefixtures("time_jumps")
 async def test_messages_of_a_subject_are_printed_from_the_first_to_the_newest():
     bus = MemoryBus("gsm8k-grpo")
     await publish(bus, story.stepped(1))
@@ -324,7 +328,8 @@ async def live_run(folder):
     """A run with a server of its own, as its supervisor announces it; closing the third value ends the supervisor."""
     recipe = load([ROOT / "recipes" / "gsm8k_grpo.toml"], ["profile=embedded"], detect_cuda()).recipe
     here = RunFolder(folder / recipe.run)
-    with contextlib.ExitStack() as over:
+    with contextlib.ExitStack() as over, pytest.MonkeyPatch.context() as settings:
+        settings.setattr(monitor, "DRAIN_SECONDS", 0.02)
         over.enter_context(here.held())
         here.create(recipe)
         server = await EmbeddedServer.start(here.nats)
@@ -345,11 +350,10 @@ async def test_a_late_attach_shows_the_whole_history_and_leaves_at_the_end(tmp_p
             await publish(bus, envelope)
         console = Console(width=100, file=io.StringIO())
         attached = asyncio.create_task(asyncio.to_thread(attach, folder=tmp_path, console=console))
-        await asyncio.sleep(0.5)
+        await until(lambda: console.file.getvalue().count(": reward ") == 40)
         assert not attached.done()
-        assert console.file.getvalue().count(": reward ") == 40
         await publish(bus, envelopes[-1])
-        assert await asyncio.wait_for(attached, 10) == 0
+        assert await asyncio.wait_for(attached, 60) == 0
         assert console.file.getvalue().splitlines()[-1].endswith("finished after 40 steps")
 
 
@@ -358,11 +362,10 @@ async def test_an_attached_monitor_ends_when_the_supervisor_is_gone(tmp_path):
         await publish(bus, story.sealed(story.STARTED))
         console = Console(width=100, file=io.StringIO())
         attached = asyncio.create_task(asyncio.to_thread(attach, "gsm8k-grpo", folder=tmp_path, console=console))
-        await asyncio.sleep(0.5)
+        await until(lambda: "run started" in console.file.getvalue())
         over.close()
         with pytest.raises(BusError, match="run 'gsm8k-grpo' has ended: its supervisor is gone"):
-            await asyncio.wait_for(attached, 20)
-        assert "run started" in console.file.getvalue()
+            await asyncio.wait_for(attached, 60)
 
 
 async def test_chosen_messages_are_printed_until_the_run_is_over(tmp_path):
@@ -370,13 +373,13 @@ async def test_chosen_messages_are_printed_until_the_run_is_over(tmp_path):
         await publish(bus, story.stepped(1))
         console = Console(width=100, file=io.StringIO())
         attached = asyncio.create_task(asyncio.to_thread(attach, "gsm8k-grpo", folder=tmp_path, subjects="*.completed", console=console))
-        await asyncio.sleep(0.5)
+        await until(lambda: console.file.getvalue().count("\n") == 1)
         await publish(bus, story.exported())
         await publish(bus, story.stepped(2))
-        await asyncio.sleep(0.3)
+        await until(lambda: console.file.getvalue().count("\n") == 2)
         over.close()
         with pytest.raises(BusError, match="has ended"):
-            await asyncio.wait_for(attached, 20)
+            await asyncio.wait_for(attached, 60)
         lines = console.file.getvalue().splitlines()
         assert len(lines) == 2
         assert all(f' step.completed from somebody: {{"step": {step}' in line for step, line in enumerate(lines, start=1))

@@ -6,12 +6,19 @@ import asyncio
 from typing import ClassVar
 
 import pytest
+from support.clock import jumping_time
 from support.runtime_harness import Do, DoOther, Happened, Noted, RuntimeHarness, Sum, Summer, WhatSum
 
 from areal_actors.runtime.actor import Actor, Context, Emits, Tick, on
 from areal_actors.runtime.runtime import Identity, Runtime
 from bus import MemoryBus, Stamp
 from bus.errors import NoReply
+
+
+@pytest.fixture(autouse=True)
+async def time_jumps():
+    with jumping_time():
+        yield
 
 
 @pytest.fixture
@@ -218,7 +225,7 @@ async def test_long_work_keeps_its_lease(harness):
     await harness.publish(Do(n=1))
     await harness.until(lambda: worker.begun)
     await harness.serve(idle, "worker-1")
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(100 * harness.bus._lease_seconds)
     assert idle.begun == []
     worker.go_on.set()
     await harness.until(harness.log)

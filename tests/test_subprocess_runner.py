@@ -6,15 +6,16 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 import venv
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from support.clock import until
 
 from areal_actors.core.errors import AgentError, SetupError
 from areal_actors.core.values import Task
+from areal_actors.rollout import agent_process
 from areal_actors.rollout.agent_process import AgentProgram
 from areal_actors.rollout.agent_runner import AgentResult
 from areal_actors.rollout.episode_context import EpisodeContext, workflow_context
@@ -39,8 +40,12 @@ async def serving(tmp_path, body, *, head=RUN, processes=1, episodes_per_process
         await runner.close()
 
 
-async def episode(runner, number=0, *, timeout=10.0, **data):
-    async with asyncio.timeout(timeout):
+async def episode(runner, number=0, *, begun=None, **data):
+    """One episode; `begun` is the path of a file: once the agent has written it, the episode's deadline is over."""
+    async with asyncio.timeout(60) as deadline:
+        if begun is not None:
+            waiting = asyncio.create_task(until(begun.exists))
+            waiting.add_done_callback(lambda _: deadline.reschedule(0.0))
         return await runner.run(Task(id="t", data=data), base_url=f"http://here/{number}/v1", api_key=f"sk-{number}")
 
 
@@ -57,10 +62,8 @@ def is_alive(pid):
 
 
 async def gone(*pids):
-    """Waits until none of these processes is alive."""
-    async with asyncio.timeout(5):
-        while any(map(is_alive, pids)):  # noqa: ASYNC110 - only a parent is notified of the end of a process
-            await asyncio.sleep(0.01)
+    """Waits until none of these processes is alive; only a parent is notified of the end of a process."""
+    await until(lambda: not any(map(is_alive, pids)))
 
 
 async def test_an_agent_gets_the_task_and_the_address_and_its_environment_names_them_too(tmp_path):
@@ -103,7 +106,8 @@ async def test_what_an_agent_may_return(tmp_path, head, returned, expected):
         ("os.execvp('sleep', ['sleep', '100'])", "closed its control socket"),
     ],
 )
-async def test_whatever_goes_wrong_is_an_error_with_its_name_and_the_next_episode_runs(tmp_path, body, complaint):
+async def test_whatever_goes_wrong_is_an_error_with_its_name_and_the_next_episode_runs(tmp_path, monkeypatch, body, complaint):
+    monkeypatch.setattr(agent_process, "END_SECONDS", 0.02 if "closed" in complaint else 60.0)
     async with serving(tmp_path, f"if task.get('good'): return 1\n{body}") as runner:
         with pytest.raises(AgentError, match=complaint):
             await episode(runner)
@@ -112,28 +116,33 @@ async def test_whatever_goes_wrong_is_an_error_with_its_name_and_the_next_episod
 
 async def test_an_agent_that_hangs_is_killed_with_all_it_has_started(tmp_path):
     body = """
-        group = subprocess.Popen(["sleep", "100"])
-        session = subprocess.Popen(["sleep", "100"], start_new_session=True)
-        orphan = subprocess.run(["sh", "-c", "setsid sleep 100 >/dev/null & echo $!"], stdout=-1).stdout.decode().strip()
+        group = subprocess.Popen(["sleep", "1000"])
+        session = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        orphan = subprocess.run(["sh", "-c", "setsid sleep 1000 >/dev/null & echo $!"], stdout=-1).stdout.decode().strip()
         print(os.getpid(), group.pid, session.pid, orphan, flush=True)
-        if task["hang"]: time.sleep(100)
-        return 1
+        open("begun", "w").close()
+        time.sleep(1000)
     """
     async with serving(tmp_path, body) as runner:
-        began = time.monotonic()
         with pytest.raises(TimeoutError) as caught:
-            await episode(runner, timeout=0.5, hang=True)
-        assert time.monotonic() - began < 50
+            await episode(runner, begun=tmp_path / "begun")
         printed = "".join(caught.value.__context__.__notes__).rpartition("printed:\n")[2].split()
         assert len(printed) == 4
         await gone(*printed)
 
 
 async def test_a_coroutine_that_hangs_is_killed_too(tmp_path):
-    async with serving(tmp_path, "if task.get('hang'): await asyncio.sleep(100)\nreturn os.getpid()") as runner:
+    body = """
+        if task.get("hang"):
+            open("begun", "w").close()
+            await asyncio.sleep(1000)
+        return os.getpid()
+    """
+    async with serving(tmp_path, body) as runner:
         before = await episode(runner)
         with pytest.raises(TimeoutError):
-            await episode(runner, timeout=0.05, hang=True)
+            await episode(runner, begun=tmp_path / "begun", hang=True)
+        assert (tmp_path / "begun").exists()
         await gone(int(before.reward))
         assert await episode(runner) != before
 
@@ -278,19 +287,16 @@ async def test_what_the_task_holds_must_be_json(tmp_path):
 async def test_a_process_that_dies_between_two_episodes_costs_none(tmp_path):
     async with serving(tmp_path, "return os.getpid()") as runner:
         before = int((await episode(runner)).reward)
+        (process,) = runner._alive
         os.kill(before, signal.SIGKILL)
-        await gone(before)
-        await asyncio.sleep(0.1)
+        await until(lambda: not process.is_running())
         assert (await episode(runner)).reward != before
 
 
 async def test_closing_ends_every_process_whatever_it_does(tmp_path):
-    async with serving(tmp_path, "print(os.getpid(), flush=True)\ntime.sleep(100)", processes=3) as runner:
+    async with serving(tmp_path, "open('begun', 'w').close()\ntime.sleep(100)", processes=3) as runner:
         running = asyncio.create_task(episode(runner))
-        async with asyncio.timeout(60):
-            while len(runner._alive) < 3:  # noqa: ASYNC110 - the processes start in the background
-                await asyncio.sleep(0.05)
-        await asyncio.sleep(0.3)
+        await until(lambda: len(runner._alive) == 3 and (tmp_path / "begun").exists())
         pids = [process._child.pid for process in runner._alive]
         running.cancel()
         await asyncio.wait([running])
@@ -313,9 +319,7 @@ async def test_agents_die_with_the_process_that_runs_them(tmp_path):
         asyncio.run(main())
     """)
     process = subprocess.Popen([sys.executable, "-c", parent])  # noqa: ASYNC220
-    async with asyncio.timeout(20):
-        while not (tmp_path / "pids").exists() or not (tmp_path / "pids").read_text().endswith("\n"):  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
+    await until(lambda: (tmp_path / "pids").exists() and (tmp_path / "pids").read_text().endswith("\n"))
     process.kill()
     process.wait()
     await gone(*(tmp_path / "pids").read_text().split())
