@@ -62,7 +62,7 @@ async def test_where_a_framework_rewrites_history_the_next_call_extends_no_token
         returned, trajectory = await harness.play(run, script, over=over, streamed=streamed)
         assert returned == answer
         assert (parents(trajectory), prefixes(trajectory)) == ([-1, parent], [-1, -1])
-        assert reason in harness.recorded()[1].split
+        assert reason in harness.recorded()[1].prefix_break_reason
 
 
 @pytest.mark.parametrize(("over", "streamed"), OPENAI_TWO[1:3])

@@ -143,7 +143,7 @@ def test_a_completion_that_continues_elsewhere_is_followed_from_where_it_was(gra
         whole.accept_tokens(ids[cut : cut + 1])
     with pytest.raises(RequestError, match="violates its own constraint") as refused:
         grammars.matcher(constraint, tokenizer.encode("[1]"))
-    assert refused.value.field == "sampled"
+    assert refused.value.field == "resumed_tokens"
 
 
 def test_a_disallowed_token_is_refused_with_an_error(grammars: Grammars, tokenizer: ChatTokenizer) -> None:

@@ -59,7 +59,7 @@ def test_a_broken_object_stays_in_the_text_and_the_problem_has_the_reason(name, 
     assert answer.text == text
     assert answer.tool_calls == ()
     if not (name == "generic_json" and written.startswith("{'")):
-        assert answer.problem.startswith("a tool call does not parse: ")
+        assert answer.tool_call_error.startswith("a tool call does not parse: ")
     assert any(part in answer.tool_call_error if part != "^$" else not answer.tool_call_error for part in why.split("|"))
 
 
@@ -203,7 +203,7 @@ def test_a_malformed_call_stays_as_written_and_the_problem_has_the_reason(name, 
     answer = read(name, text)
     assert answer.text == text
     assert answer.tool_calls == ()
-    assert answer.problem.startswith("a tool call does not parse: ")
+    assert answer.tool_call_error.startswith("a tool call does not parse: ")
     assert any(part in answer.tool_call_error for part in why.split("|"))
 
 
@@ -228,7 +228,7 @@ def test_after_a_malformed_call_the_next_one_is_read(name):
     assert [call.name for call in answer.tool_calls] == ["weather"]
     assert answer.text.startswith(broken)
     assert answer.text.endswith(broken)
-    assert answer.problem.endswith("(and 1 more)")
+    assert answer.tool_call_error.endswith("(and 1 more)")
 
 
 @pytest.mark.parametrize("name", NAMES)
