@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import inspect
 import re
 import sys
@@ -14,6 +13,7 @@ import msgspec
 
 from areal_actors.core.config import Config
 from areal_actors.recipe.complaints import toml_value
+from areal_actors.recipe.reference import meanings
 from areal_actors.training.algorithms import Algorithm, AnyAlgorithm, CriticSettings
 from areal_actors.training.algorithms.correction import Correction
 from areal_actors.training.algorithms.dapo import Overlong
@@ -82,7 +82,8 @@ def title(kind: type[Algorithm]) -> str:
 
 def facts(kind: type[Algorithm]) -> dict[str, str]:
     """Parse the `Name: value` lines of the algorithm's docstring."""
-    lines = dict(line.split(": ", 1) for line in (inspect.getdoc(kind) or "").splitlines() if ": " in line)
+    paragraphs = re.split(rf"\n(?={'|'.join(COLUMNS)}: )|\n\n", inspect.getdoc(kind) or "")
+    lines = dict(" ".join(text.split()).split(": ", 1) for text in paragraphs if ": " in text)
     return {name: lines.get(name, "—") for name in COLUMNS}
 
 
@@ -112,18 +113,6 @@ def differing(default: Any, part: type[Config]) -> str:
 def shown(value: object) -> str:
     """Format a value in TOML."""
     return "not set" if value is None else f"`{toml_value(value)}`"
-
-
-def meanings(part: type[Config]) -> dict[str, str]:
-    """Attribute docstrings of a table, including inherited ones."""
-    found: dict[str, str] = {}
-    for kind in reversed([base for base in part.__mro__ if issubclass(base, Config) and base is not Config]):
-        body = ast.parse(inspect.getsource(kind)).body[0]
-        assert isinstance(body, ast.ClassDef)
-        for field, docstring in zip(body.body, body.body[1:], strict=False):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(docstring, ast.Expr):
-                found[field.target.id] = " ".join(str(ast.literal_eval(docstring.value)).split())
-    return found
 
 
 if __name__ == "__main__":

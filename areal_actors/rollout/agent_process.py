@@ -12,6 +12,8 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from areal_actors.core.agent_host.faults import describe_exit
 from areal_actors.core.agent_host.processes import kill_tree
 from areal_actors.core.config import Config, NonNegativeInt
@@ -176,8 +178,13 @@ class AgentProcess:
         return f"; it last printed:\n{text}" if text else ""
 
     def is_running(self) -> bool:
-        """True if it has not exited."""
-        return self._child.returncode is None
+        """True if it has not exited; the event loop may not have noticed yet that it has."""
+        if self._child.returncode is not None:
+            return False
+        try:
+            return bool(psutil.Process(self._child.pid).status() != psutil.STATUS_ZOMBIE)
+        except psutil.NoSuchProcess:
+            return False
 
     def kill(self) -> None:
         """Kill the process and all its descendants."""

@@ -106,7 +106,7 @@ class CallSyntax(NamedTuple):
         """
         if self.body is None:
             raise RequestError(
-                "the chat template does not support tools, so a call cannot be forced: leave tools out, or set answer format generic_json",
+                "the chat template does not support tools, so a call cannot be forced: leave tools out, or use another model",
                 field="tools",
             )
         bodies = alternatives([self.body(grammar, name, parameters) for name, parameters in declared.items()])
