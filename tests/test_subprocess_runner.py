@@ -8,7 +8,7 @@ import sys
 import textwrap
 import time
 import venv
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -292,8 +292,9 @@ async def test_what_the_task_holds_must_be_json(tmp_path):
 def kill_unnoticed(pid):
     """Kill a child; the event loop, which waits here, has not noticed yet when this returns."""
     os.kill(pid, signal.SIGKILL)
-    while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-        time.sleep(0.001)
+    with suppress(psutil.NoSuchProcess):
+        while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+            time.sleep(0.001)
 
 
 async def test_a_process_that_dies_between_two_episodes_costs_none(tmp_path):
