@@ -77,6 +77,8 @@ class Sizes:
 
 
 FULL = Sizes(calls=1500, conversations=150, open_sessions=1000, many=24, seconds=10.0, repeats=3)
+NOT_MEASURED = float("nan")
+"""Also a CPU time below the clock's resolution, as `--quick` may have."""
 QUICK = Sizes(calls=32, conversations=4, open_sessions=4, many=1, seconds=1.0, repeats=1, agents=(2, 8))
 
 
@@ -242,9 +244,10 @@ def show(costs: dict[str, Any], latency: dict[str, dict[str, Cost]]) -> None:
     header = ["CPU ms of the server", "call, cold", "warm", "ten turns", "turn 1", "turn 10", "tenth / first", "calls/s a core"]
     rows: list[list[object]] = []
     for server, found in costs.items():
-        turns = found.get("turns") or [float("nan")] * TURNS
-        cold = found["cold"]
-        figures = [cold, found.get("warm", float("nan")), sum(turns), turns[0], turns[-1], turns[-1] / turns[0], round(1000 / cold)]
+        turns = found.get("turns") or [NOT_MEASURED] * TURNS
+        cold = found["cold"] or NOT_MEASURED
+        first = turns[0] or NOT_MEASURED
+        figures = [cold, found.get("warm", NOT_MEASURED), sum(turns), turns[0], turns[-1], turns[-1] / first, 1000 / cold]
         rows.append([server, *figures])
     print(table(header, rows), end="\n\n")
     ours = costs["gateway"]
