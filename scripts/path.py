@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import subprocess
 import sys
@@ -76,7 +77,7 @@ def trace() -> dict[str, list[Function]]:
             "PYTHONPATH": hook,
             "AREAL_PATH_OUT": str(out),
             "AREAL_PATH_PACKAGE": str(PACKAGE),
-            "AREAL_PATH_MESSAGES": "\n".join(HOPS).replace("\n", ",").replace(" ", ":"),
+            "AREAL_PATH_MESSAGES": ",".join(HOPS),
         }
         command = [sys.executable, "-m", "areal_actors", "run", str(RECIPE), f"folder={folder}/runs", *SMALL]
         ended = subprocess.run(
@@ -135,7 +136,7 @@ def _ring() -> Iterator[str]:
 
 
 def _edges() -> list[tuple[str, str, list[str]]]:
-    on_path = [hop.split() for hop in HOPS if hop in HOPS and hop != "HTTP request"]
+    on_path = [hop.split() for hop in HOPS if hop != "HTTP request"]
     edges: dict[tuple[str, str], list[str]] = {}
     for receiver, message in on_path:
         kind = next(kind for kind in KINDS if kind.__name__ == message)
@@ -165,6 +166,7 @@ def _hops(path: dict[str, list[Function]]) -> Iterator[str]:
         yield ""
 
 
+@functools.cache
 def _bodies(file: str) -> dict[tuple[int, str], Body]:
     found: dict[tuple[int, str], Body] = {}
     for node in ast.walk(ast.parse((ROOT / file).read_text())):

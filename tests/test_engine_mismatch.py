@@ -18,10 +18,20 @@ from test_gateway_errors import asked
 
 from areal_actors.core.errors import EngineError
 from areal_actors.core.settings import WatchdogSettings
-from areal_actors.core.values import SequenceCall, WeightsLocation
+from areal_actors.core.values import SamplingParams, SequenceCall, WeightsLocation
 from areal_actors.display.sentences import plain_line
+from areal_actors.generation import inference_worker
 from areal_actors.generation.inference_worker import InferenceWorker
-from areal_actors.messages import ActorFailed, EngineMismatch, EpisodeAbandoned, RunFinished, StepCompleted, WeightsLoaded, WeightsPublished
+from areal_actors.messages import (
+    ActorFailed,
+    EngineMismatch,
+    EpisodeAbandoned,
+    Generate,
+    RunFinished,
+    StepCompleted,
+    WeightsLoaded,
+    WeightsPublished,
+)
 from areal_actors.training.engine_mismatch import MAX_RECYCLES, EngineMonitor, reported_metrics
 from areal_actors.training.logprob_check import mismatch_metrics
 
@@ -237,7 +247,7 @@ async def test_a_run_whose_engine_loads_damaged_weights_names_it_recycles_it_and
     assert "engine mismatch" in run.output()
 
 
-async def test_weights_that_are_replaced_while_a_worker_loads_them_are_skipped_and_the_next_are_loaded(send, tmp_path):
+async def test_weights_that_are_replaced_while_a_worker_loads_them_are_skipped_and_the_next_are_loaded(send, tmp_path, monkeypatch):
     engines = []
 
     class Reading(Made):
@@ -263,6 +273,9 @@ async def test_weights_that_are_replaced_while_a_worker_loads_them_are_skipped_a
     version(3)
     assert await send(worker, version(2, exists=False)) == []
     assert not worker.serving.is_set(), "the engine has the weights of no version"
+    monkeypatch.setattr(inference_worker, "RECYCLE_SECONDS", 0.01)
+    (refused,) = await send(worker, Generate(prompt_ids=b"", sampling=SamplingParams()))
+    assert refused.error == f"{BAD} has no weights yet"
     assert len(await send(worker, version(3))) == 1
     assert worker.serving.is_set()
     shutil.rmtree(tmp_path / "v3")

@@ -92,7 +92,7 @@ class InferenceWorker(Actor):
         if not self.serving.is_set():
             with context.waiting("the engine that is being recycled", RECYCLE_SECONDS), suppress(TimeoutError):
                 await asyncio.wait_for(self.serving.wait(), RECYCLE_SECONDS)
-        if (engine := self.engine) is None:
+        if (engine := self.engine) is None or not self.serving.is_set():
             yield Generated(error=f"{self.name} has no weights yet")
             return
         try:

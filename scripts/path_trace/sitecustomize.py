@@ -13,7 +13,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 
 OUT = os.environ.get("AREAL_PATH_OUT", "")
-MESSAGES = frozenset(os.environ.get("AREAL_PATH_MESSAGES", "").replace(":", " ").split(","))
+MESSAGES = frozenset(os.environ.get("AREAL_PATH_MESSAGES", "").split(","))
 PACKAGE = os.environ.get("AREAL_PATH_PACKAGE", "")
 HTTP_FILE = f"{PACKAGE}/gateway/server.py"
 HTTP_PATH = "/chat/completions"
