@@ -289,12 +289,15 @@ async def test_the_gateway_reports_readiness_and_prometheus_counters(harness):
     status, answer, _ = await harness.call("GET", "/ready", key="")
     assert (status, answer) == (503, {"status": "waiting", "for": "weights, an inference worker"})
     await harness.started()
+    harness.manager.refused["inference_worker-0"] = 1_234_567
     status, text, headers = await harness.call("GET", "/metrics", key="")
     assert (status, headers["Content-Type"]) == (200, "text/plain; charset=utf-8")
     lines = text.decode().splitlines()
     assert 'areal_sessions{state="opened"} 1' in lines
     assert "areal_session_slots_free 3" in lines
     assert 'areal_sessions_ended_total{outcome="exported"} 0' in lines
+    assert 'areal_completions_refused_total{worker="inference_worker-0"} 1234567' in lines
+    assert "areal_ready 0" in lines
 
 
 # ---------------------------------------------------------------- after a restart

@@ -169,7 +169,7 @@ def _session_json(described: SessionDescribed) -> dict[str, Any]:
 
 
 def _prometheus(state: GatewayDescribed) -> str:
-    metrics: tuple[tuple[str, str, str, str, Mapping[str, float]], ...] = (
+    metrics: tuple[tuple[str, str, str, str, Mapping[str, int]], ...] = (
         ("areal_ready", "gauge", "1 if sessions can be served.", "", {"": not state.missing}),
         ("areal_sessions", "gauge", "Live sessions by state.", "state", state.sessions),
         (
@@ -192,5 +192,5 @@ def _prometheus(state: GatewayDescribed) -> str:
     lines: list[str] = []
     for name, kind, help_text, label, values in metrics:
         lines += [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
-        lines += [f'{name}{{{label}="{key}"}} {value:g}' if label else f"{name} {value:g}" for key, value in values.items()]
+        lines += [f'{name}{{{label}="{key}"}} {value:d}' if label else f"{name} {value:d}" for key, value in values.items()]
     return "\n".join(lines) + "\n"
