@@ -5,7 +5,8 @@ complete, or in the batch being trained), so that in steady state no group waits
 counted by number, never as version x B: dynamic batches, drops and recovery cannot inflate the budget, and duplicate events
 are counted once.
 
-Exit: the formula alone does not bound the age of stragglers. The batcher applies the bound per token.
+Exit: the formula alone does not bound the age of stragglers. `batcher.exit_policy` applies the bound per token: the batcher drops
+whole groups, and the trainer masks tokens older than `BatchFormed.oldest_version`.
 
 The ledger is an immutable value: each method returns it after one event.
 """
