@@ -73,7 +73,7 @@ def _distribution(name: str, values: np.ndarray[tuple[int], np.dtype[np.int32]])
 
 
 def sequences_checksum(sequences: Sequence[TrainingSequence]) -> str:
-    """CRC-32 of the sampled ids and log-probabilities, in sequence order: equal to that of what the engine sampled."""
+    """CRC-32 of the sampled ids and log-probabilities, in sequence order; the audit compares it with that of the logged trajectories."""
     checksum = 0
     for sequence in sequences:
         sampled = sequence.versions != PROMPT_VERSION
