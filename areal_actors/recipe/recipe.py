@@ -87,7 +87,7 @@ class Recipe(Config):
     watchdog: WatchdogSettings = WatchdogSettings()
     disk: DiskSettings = DiskSettings()
     supervisors: dict[str, SupervisorSettings] = msgspec.field(default_factory=default_tree)
-    """Supervision tree by supervisor: `restart`, `children`, `max_restarts` within `window_seconds` (docs/recovery.md)."""
+    """Supervision tree by supervisor: `restart`, `children`, `max_restarts` within `window_seconds` (docs/architecture.md)."""
     actors: ActorsSettings = ActorsSettings()
     chaos: ChaosSettings = ChaosSettings()
 
