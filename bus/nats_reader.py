@@ -2,6 +2,9 @@
 
 A reader creates an ephemeral consumer at the server and fetches from it in bounded batches. After any disturbance (a gap, a timeout,
 a reconnection, a consumer that the server has removed) it creates a new consumer that starts after the last event received.
+
+nats-py's own readers do not fit. Its ordered consumer drops messages when its pending limit overflows, may miss that gap, and after
+a reset starts by sequence instead of `last_per_subject`; its `fetch` has no limit in bytes.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 One stream each, named after the run. A full log or queue rejects new messages, so that the publisher gets an error: none is
 dropped silently.
+
+nats-py's JetStream classes do not fit. Its `publish` does not retry, its requests wait for their timeout when the connection breaks,
+and its key-value bucket requests stream info, for which the users of processes have no permission.
 """
 
 from __future__ import annotations
