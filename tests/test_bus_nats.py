@@ -72,7 +72,7 @@ async def test_no_confirmed_event_is_lost_when_the_server_is_killed(server: Embe
         async with listener.events(Happened, consumer="a") as inbox:
             speaking = asyncio.create_task(speak())
             received = numbers(await take(inbox, 300, acknowledge=True))
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(60):
                 again = await killed_and_restarted(server)
                 await speaking
             received += numbers(await take(inbox, 2700, acknowledge=True))

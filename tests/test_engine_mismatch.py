@@ -293,8 +293,9 @@ async def test_weights_that_do_not_load_within_the_deadline_fail_the_worker_by_n
             if weight_version:
                 await asyncio.Event().wait()
 
-    worker = InferenceWorker(lambda folder: Stuck(), name=BAD, concurrency=8, load_seconds=0.05)
+    worker = InferenceWorker(lambda folder: Stuck(), name=BAD, concurrency=8)
     await send(worker, published(0))
+    worker.load_seconds = 0.05
     with pytest.raises(
         EngineError, match=rf"{BAD} has not loaded weight version 1 within watchdog.load_seconds = 0.05; it serves version 0"
     ):

@@ -50,13 +50,13 @@ class Agent:
     async def ignore(self, task):
         while True:
             try:
-                await asyncio.sleep(100)
+                await asyncio.sleep(0.5)
             except asyncio.CancelledError:
                 pass
 
     async def clean(self, task):
         try:
-            await asyncio.sleep(100)
+            await asyncio.sleep(0.5)
         finally:
             await asyncio.sleep(0.01)
             task["cleaned"].append(True)
@@ -70,8 +70,8 @@ class Agent:
         return out.decode().strip()
 
     async def connect(self, task):
-        async with asyncio.timeout(5):
-            await asyncio.sleep(1.0)
+        async with asyncio.timeout(8):
+            await asyncio.sleep(0.5)
         return 1.0
 
     async def leave_a_client(self, task):
@@ -257,7 +257,7 @@ async def test_the_thread_of_a_plain_function_is_left_behind_at_its_line(tmp_pat
 async def test_others_time_out_by_the_time_that_they_could_use(runner):
     connecting = asyncio.create_task(play(runner, "connect"))
     await asyncio.sleep(0.3)
-    await play(runner, "nap", pause=6.0)
+    await play(runner, "nap", pause=9.0)
     assert await connecting == AgentResult(reward=1.0)
 
 
