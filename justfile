@@ -61,7 +61,7 @@ explain *settings: setup
 audit *args: setup
     @{{ python }} -m areal_actors audit "$@"
 
-# .environments: separate interpreters for agents with a framework; `just environments camel` creates one of them
+# .environments: interpreters of agent frameworks and inference servers; `just environments sglang` creates one of them
 [group("daily")]
 [no-exit-message]
 environments *names: setup

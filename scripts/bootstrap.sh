@@ -8,17 +8,18 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 venv_python=.venv/bin/python
 stamp=.venv/areal-setup.stamp
-torch_cpu_index=https://download.pytorch.org/whl/cpu
 log=.venv/areal-setup.log
+
+source scripts/torch.sh
 
 fail() {
     printf 'set-up: %s\n' "$1" >&2
     exit 1
 }
 
-# Inputs of the environment: these two files, the path (the package is installed in editable mode), the interpreter.
+# Inputs of the environment: these files, the path (the package is installed in editable mode), the interpreter.
 fingerprint() {
-    { cat pyproject.toml scripts/bootstrap.sh; pwd; printf '%s' "${PYTHON:-}"; } | cksum
+    { cat pyproject.toml scripts/bootstrap.sh scripts/torch.sh; pwd; printf '%s' "${PYTHON:-}"; } | cksum
 }
 
 has_python_311() {
@@ -49,36 +50,6 @@ pip_failed() {
     tail -n 15 "$log" >&2
     fail "pip could not install $1 (the lines above are the end of $log).
         No network? Behind a proxy set HTTPS_PROXY; with a mirror set PIP_INDEX_URL; then start again; completed steps are kept."
-}
-
-torch_index_reachable() {
-    "$venv_python" - "$torch_cpu_index/torch/" <<'PYTHON' >>"$log" 2>&1
-import sys, urllib.request
-try:
-    urllib.request.urlopen(sys.argv[1], timeout=5).read(1)
-except OSError as error:
-    sys.exit(f"{sys.argv[1]}: {error}; trying the default index")
-PYTHON
-}
-
-nvidia_device() {
-    [ -e /dev/nvidia0 ] || command -v nvidia-smi >/dev/null
-}
-
-# The default index's build on Linux includes gigabytes of CUDA libraries, which a machine without a GPU cannot use.
-install_torch() {
-    local torch
-    torch=$("$venv_python" -c 'import tomllib; wanted = tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"]
-print(next(name for name in wanted if name.startswith("torch==")))')
-    if [ "$(uname -s)" = Linux ] && ! nvidia_device; then
-        echo "set-up: $torch for the CPU (no NVIDIA device) ..."
-        if torch_index_reachable && pip_install --index-url "$torch_cpu_index" "$torch"; then
-            return
-        fi
-    else
-        echo "set-up: $torch ..."
-    fi
-    pip_install "$torch" || pip_failed "$torch"
 }
 
 # An incomplete .venv of an earlier set-up is kept if it works and has the same Python.

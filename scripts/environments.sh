@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Creates .environments/NAME for each agents/environments/NAME.txt: separate interpreters for agents whose framework conflicts
-# with our dependencies. A second start does nothing. `scripts/environments.sh camel` creates only that one.
+# Creates .environments/NAME for each agents/environments/NAME.txt, separate interpreters for agents whose framework conflicts
+# with our dependencies, and for each scripts/engines/NAME.txt, those of inference servers. A second start does nothing.
+# `scripts/environments.sh camel sglang` creates only these two.
 #
 #   PYTHON        the interpreter to build them from (default: that of .venv, else python3)
 #   PIP_INDEX_URL and the rest of pip's own settings hold as usual
@@ -15,16 +16,38 @@ fail() {
 python=${PYTHON:-.venv/bin/python}
 [ -x "$python" ] || python=$(command -v "${PYTHON:-python3}") || fail "found no ${PYTHON:-python3}; set PYTHON to a Python 3.11 or later"
 
+source scripts/torch.sh
+
+pip_install() {
+    "$venv_python" -m pip install --quiet --disable-pip-version-check --no-input --no-compile "$@" >>"$log" 2>&1
+}
+
+pip_failed() {
+    tail -n 15 "$log" >&2
+    fail "pip could not install $1 (the lines above are the end of $log)"
+}
+
+# An engine's requirements are complete, so that pip has nothing to resolve; on a machine with a GPU its own ones hold.
+install_engine() {
+    if nvidia_device; then
+        local wanted
+        wanted=$(sed -n 's/^# gpu: //p' "$1")
+        pip_install "$wanted" || pip_failed "$wanted"
+    else
+        install_torch
+        pip_install --no-deps --requirement "$1" || pip_failed "$1"
+    fi
+}
+
 # Inputs of an environment: its requirements, its path, the interpreter.
 fingerprint() {
     { cat "$1"; pwd; "$python" -c 'import sys; print(sys.base_prefix, sys.version)'; } | cksum
 }
 
 make_environment() {
-    local requirements=agents/environments/$1.txt folder=.environments/$1
-    local known
-    known=$(cd agents/environments && echo *.txt)
-    [ -f "$requirements" ] || fail "there is no $requirements; known: ${known//.txt/}"
+    local requirements=agents/environments/$1.txt venv_python=.environments/$1/bin/python folder=.environments/$1
+    [ -f "$requirements" ] || requirements=scripts/engines/$1.txt
+    [ -f "$requirements" ] || fail "there is no environment $1; known: $(known | tr '\n' ' ')"
     local wanted stamp=$folder/areal-setup.stamp log=$folder/areal-setup.log
     wanted=$(fingerprint "$requirements")
     if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && "$folder/bin/python" -c '' 2>/dev/null; then
@@ -32,10 +55,11 @@ make_environment() {
     fi
     echo "environments: $folder ..."
     "$python" -m venv --clear "$folder"
-    if ! "$folder/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --no-compile --requirement "$requirements" >"$log" 2>&1; then
-        tail -n 15 "$log" >&2
-        fail "pip could not install $requirements (the lines above are the end of $log)"
-    fi
+    : >"$log"
+    case $requirements in
+    scripts/engines/*) install_engine "$requirements" ;;
+    *) pip_install --requirement "$requirements" || pip_failed "$requirements" ;;
+    esac
     if [ -n "${PYTHONDONTWRITEBYTECODE:-}" ]; then
         # Python writes no bytecode at run time here: without this every process compiles its framework again
         "$folder/bin/python" -m compileall -q -j 0 "$folder"/lib/python*/site-packages >>"$log" 2>&1 || true
@@ -43,8 +67,13 @@ make_environment() {
     printf '%s\n' "$wanted" >"$stamp"
 }
 
+known() {
+    for file in agents/environments/*.txt scripts/engines/*.txt; do basename "$file" .txt; done
+}
+
 if [ $# -eq 0 ]; then
-    set -- $(cd agents/environments && for file in *.txt; do echo "${file%.txt}"; done)
+    mapfile -t names < <(known)
+    set -- "${names[@]}"
 fi
 for name in "$@"; do
     make_environment "$name"

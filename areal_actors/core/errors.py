@@ -11,7 +11,8 @@
     ├── RequestError     a field of an API request is invalid or not supported
     │   └── PromptTooLong      the prompt leaves no room in the model's context
     ├── EngineError      a generation or training engine failed
-    │   └── UntrainableBatch   a training step cannot change any weight; the engine is intact
+    │   ├── UntrainableBatch   a training step cannot change any weight; the engine is intact
+    │   └── EngineUnavailable  an inference server is starting, or is gone; another one can answer
     ├── RanksLost        ranks of the trainer died; new ones have the initial weights
     ├── CheckpointError  a checkpoint is incomplete or does not match the model
     ├── StepMismatch     a repeated step gave other weights than the log has
@@ -85,6 +86,10 @@ class UntrainableBatch(EngineError):
 
     Weights, optimizer and step count are as before the step.
     """
+
+
+class EngineUnavailable(EngineError):
+    """Raised when an inference server does not answer: it is starting, was killed, or has failed. Nothing was sampled wrongly."""
 
 
 class RanksLost(ArealError):

@@ -14,6 +14,7 @@ from areal_actors.messages import (
     CheckpointDamaged,
     CompletionRefused,
     DiskLow,
+    EngineLost,
     EngineMismatch,
     EpisodeAbandoned,
     EvaluationCompleted,
@@ -166,6 +167,7 @@ FAULTS: Mapping[type[Message], Sentence] = {
     StepDiffered: lambda it: f"step {it.step} repeated has {it.found[:16]}, the log has {it.logged[:16]}: {it.reason}",
     DiskLow: lambda it: f"disk nearly full: {it.reason}",
     EngineMismatch: _mismatch,
+    EngineLost: lambda it: f"inference server of {it.worker} lost: {it.reason.partition(chr(10))[0]}",
     LogRecovered: _log_recovered,
 }
 """Faults that the live view and the summary count by their sentence."""

@@ -88,7 +88,8 @@ def make_embedded_model(folder: str, warm_start: WarmStart, seed: int, threads: 
     partial.mkdir(parents=True)
     tokenizer = train_tokenizer(warm_start.skills)
     write_tokenizer(tokenizer, partial)
-    initial_model(tokenizer, seed, conversational=has_conversations(warm_start.skills)).save_pretrained(partial)
+    model = initial_model(tokenizer, seed, conversational=has_conversations(warm_start.skills), head_dim=warm_start.head_dim)
+    model.save_pretrained(partial)
     warm_up(partial, warm_start, seed, threads, progress)
     shutil.rmtree(folder, ignore_errors=True)
     partial.rename(folder)
@@ -149,7 +150,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=2), encoding="utf-8")
 
 
-def initial_model(tokenizer: Tokenizer, seed: int, *, conversational: bool = False) -> Qwen3ForCausalLM:
+def initial_model(tokenizer: Tokenizer, seed: int, *, conversational: bool = False, head_dim: int = 16) -> Qwen3ForCausalLM:
     """Creates the untrained model; a `conversational` one has more heads, for retrieval from long prompts."""
     end = tokenizer.token_to_id(TURN_END)
     config = Qwen3Config(
@@ -159,7 +160,7 @@ def initial_model(tokenizer: Tokenizer, seed: int, *, conversational: bool = Fal
         num_hidden_layers=2,
         num_attention_heads=8 if conversational else 4,
         num_key_value_heads=4 if conversational else 2,
-        head_dim=16,
+        head_dim=head_dim,
         max_position_embeddings=CONTEXT,
         tie_word_embeddings=True,
         # At a hidden size this small the usual 0.02 never learns to copy.

@@ -19,6 +19,8 @@ class WarmStart(Config):
     """Skills demonstrated besides the bare question; each has a rewarded solution and a shortcut."""
     steps: NonNegativeInt = 1000
     """Steps on mostly good demonstrations; the learning rate decays to 0 along a cosine."""
+    head_dim: Literal[16, 32] = 16
+    """Width of an attention head of the model; 32 where `generation.engine` is `vllm`, which has no narrower ones on a CPU."""
     batch_size: PositiveInt = 8
     """Demonstrations per step."""
     lr: PositiveFloat = 6e-3

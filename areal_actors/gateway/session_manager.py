@@ -35,6 +35,7 @@ from areal_actors.messages import (
     AgentReturned,
     CompletionRefused,
     DescribeGateway,
+    EngineLost,
     EngineMismatch,
     EpisodeAbandoned,
     EpisodeEvaluated,
@@ -363,6 +364,11 @@ class SessionManager(ExternalSessions):
         """A worker that recycles its engine is gone until it has loaded weights again; others continue its in-flight calls."""
         for worker in ([event.worker] if event.worker else list(self.pool.versions)) if event.recycle else ():
             self.pool.lost(worker)
+
+    @on
+    def engine_lost(self, event: EngineLost) -> None:
+        """A worker whose server is gone is gone until it has loaded weights again."""
+        self.pool.lost(event.worker)
 
     @on
     def actor_gone(self, event: ActorFailed | ActorStopped) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncGenerator, Sequence
-from typing import Protocol
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,24 @@ class TokenChunk(Value):
     """f32, same shape: their log-probabilities."""
     finish_reason: str = ""
     """`stop` or `length` in the last chunk, empty before."""
+
+
+class EnginePlace(NamedTuple):
+    """Where an engine runs."""
+
+    worker: str = "inference_worker-0"
+    """Inference worker that it serves."""
+    logs: Path = Path("logs")
+    """Folder of logs."""
+    seed: int = 0
+    """Seed of its random numbers, another one for each worker."""
+    temperature: float = 1.0
+    """Temperature of the completions that are trained."""
+
+    @property
+    def number(self) -> int:
+        """Number of the inference worker."""
+        return int(self.worker.rpartition("-")[2])
 
 
 class EngineCounters(Value):

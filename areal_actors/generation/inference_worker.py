@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, suppress
+from itertools import count
 from pathlib import Path
 
 import structlog
 
-from areal_actors.core.errors import EngineError, RequestError
+from areal_actors.core.errors import EngineError, EngineUnavailable, RequestError
 from areal_actors.core.values import WeightsLocation, unpack_ids
 from areal_actors.generation.engine import GenerationEngine, refuse_unable
-from areal_actors.messages import EngineMismatch, Generate, Generated, Throughput, WeightsLoaded, WeightsPublished
+from areal_actors.messages import (
+    EngineLost,
+    EngineMismatch,
+    EngineStarting,
+    Generate,
+    Generated,
+    Throughput,
+    WeightsLoaded,
+    WeightsPublished,
+)
 from areal_actors.runtime.actor import Actor, Context, Emits, Tick, on
 from areal_actors.weights.folders import is_superseded
 
@@ -21,6 +31,10 @@ MakeEngine = Callable[[str], GenerationEngine]
 
 RECYCLE_SECONDS = 300.0
 """Time limit for a new engine to start and load weights; a request that waits longer gets an error."""
+RETRY_SECONDS = (1.0, 2.0, 5.0, 10.0)
+"""Waits between attempts to reach an inference server that is gone, or to start another; the last is repeated."""
+SHOWN_SECONDS = 5.0
+"""Time between two reports of a server that is starting."""
 MAX_FAILURES = 3
 """Consecutive failed completions after which the engine counts as broken: the worker fails and is restarted."""
 
@@ -34,17 +48,25 @@ class InferenceWorker(Actor):
     tick_seconds = 0.2
 
     def __init__(
-        self, make_engine: MakeEngine, *, name: str, concurrency: int, load_seconds: float = RECYCLE_SECONDS, run_folder: Path = Path()
+        self,
+        make_engine: MakeEngine,
+        *,
+        name: str,
+        concurrency: int,
+        load_seconds: float = RECYCLE_SECONDS,
+        start_seconds: float = 0.0,
+        run_folder: Path = Path(),
     ) -> None:
         """Loading weights, creation of the engine included, may take `load_seconds`; then the worker fails.
 
-        Paths in events are relative to `run_folder`.
+        An engine that is a server has `start_seconds` more to start. Paths in events are relative to `run_folder`.
         """
         self.run_folder = run_folder
         self.make_engine = make_engine
         self.name = name
         self.concurrency = concurrency
         self.load_seconds = load_seconds
+        self.start_seconds = start_seconds
         self.engine: GenerationEngine | None = None
         self.weight_version = -1
         self.location: WeightsLocation | None = None
@@ -52,7 +74,12 @@ class InferenceWorker(Actor):
         self.serving = asyncio.Event()
         """Set except while the engine is being recycled, or was created for weights that were removed meanwhile."""
         self.serving.set()
+        self.lost: GenerationEngine | None = None
+        """The engine whose loss was reported last."""
         self.last_tick = 0.0
+        self.starting_since = 0.0
+        """Time at which the inference server was first seen to start."""
+        self.last_shown = 0.0
         self.failures = 0
         """Failed completions since the last successful one."""
 
@@ -79,16 +106,34 @@ class InferenceWorker(Actor):
         """
         if not event.recycle or event.worker not in ("", self.name) or self.engine is None or self.location is None:
             return
-        self.serving.clear()
-        faulty, self.engine = self.engine, None
-        await faulty.close()
-        if not await self._load(self.location, self.weight_version, context):
-            return
-        self.serving.set()
-        yield WeightsLoaded(worker=self.name, weight_version=self.weight_version, checksum=self.location.checksum)
+        if await self._recycle(self.location, context):
+            yield WeightsLoaded(worker=self.name, weight_version=self.weight_version, checksum=self.location.checksum)
 
     @on
-    async def generate(self, request: Generate, context: Context) -> Emits[Generated]:
+    async def engine_lost(self, event: EngineLost, context: Context) -> Emits[WeightsLoaded]:
+        """Start or reach the server again and load the current weights, unless a load of new ones has done so already."""
+        if event.worker != self.name or self.location is None:
+            return
+        if self.engine is not None and self.engine is not self.lost:
+            serves = self.serving.is_set()
+        else:
+            serves = await self._recycle(self.location, context)
+        if serves:
+            yield WeightsLoaded(worker=self.name, weight_version=self.weight_version, checksum=self.location.checksum)
+
+    async def _recycle(self, location: WeightsLocation, context: Context) -> bool:
+        """Replace the engine by a new one with the current weights; returns False if newer ones have replaced them on disk."""
+        self.serving.clear()
+        faulty, self.engine = self.engine, None
+        if faulty is not None:
+            await faulty.close()
+        if not await self._load(location, self.weight_version, context):
+            return False
+        self.serving.set()
+        return True
+
+    @on
+    async def generate(self, request: Generate, context: Context) -> Emits[Generated | EngineLost]:
         if not self.serving.is_set():
             with context.waiting("the engine that is being recycled", RECYCLE_SECONDS), suppress(TimeoutError):
                 await asyncio.wait_for(self.serving.wait(), RECYCLE_SECONDS)
@@ -96,24 +141,17 @@ class InferenceWorker(Actor):
             yield Generated(error=f"{self.name} has no weights yet")
             return
         try:
-            prompt = unpack_ids(request.prompt_ids)
-            refuse_unable(engine, request.sampling)
-            chunks = engine.generate(context.cause, prompt, request.sampling, stream=request.stream, resumed_tokens=request.resumed_tokens)
-            async with aclosing(chunks):
-                async for chunk in chunks:
-                    part = Generated(
-                        columns=chunk.columns,
-                        top_ids=chunk.top_ids,
-                        top_logprobs=chunk.top_logprobs,
-                        finish_reason=chunk.finish_reason,
-                    )
+            async with aclosing(self._completion(engine, request, context.cause)) as parts:
+                async for part in parts:
                     yield part
-                    if part.is_last():
-                        self.failures = 0
-                        return
-            raise EngineError("the engine ended the completion without a chunk that has a finish reason")
         except RequestError as error:
             yield Generated(error=str(error), error_field=error.field or "request")
+        except EngineUnavailable as error:
+            # The gateway continues this completion, on this or on another worker: it has no last part.
+            if self.engine is engine and self.lost is not engine:
+                self.lost = engine
+                self.serving.clear()
+                yield EngineLost(worker=self.name, reason=str(error))
         except Exception as error:
             if self.engine is not engine:
                 return
@@ -124,11 +162,36 @@ class InferenceWorker(Actor):
             if self.failures >= MAX_FAILURES:
                 raise
 
+    async def _completion(self, engine: GenerationEngine, request: Generate, request_id: str) -> AsyncGenerator[Generated, None]:
+        refuse_unable(engine, request.sampling)
+        prompt = unpack_ids(request.prompt_ids)
+        chunks = engine.generate(request_id, prompt, request.sampling, stream=request.stream, resumed_tokens=request.resumed_tokens)
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                part = Generated(
+                    columns=chunk.columns,
+                    top_ids=chunk.top_ids,
+                    top_logprobs=chunk.top_logprobs,
+                    finish_reason=chunk.finish_reason,
+                )
+                yield part
+                if part.is_last():
+                    self.failures = 0
+                    return
+        raise EngineError("the engine ended the completion without a chunk that has a finish reason")
+
     @on
-    def tick(self, _: Tick, context: Context) -> Iterator[Throughput]:
+    def tick(self, _: Tick, context: Context) -> Iterator[Throughput | EngineStarting]:
         since, self.last_tick = self.last_tick or context.now, context.now
         if self.engine is None:
             return
+        if phase := starting_phase(self.engine):
+            self.starting_since = self.starting_since or context.now
+            if context.now - self.last_shown >= SHOWN_SECONDS:
+                self.last_shown = context.now
+                yield EngineStarting(worker=self.name, phase=phase, seconds=context.now - self.starting_since)
+            return
+        self.starting_since = 0.0
         counters = self.engine.take_counters()
         if counters.tokens:
             yield Throughput(
@@ -146,12 +209,11 @@ class InferenceWorker(Actor):
         Raises:
             EngineError: loading exceeded its time limit, or the engine rejected the weights.
         """
+        seconds = self.load_seconds + (self.start_seconds if self.engine is None or self.engine is self.lost else 0.0)
         try:
-            with context.waiting(f"loading weight version {weight_version}", self.load_seconds):
-                async with asyncio.timeout(self.load_seconds) as deadline:
-                    if self.engine is None:
-                        self.engine = await asyncio.to_thread(self.make_engine, location.model)
-                    await self.engine.load_weights(location, weight_version)
+            with context.waiting(f"loading weight version {weight_version}", seconds):
+                async with asyncio.timeout(seconds) as deadline:
+                    await self._load_until_held(location, weight_version)
         except TimeoutError as error:
             if not deadline.expired():
                 raise
@@ -165,11 +227,36 @@ class InferenceWorker(Actor):
             return False
         return True
 
+    async def _load_until_held(self, location: WeightsLocation, weight_version: int) -> None:
+        """Load weights; a server that is gone is closed, and reached or started again with growing pauses."""
+        for attempt in count():
+            engine = self.engine
+            try:
+                if engine is None:
+                    engine = self.engine = await asyncio.to_thread(self.make_engine, location.model)
+                await engine.load_weights(location, weight_version)
+            except EngineUnavailable as error:
+                logger.warning("the inference server is gone", error=str(error), attempt=attempt + 1)
+                self.serving.clear()
+                self.engine = None
+                if engine is not None:
+                    await engine.close()
+                await asyncio.sleep(RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)])
+            else:
+                return
+
     def status(self) -> dict[str, float | str]:
-        """Current weight version."""
-        return {"weight_version": self.weight_version}
+        """Current weight version, and what a server that is starting does."""
+        starting = starting_phase(self.engine)
+        return {"weight_version": self.weight_version, **({"engine": starting} if starting else {})}
 
     async def stop(self) -> None:
         """Free the model."""
         if self.engine is not None:
             await self.engine.close()
+
+
+def starting_phase(engine: GenerationEngine | None) -> str:
+    """Returns what an engine that is a server does while it starts; empty once it is ready, and for other engines."""
+    phase: Callable[[], str] = getattr(engine, "phase", str)
+    return phase()

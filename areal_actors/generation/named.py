@@ -5,19 +5,28 @@ This module does not load torch; callers pass in the engines that need it.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from areal_actors.core.errors import RecipeError, SetupError
 from areal_actors.core.loading import load_named
-from areal_actors.generation.engine import GenerationEngine
+from areal_actors.generation.engine import EnginePlace, GenerationEngine
 from areal_actors.generation.scripted import scripted_engine
+from areal_actors.generation.servers.http_engine import engine_of
+from areal_actors.generation.servers.sglang import SGLang
+from areal_actors.generation.servers.vllm import VLLM
 from areal_actors.generation.settings import GenerationSettings
 
-GenerationEngineFactory = Callable[[str, GenerationSettings], GenerationEngine]
-"""Creates an engine for the model in a folder; slow."""
+GenerationEngineFactory = Callable[..., GenerationEngine]
+"""Creates an engine for the model in a folder with these settings; slow. If it has a parameter `place`, it gets an `EnginePlace`."""
 
-ENGINES_WITHOUT_TORCH: Mapping[str, GenerationEngineFactory] = {"scripted": scripted_engine}
+ENGINES_WITHOUT_TORCH: Mapping[str, GenerationEngineFactory] = {
+    "scripted": scripted_engine,
+    "sglang": engine_of(SGLang()),
+    "vllm": engine_of(VLLM()),
+}
 """Engines that do not load torch."""
 
 REQUIRED_MEMBERS = ("abilities", "weight_version", "generate", "load_weights", "take_counters", "close")
@@ -25,7 +34,7 @@ REQUIRED_MEMBERS = ("abilities", "weight_version", "generate", "load_weights", "
 
 
 def engine_factory(
-    settings: GenerationSettings, engines: Mapping[str, GenerationEngineFactory], root: Path
+    settings: GenerationSettings, engines: Mapping[str, GenerationEngineFactory], root: Path, place: EnginePlace | None = None
 ) -> Callable[[str], GenerationEngine]:
     """Returns a factory of the engine that a recipe names, to be called with the model's folder; file paths are relative to `root`.
 
@@ -37,8 +46,10 @@ def engine_factory(
     except RecipeError as error:
         raise RecipeError(f"generation.engine: {error}") from error
 
+    placed: dict[str, Any] = {"place": place or EnginePlace()} if "place" in inspect.signature(make).parameters else {}
+
     def made(model_folder: str) -> GenerationEngine:
-        engine = make(model_folder, settings)
+        engine: GenerationEngine = make(model_folder, settings, **placed)
         missing = [name for name in REQUIRED_MEMBERS if not hasattr(engine, name)]
         if missing:
             raise SetupError(

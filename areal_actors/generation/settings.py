@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from areal_actors.core.config import Config, NonNegativeFloat, PositiveInt
+from areal_actors.core.config import Config, NonNegativeFloat, PositiveFloat, PositiveInt
 
 TENSOR_ENGINES = ("transformers",)
 """Engines that load torch."""
 
 
-ENGINES = (*TENSOR_ENGINES, "scripted")
+SERVER_ENGINES = ("sglang", "vllm")
+"""Engines that are servers of their own, asked over HTTP."""
+
+ENGINES = (*TENSOR_ENGINES, *SERVER_ENGINES, "scripted")
 
 
 class ScriptedSettings(Config):
@@ -24,12 +27,29 @@ class ScriptedSettings(Config):
     """Maximum length of a completion."""
 
 
+class ServerSettings(Config):
+    """`[generation.server]`: the SGLang or vLLM server of each inference worker."""
+
+    urls: tuple[str, ...] = ()
+    """Servers that were started elsewhere, such as `["http://10.0.0.7:30000"]`: one for each inference worker, and used by nothing
+    else. They read published weights from the run's weights folder. Empty: each worker starts a server of its own."""
+    python: str = ""
+    """Interpreter that has SGLang or vLLM. Empty: this one if it has, else `.environments/ENGINE/bin/python` in the current
+    directory, which `just environments` makes."""
+    start_seconds: PositiveFloat = 900.0
+    """Maximum wait, in seconds, for a server to be ready."""
+
+
 class GenerationSettings(Config):
     """`[generation]`: the engine that samples completions."""
 
     engine: str = "transformers"
-    """`transformers`, `scripted` (random tokens), or `path.py:Class` of a class that is called as
+    """`transformers`, `sglang`, `vllm`, `scripted` (random tokens), or `path.py:Class` of a class that is called as
     `Class(model_folder, settings)` and implements `areal_actors.generation.engine.GenerationEngine`."""
+    server: ServerSettings = ServerSettings()
+    options: dict[str, Any] = {}
+    """Passed to the engine unread: for `sglang` and `vllm` flags of the server without their dashes, such as
+    `mem-fraction-static = 0.8`; `true` is a flag without a value, `false` leaves out one that is set by default."""
     scripted: ScriptedSettings = ScriptedSettings()
     device: str = "auto"
     """`cpu`, `cuda`, or `auto`: cuda where there is one."""

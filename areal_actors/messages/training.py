@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from areal_actors.core.values import Value, WeightsLocation
-from bus.message import Event, Work
+from bus.message import Event, Telemetry, Work
 
 
 class TrajectoryRef(Value):
@@ -175,6 +175,26 @@ class WeightsPublished(Event):
     weight_version: int
     location: WeightsLocation
     """Location of the weights."""
+
+
+class EngineStarting(Telemetry):
+    """The inference server of a worker is starting."""
+
+    subject: ClassVar[str] = "engine.starting"
+    worker: str
+    phase: str
+    """The last line of the server's output."""
+    seconds: float
+    """Time since the start."""
+
+
+class EngineLost(Event):
+    """The inference server of a worker is gone or refused new weights; the worker starts or reaches it again, then `WeightsLoaded`."""
+
+    subject: ClassVar[str] = "engine.lost"
+    worker: str
+    reason: str
+    """What happened, with the end of the server's output if it was started by the run."""
 
 
 class WeightsLoaded(Event):

@@ -44,6 +44,7 @@ class Metrics(Actor):
         | messages.TrainerRolledBack
         | messages.BusRestarted
         | messages.EngineMismatch
+        | messages.EngineLost
         | messages.RunStalled
         | messages.RunResumed
         | messages.CheckpointDamaged

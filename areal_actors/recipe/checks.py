@@ -14,7 +14,7 @@ import msgspec
 
 from areal_actors.core.settings import CONCURRENT, SEVERAL
 from areal_actors.gateway.sessions.keys import weakness
-from areal_actors.generation.settings import ENGINES
+from areal_actors.generation.settings import ENGINES, SERVER_ENGINES, GenerationSettings, ServerSettings
 from areal_actors.recipe.agent_checks import agent_problems, dotted_parts
 from areal_actors.recipe.chaos_checks import chaos_problems
 from areal_actors.recipe.complaints import Problems, is_installed, nearest, toml_value
@@ -171,9 +171,33 @@ def _engine(recipe: Recipe) -> Problems:
         yield key, f"found {toml_value(engine)}; {nearest(engine, ENGINES)}, or write `path.py:Class`"
     elif engine not in ENGINES:
         yield from _named_in_file(key, engine, "class", "engines/mine.py:MyEngine")
+    if engine in SERVER_ENGINES:
+        yield from _servers(recipe)
+    elif engine in ENGINES:
+        yield from _without_servers(recipe.generation)
     if scripted.longest < (least := scripted.shortest):
         found = f"found {scripted.longest}, but generation.scripted.shortest is {least}"
         yield ("generation", "scripted", "longest"), f"{found}; write at least {least}"
+
+
+def _servers(recipe: Recipe) -> Problems:
+    key, urls, workers = ("generation", "server", "urls"), recipe.generation.server.urls, recipe.actors.inference_worker.count
+    for url in urls:
+        if not url.startswith(("http://", "https://")):
+            yield key, f"found {toml_value(url)}; write `http://host:port`"
+    if urls and len(urls) != workers:
+        found = f"found {len(urls)} servers for actors.inference_worker.count = {workers}, and each worker has one of its own"
+        yield key, f"{found}; write {workers}, or actors.inference_worker.count = {len(urls)}"
+    if recipe.trainer.lora is not None:
+        found = f"found a table, but {recipe.generation.engine} is given whole weights, and an adapter is published by itself"
+        yield ("trainer", "lora"), f'{found}; leave it out, or write generation.engine = "transformers"'
+
+
+def _without_servers(generation: GenerationSettings) -> Problems:
+    for name, stated in (("server", generation.server != ServerSettings()), ("options", bool(generation.options))):
+        if stated:
+            found = f"found a table, but generation.engine = {toml_value(generation.engine)} has no use for it"
+            yield ("generation", name), f"{found}; leave it out"
 
 
 def _named_in_file(key: Key, spec: str, what: str, example: str) -> Problems:

@@ -137,16 +137,23 @@ def _stated(written: Layer, profile: str, over: Layer) -> Layer:
 
 
 def _with_implied(stated: Layer, *, serving: bool) -> Layer:
-    """Add the default placement of actors below the stated settings, without those that a run without agents or episodes does not need."""
+    """Add below the stated settings what follows from others.
+
+    That is the placement of actors, without those that a run without agents or episodes does not need, and the shape of an
+    embedded model that vLLM can serve.
+    """
     task, algorithm = stated.data.get("task"), stated.data.get("algorithm")
     counts: dict[str, int] = {}
-    evaluation: dict[str, Any] = {}
+    implied: dict[str, Any] = {}
     if isinstance(algorithm, dict) and algorithm.get("name") in FROM_EXAMPLES and not serving:
         counts = dict.fromkeys(NOT_WITH_EXAMPLES, 0) | dict.fromkeys(ONLY_WITH_EXAMPLES, 1)
     elif isinstance(task, dict) and task.get("agent") == ONLINE:
-        counts, evaluation = dict.fromkeys(NOT_ONLINE, 0), {"evaluation": {"tasks": 0}}
+        counts, implied = dict.fromkeys(NOT_ONLINE, 0), {"evaluation": {"tasks": 0}}
+    generation = stated.data.get("generation")
+    if isinstance(generation, dict) and generation.get("engine") == "vllm":
+        implied["warm_start"] = {"head_dim": 32}
     counted = {name: {"count": count} for name, count in counts.items()}
-    return stated.over(Layer({"actors": merged(msgspec.to_builtins(ActorsSettings()), counted), **evaluation}, {}))
+    return stated.over(Layer({"actors": merged(msgspec.to_builtins(ActorsSettings()), counted), **implied}, {}))
 
 
 def serving_recipe(recipe: Recipe) -> Recipe:

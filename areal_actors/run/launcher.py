@@ -20,7 +20,7 @@ from areal_actors.run.disk_watch import refuse_full_disk
 from areal_actors.run.launch import open_bus
 from areal_actors.run.log_recovery import recover_log
 from areal_actors.run.logs import log_to_terminal
-from areal_actors.run.preflight import check_devices, fresh_folder, holding_weights, report_clean_up
+from areal_actors.run.preflight import check_devices, check_inference_server, fresh_folder, holding_weights, report_clean_up
 from areal_actors.run.process import open_tasks
 from areal_actors.run.resuming import checkpoint_to_resume, recipe_to_resume, run_to_resume, set_later_aside
 from areal_actors.run.run_folder import RunFolder
@@ -78,6 +78,7 @@ def resume(name: str, overrides: Sequence[str], *, folder: Path, checkpoint: str
 def _checked(recipe: Recipe) -> Recipe:
     """Check everything that can be missing before anything starts."""
     check_devices(recipe)
+    check_inference_server(recipe)
     if recipe.learns_from_examples():
         check_examples(recipe)
         return recipe

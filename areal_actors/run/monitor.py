@@ -20,7 +20,15 @@ from areal_actors.display.recall import restore_fold, trimmed_notice
 from areal_actors.display.run_state import RunState
 from areal_actors.display.sentences import plain_line
 from areal_actors.display.view import RunView
-from areal_actors.messages import CompletionRefused, EpisodeAbandoned, EventLoopBlocked, Heartbeat, Throughput, TrainerProgress
+from areal_actors.messages import (
+    CompletionRefused,
+    EngineStarting,
+    EpisodeAbandoned,
+    EventLoopBlocked,
+    Heartbeat,
+    Throughput,
+    TrainerProgress,
+)
 from areal_actors.run.run_folder import RunFolder, ServerAddress
 from areal_actors.run.server import connected, open_store
 from bus.base import Bus, Envelope
@@ -99,9 +107,11 @@ async def _until_finished(bus: Bus, view: RunView, console: Console | None, afte
 
 async def _receive_telemetry(bus: Bus, view: RunView, console: Console | None) -> None:
     last: tuple[str, int] = ("", -1)
-    async with bus.telemetry(Heartbeat, Throughput, TrainerProgress) as inbox:
+    async with bus.telemetry(EngineStarting, Heartbeat, Throughput, TrainerProgress) as inbox:
         async for delivery in inbox:
             phase = view.receive(delivery.envelope)
+            if console and isinstance(phase, EngineStarting):
+                _print_line(console, f"{phase.worker}, {phase.seconds:.0f} s: {phase.phase}", delivery.envelope.time)
             if not console or not isinstance(phase, TrainerProgress):
                 continue
             reached = (phase.phase, phase.done * PHASE_LINES // max(phase.total, 1))

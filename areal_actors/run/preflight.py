@@ -15,7 +15,8 @@ from pathlib import Path
 from areal_actors.core.devices import CudaDevices, detect_cuda
 from areal_actors.core.durable_files import MEBIBYTE
 from areal_actors.core.errors import SetupError
-from areal_actors.generation.settings import TENSOR_ENGINES
+from areal_actors.generation.servers.server_process import interpreter
+from areal_actors.generation.settings import SERVER_ENGINES, TENSOR_ENGINES
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.disk_watch import refuse_full_disk
 from areal_actors.run.run_folder import RunFolder
@@ -34,13 +35,24 @@ def check_devices(recipe: Recipe, found: CudaDevices | None = None) -> None:
     """
     named = {
         "trainer.device": recipe.trainer.device if recipe.actors.trainer.count and not recipe.trainer.ranks_address else "",
-        "generation.device": recipe.generation.device if recipe.generation.engine in TENSOR_ENGINES else "",
+        "generation.device": recipe.generation.device if recipe.generation.engine in (*TENSOR_ENGINES, *SERVER_ENGINES) else "",
     }
     asking = [setting for setting, device in named.items() if device.startswith(CUDA)]
     if not asking or (found := found or detect_cuda()).count:
         return
     devices = " and ".join(f'{setting} = "{named[setting]}"' for setting in asking)
     raise SetupError(f'{devices}: {found.reason}; write "cpu" or "auto", or start the run on a machine with one')
+
+
+def check_inference_server(recipe: Recipe) -> None:
+    """Check that an inference server can be started, if the recipe asks for one.
+
+    Raises:
+        SetupError: no interpreter has its package; states the remedy.
+    """
+    generation = recipe.generation
+    if generation.engine in SERVER_ENGINES and not generation.server.urls and recipe.actors.inference_worker.count:
+        interpreter(generation.engine, generation.server, Path.cwd())
 
 
 @contextmanager

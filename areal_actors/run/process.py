@@ -34,9 +34,10 @@ from areal_actors.core.snapshots import SnapshotStore
 from areal_actors.evaluation.evaluator import Evaluator
 from areal_actors.gateway.session_manager import SessionManager
 from areal_actors.gateway.sessions.capacity import ExternalCapacity
+from areal_actors.generation.engine import EnginePlace
 from areal_actors.generation.inference_worker import InferenceWorker
 from areal_actors.generation.named import ENGINES_WITHOUT_TORCH, GenerationEngineFactory, engine_factory
-from areal_actors.generation.settings import TENSOR_ENGINES
+from areal_actors.generation.settings import SERVER_ENGINES, TENSOR_ENGINES
 from areal_actors.messages import ActorStopped
 from areal_actors.metrics.episode_log import EpisodeLog
 from areal_actors.metrics.metrics_file import Metrics
@@ -203,12 +204,15 @@ def inference_worker(engines: Mapping[str, GenerationEngineFactory]) -> Builder:
 
     def build(context: BuildContext) -> Actor:
         recipe, run_folder = context.recipe, context.folder.path
-        make = engine_factory(recipe.engine_settings(), engines, Path.cwd())
+        place = EnginePlace(worker=context.instance, logs=run_folder / "logs", temperature=recipe.sampling.temperature)
+        place = place._replace(seed=recipe.seed + place.number)
+        make = engine_factory(recipe.engine_settings(), engines, Path.cwd(), place)
         return InferenceWorker(
             (lambda model: SpoilingEngine(make(model), run_folder, context.instance)) if recipe.chaos.injects("bad_completion") else make,
             name=context.instance,
             concurrency=recipe.actors.inference_worker.concurrency,
             load_seconds=recipe.watchdog.load_seconds,
+            start_seconds=recipe.generation.server.start_seconds if recipe.generation.engine in SERVER_ENGINES else 0.0,
             run_folder=run_folder,
         )
 

@@ -17,6 +17,7 @@ from areal_actors.messages import (
     ActorStopped,
     BatchFormed,
     CheckpointCommitted,
+    EngineStarting,
     EpisodeAbandoned,
     EpisodeEvaluated,
     EvaluationCompleted,
@@ -166,6 +167,8 @@ class Watchdog:
                 return self.most_kept > before
             case TrainerProgress():
                 return self._is_new("phase", message.phase, message.done)
+            case EngineStarting():
+                return self._is_new(message.subject, message.worker, message.phase)
             case WeightsPublished() | EvaluationCompleted() | LossEvaluated():
                 return self._is_new(message.subject, message.weight_version)
             case WeightsLoaded():

@@ -51,9 +51,9 @@ def save(model: torch.nn.Module, folder: Path) -> str:
     return str(folder)
 
 
-def random_qwen(seed: int) -> Qwen3ForCausalLM:
+def random_qwen(seed: int, head_dim: int = 16) -> Qwen3ForCausalLM:
     torch.manual_seed(seed)
-    return Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=16, tie_word_embeddings=True)).eval()
+    return Qwen3ForCausalLM(Qwen3Config(**SHAPE, head_dim=head_dim, tie_word_embeddings=True)).eval()
 
 
 @asynccontextmanager

@@ -1,0 +1,1 @@
+"""Generation engines that are servers of their own: SGLang and vLLM, over HTTP."""

@@ -1,0 +1,381 @@
+"""A generation engine that is an SGLang or vLLM server.
+
+A completion is one or several *segments*, each a request to the server. New weights end all segments (`abort`); each
+completion then continues with a segment whose prompt holds the tokens sampled so far. So all tokens of a segment have one
+weight version, whatever the server reports. Completions that a server cannot continue exactly, since penalties and
+constraints start anew with a segment, are waited for instead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import aclosing, suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import structlog
+
+from areal_actors.core.errors import EngineError, EngineUnavailable, RequestError, SetupError
+from areal_actors.core.values import SamplingParams, TokenColumns, WeightsLocation
+from areal_actors.generation.engine import EngineCounters, EnginePlace, TokenChunk, validate_prompt
+from areal_actors.generation.servers.dialect import Dialect, Segment, SegmentPart, server_address
+from areal_actors.generation.servers.server_completion import ServerCompletion
+from areal_actors.generation.servers.server_process import ServerClient, ServerProcess, free_port, interpreter
+from areal_actors.generation.settings import GenerationSettings
+from areal_actors.tokenization.tokenizer import ChatTokenizer, vocabulary_of
+from areal_actors.weights.weight_files import stored_tensors, verify_weights
+
+POLL_SECONDS = 0.5
+ABORT_SECONDS = 0.2
+"""Time between two orders to end the same segments: one that had not reached the server before is ended by the next."""
+SHOWN_SECONDS = 10.0
+"""Time between two lines about a server that is starting."""
+RESTARTING = ("constraint", "frequency_penalty", "presence_penalty")
+"""Fields with a state that a server forgets between segments."""
+LOAD_SECONDS = 600.0
+PHASE_CHARACTERS = 160
+MAX_ABORTS = 3
+"""Times that a server may end a completion by itself."""
+DEFAULTS = SamplingParams()
+
+logger = structlog.get_logger(__name__)
+
+
+class RunningSegment:
+    """A segment at the server."""
+
+    def __init__(self, request_id: str, *, drains: bool) -> None:
+        self.request_id = request_id
+        self.drains = drains
+        """True if it has to end by itself before weights change."""
+        self.ended = False
+        self.ordered = False
+        """True if it was ended by this engine."""
+
+
+class HttpEngine:
+    """See `GenerationEngine` for the contract."""
+
+    def __init__(self, dialect: Dialect, model_folder: str, settings: GenerationSettings, place: EnginePlace) -> None:
+        """Start the server, or take one that was started elsewhere; `load_weights` waits until it is ready.
+
+        Raises:
+            SetupError: the model's folder, or an interpreter with the server's package, is missing.
+        """
+        self.dialect, self.settings, self.place = dialect, settings, place
+        self.abilities = dialect.abilities
+        self.altering = sorted(dialect.altering(place))
+        self.weight_version = 0
+        self.tokenizer = ChatTokenizer.load(model_folder)
+        self.context = settings.max_model_len
+        self.vocabulary_size = vocabulary_of(model_folder) or self.tokenizer.largest_id + 1
+        self._shapes = {name: tensor.shape for name, tensor in stored_tensors(model_folder).items()}
+        self._server = _server_of(dialect, model_folder, settings, place)
+        self._ready = False
+        self._closed = False
+        self._admitted = asyncio.Event()
+        self._admitted.set()
+        self._loading = asyncio.Lock()
+        self._starting = asyncio.Lock()
+        self._segments: dict[RunningSegment, None] = {}
+        self._changed = asyncio.Event()
+        self._numbers = count(1)
+        self._life = secrets.token_hex(4)
+        """In every request id: an order to end a segment must not end one of the next engine at the same server."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._counters = EngineCounters()
+        self._busy_since = 0.0
+
+    async def generate(
+        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool = False, resumed_tokens: int = 0
+    ) -> AsyncGenerator[TokenChunk, None]:
+        """Yield a completion: in one chunk at its end, or as it is sampled when `stream` is set.
+
+        Raises:
+            RequestError: a token id is out of range, prompt and max_tokens exceed the context, or the server cannot do what is asked.
+            EngineUnavailable: the server is gone.
+            EngineError: the engine failed or was closed.
+        """
+        validate_prompt(prompt_ids, sampling, resumed_tokens, self.vocabulary_size, self.context)
+        self._refuse_inexact(request_id, sampling, resumed_tokens)
+        completion = ServerCompletion(list(prompt_ids), sampling, self.tokenizer, resumed_tokens)
+        if completion.has_ended():
+            yield TokenChunk(columns=TokenColumns(), finish_reason=completion.finish_reason)
+            return
+        await self.until_ready()
+        grown: asyncio.Queue[Exception | None] = asyncio.Queue()
+        # Apart from the reader of the chunks: new weights wait for all segments, and must not wait for a slow reader.
+        sampling_task = self._task(self._sample(request_id, completion, grown.put_nowait, stream=stream))
+        try:
+            while True:
+                if (error := await grown.get()) is not None:
+                    raise error
+                if completion.has_ended():
+                    break
+                if stream and completion.undelivered:
+                    yield completion.chunk()
+            yield completion.chunk()
+        finally:
+            sampling_task.cancel()
+            await asyncio.gather(sampling_task, return_exceptions=True)
+
+    async def _sample(
+        self, request_id: str, completion: ServerCompletion, grew: Callable[[Exception | None], None], *, stream: bool
+    ) -> None:
+        """Sample segments until the completion ends; `grew` is called after each part, and with the error that ends it."""
+        try:
+            while not completion.finish_reason:
+                await self._segment(request_id, completion, grew, stream=stream)
+        except asyncio.CancelledError:  # by the reader, or by `close`
+            grew(EngineError(f"{request_id}: the generation engine is closed"))
+            raise
+        except Exception as error:  # noqa: BLE001 - raised where the chunks are read
+            grew(error)
+
+    async def _segment(
+        self, request_id: str, completion: ServerCompletion, grew: Callable[[Exception | None], None], *, stream: bool
+    ) -> None:
+        """Sample until the server ends the segment."""
+        while not self._admitted.is_set():
+            await self._admitted.wait()
+        if self._closed:
+            raise EngineError(f"{request_id}: the generation engine is closed")
+        sampling = completion.sampling
+        altered = bool(_stated(sampling, self.altering))
+        drains = altered or bool(_stated(sampling, RESTARTING))
+        running = RunningSegment(f"{request_id}.{self._life}.{next(self._numbers)}", drains=drains)
+        segment = Segment(
+            running.request_id,
+            list(completion.token_ids),
+            sampling,
+            completion.remaining,
+            sorted(self.tokenizer.stop_ids),
+            streamed=(stream and not altered) or bool(sampling.stop),
+        )
+        version = self.weight_version
+        self._enter(running)
+        try:
+            async with aclosing(self.dialect.sample(self._server, segment)) as parts:  # type: ignore[type-var]
+                async for part in parts:
+                    added = completion.add(part, version)
+                    self._counters = _plus(self._counters, tokens=added, prefilled=self._prefilled(segment, part))
+                    running.ended = bool(part.finish_reason)
+                    if part.finish_reason == "abort":
+                        self._check_abort(running, completion)
+                    if completion.finish_reason:
+                        break
+                    if not altered:
+                        grew(None)
+            if altered:
+                await self._rescore(running, completion)
+        finally:
+            self._leave(running)
+        grew(None)
+
+    async def _rescore(self, running: RunningSegment, completion: ServerCompletion) -> None:
+        """Replace the log-probabilities by those of the unaltered logits; the weights cannot change before this segment is left."""
+        start = len(completion.token_ids) - len(completion.logprobs)
+        completion.logprobs = await self.dialect.score(self._server, f"{running.request_id}.score", completion.token_ids, start)
+
+    def _check_abort(self, running: RunningSegment, completion: ServerCompletion) -> None:
+        """Raises EngineError if the server ends this completion by itself again and again, or one that cannot be continued."""
+        if running.drains:
+            raise EngineError(f"{self.dialect.title} ended a completion that cannot be continued exactly")
+        completion.aborts += not running.ordered
+        if completion.aborts > MAX_ABORTS:
+            raise EngineError(f"{self.dialect.title} ended the same completion {completion.aborts} times without an order to")
+
+    def _prefilled(self, segment: Segment, part: SegmentPart) -> int:
+        return len(segment.token_ids) - part.cached_tokens if part.finish_reason else 0
+
+    def _refuse_inexact(self, request_id: str, sampling: SamplingParams, resumed_tokens: int) -> None:
+        """Refuse what this server would sample, score or continue in another way than the embedded engine.
+
+        Raises:
+            RequestError: names the field.
+            EngineError: another worker began a completion that cannot be continued here.
+        """
+        title = self.dialect.title
+        if (constraint := sampling.constraint) is not None and constraint.kind not in self.dialect.constraints:
+            known = ", ".join(sorted(self.dialect.constraints))
+            raise RequestError(
+                f"'response_format': {title} has no constraint of kind {constraint.kind} (it has {known})", "response_format"
+            )
+        altering = _stated(sampling, self.altering)
+        if altering and sampling.temperature not in (0.0, 1.0):
+            found = f"'{altering[0]}': {title} reports exact log-probabilities beside it at temperature 1 only"
+            raise RequestError(f"{found}, and the temperature is {sampling.temperature:g}; leave it out", altering[0])
+        if altering and sampling.top_logprobs:
+            raise RequestError(f"'top_logprobs': not supported by {title} beside '{altering[0]}'; leave one out", "top_logprobs")
+        if resumed_tokens and (restarting := _stated(sampling, RESTARTING)):
+            raise EngineError(f"{request_id}: {title} cannot continue a completion with '{restarting[0]}' that another worker began")
+
+    def _enter(self, running: RunningSegment) -> None:
+        if not self._segments:
+            self._busy_since = time.monotonic()
+        self._segments[running] = None
+
+    def _leave(self, running: RunningSegment) -> None:
+        """Forget a segment; one that has not ended is ended at the server, which would go on for a client that has left."""
+        del self._segments[running]
+        if not self._segments:
+            self._counters = _plus(self._counters, seconds=time.monotonic() - self._busy_since)
+        self._changed.set()
+        if not running.ended and not self._closed:
+            self._task(self._abort(running.request_id))
+
+    def _task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Start work that ends with the engine at the latest."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _abort(self, request_id: str) -> None:
+        with suppress(EngineError):
+            await self.dialect.abort(self._server, [request_id])
+
+    async def until_ready(self) -> None:
+        """Wait until the server samples.
+
+        Raises:
+            SetupError: the server ended by itself while it started, or was not ready within `generation.server.start_seconds`.
+            EngineUnavailable: it was killed.
+        """
+        async with self._starting:
+            if self._ready:
+                return
+            limit, began, shown = self.settings.server.start_seconds, time.monotonic(), time.monotonic()
+            while not await self._answers():
+                process, seconds = self._server.process, time.monotonic() - began
+                if process is not None and (ended := process.ended()):
+                    raise EngineUnavailable(ended) if process.was_killed() else SetupError(ended)
+                if self._closed:
+                    raise EngineError("the generation engine is closed")
+                if seconds > limit:
+                    raise SetupError(f"{self.phase()}; it was not ready within generation.server.start_seconds = {limit:g}")
+                if time.monotonic() - shown > SHOWN_SECONDS:
+                    logger.info(self.phase(), seconds=round(seconds))
+                    shown = time.monotonic()
+                await asyncio.sleep(POLL_SECONDS)
+            await self._try_out()
+            self._ready = True
+            logger.info("the server is ready", server=self.dialect.title, seconds=round(time.monotonic() - began, 1))
+
+    def phase(self) -> str:
+        """Returns what the server is doing while it starts, with the last line of its output; empty once it is ready."""
+        if self._ready:
+            return ""
+        said = "" if self._server.process is None else self._server.process.tail(1)[:PHASE_CHARACTERS]
+        return f"{self.dialect.title} at {self._server.url} is starting{': ' if said else ''}{said}"
+
+    async def _try_out(self) -> None:
+        """Sample one token: a server may say that it is ready and end at its first request, for example of an unsupported model.
+
+        Raises:
+            SetupError: no token was sampled.
+        """
+        segment = Segment(f"{self.place.worker}.first", [0], SamplingParams(max_tokens=1), 1, (), streamed=False)
+        try:
+            async with aclosing(self.dialect.sample(self._server, segment)) as parts:  # type: ignore[type-var]
+                async for _ in parts:
+                    pass
+        except (EngineError, RequestError) as error:
+            process = self._server.process
+            said = f"; the end of {process.log}:\n{process.tail()}" if process is not None else ""
+            raise SetupError(f"{self.dialect.title} is ready but cannot sample a token ({error}){said}") from error
+
+    async def _answers(self) -> bool:
+        try:
+            return await self.dialect.is_ready(self._server)
+        except EngineUnavailable:
+            return False
+
+    async def load_weights(self, location: WeightsLocation, weight_version: int) -> None:
+        """Verify the files while decoding continues, end or await all segments, load, and continue the completions.
+
+        Raises:
+            EngineError: the folder is incomplete, the checksum differs, or the tensors do not fit the model; the old weights stay.
+            EngineUnavailable: the server is gone, or refused verified weights: then it is not known which it holds.
+            SetupError: the server could not be started.
+        """
+        async with self._loading:
+            await asyncio.to_thread(verify_weights, location, self._shapes)
+            await self.until_ready()
+            self._admitted.clear()
+            try:
+                await self._end_segments()
+                await self.dialect.load(self._server, str(Path(location.folder)), weight_version, LOAD_SECONDS)
+                self.weight_version = weight_version
+            finally:
+                self._admitted.set()
+
+    async def _end_segments(self) -> None:
+        while self._segments:
+            self._changed.clear()
+            ending = [running for running in self._segments if not running.drains]
+            for running in ending:
+                running.ordered = True
+            if ending:
+                await self.dialect.abort(self._server, [running.request_id for running in ending])
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ABORT_SECONDS):
+                    await self._changed.wait()
+
+    def take_counters(self) -> EngineCounters:
+        """Counts since the last call."""
+        if self._segments:
+            now = time.monotonic()
+            self._counters, self._busy_since = _plus(self._counters, seconds=now - self._busy_since), now
+        counters, self._counters = self._counters, EngineCounters()
+        return msgspec.structs.replace(counters, running=len(self._segments))
+
+    async def close(self) -> None:
+        """Abort everything and end the server, unless it was started elsewhere; may be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        self._admitted.set()
+        if self._server.process is None and self._segments:
+            with suppress(EngineError):
+                await self.dialect.abort(self._server, [running.request_id for running in self._segments])
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._server.close()
+
+
+def engine_of(dialect: Dialect) -> Callable[[str, GenerationSettings, EnginePlace], HttpEngine]:
+    """Returns the factory of engines that ask servers of this kind."""
+
+    def make(model_folder: str, settings: GenerationSettings, place: EnginePlace) -> HttpEngine:
+        return HttpEngine(dialect, model_folder, settings, place)
+
+    return make
+
+
+def _server_of(dialect: Dialect, model_folder: str, settings: GenerationSettings, place: EnginePlace) -> ServerClient:
+    if url := server_address(settings, place):
+        return ServerClient(dialect.title, url)
+    port = free_port()
+    python = interpreter(dialect.name, settings.server, Path.cwd())
+    command, environment = dialect.command(python, model_folder, settings, place, port)
+    process = ServerProcess(dialect.title, command, environment, place.logs / f"{dialect.name}-{place.number}.log")
+    return ServerClient(dialect.title, f"http://127.0.0.1:{port}", process)
+
+
+def _stated(sampling: SamplingParams, names: Sequence[str]) -> list[str]:
+    return [name for name in names if getattr(sampling, name) != getattr(DEFAULTS, name)]
+
+
+def _plus(counters: EngineCounters, *, tokens: int = 0, prefilled: int = 0, seconds: float = 0.0) -> EngineCounters:
+    return EngineCounters(
+        tokens=counters.tokens + tokens,
+        prefilled_tokens=counters.prefilled_tokens + prefilled,
+        busy_seconds=counters.busy_seconds + seconds,
+    )

@@ -1,0 +1,153 @@
+"""SGLang 0.5.20 and later, over its own HTTP protocol."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from areal_actors.core.devices import detect_cuda
+from areal_actors.core.errors import EngineUnavailable
+from areal_actors.core.values import SamplingParams
+from areal_actors.generation.engine import SAMPLING_ABILITIES, EnginePlace
+from areal_actors.generation.servers.dialect import Segment, SegmentPart, merged_flags
+from areal_actors.generation.servers.server_process import OK, SERVER_SIDE, ServerClient, flags, message_of
+from areal_actors.generation.settings import GenerationSettings
+
+ON_CPU = SERVER_SIDE / "sglang_on_cpu.py"
+SPARE_CONTEXT = 8
+"""SGLang ends completions up to two tokens before its context is full."""
+CPU_CACHE_TOKENS = 2**17
+"""Maximum KV cache of a server on a CPU, in tokens."""
+
+
+class SGLang:
+    """See `Dialect`."""
+
+    name = "sglang"
+    title = "SGLang"
+    abilities = SAMPLING_ABILITIES
+    constraints = frozenset({"json_schema", "regex"})
+
+    def altering(self, place: EnginePlace) -> frozenset[str]:  # noqa: ARG002 - the same everywhere
+        """Returns the fields after which log-probabilities are reported."""
+        return frozenset({"constraint", "frequency_penalty", "logit_bias", "presence_penalty"})
+
+    def command(
+        self, python: str, model_folder: str, settings: GenerationSettings, place: EnginePlace, port: int
+    ) -> tuple[list[str], dict[str, str]]:
+        """Returns the command that starts a server, and its environment variables."""
+        on_cpu = settings.device == "cpu" or (settings.device == "auto" and not detect_cuda().count)
+        common = {
+            "model-path": model_folder,
+            "host": "127.0.0.1",
+            "port": port,
+            "dtype": settings.dtype,
+            "context-length": settings.max_model_len + SPARE_CONTEXT,
+            "max-running-requests": settings.max_num_seqs,
+            "random-seed": place.seed,
+            "grammar-backend": "llguidance",
+            "incremental-streaming-output": True,
+        }
+        cpu = {
+            "device": "cpu",
+            "attention-backend": "torch_native",
+            "sampling-backend": "pytorch",
+            "disable-cuda-graph": True,
+            "mem-fraction-static": 0.2,
+            "max-total-tokens": min(CPU_CACHE_TOKENS, settings.max_num_seqs * (settings.max_model_len + SPARE_CONTEXT)),
+            "sleep-on-idle": True,
+        }
+        program = [python, str(ON_CPU)] if on_cpu else [python, "-m", "sglang.launch_server"]
+        chosen = merged_flags({**common, **(cpu if on_cpu else {})}, settings.options)
+        environment = {"HF_HUB_OFFLINE": "1", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
+        return [*program, *flags(chosen)], {**environment, **({"OMP_NUM_THREADS": str(settings.threads)} if on_cpu else {})}
+
+    async def is_ready(self, server: ServerClient) -> bool:
+        """True if the server samples; raises EngineUnavailable if it does not answer."""
+        status, _ = await server.get("/model_info", seconds=5)
+        return status == OK
+
+    async def sample(self, server: ServerClient, segment: Segment) -> AsyncIterator[SegmentPart]:
+        """Yield a segment, in one part or as it is sampled."""
+        body: dict[str, Any] = {
+            "rid": segment.request_id,
+            "input_ids": segment.token_ids,
+            "sampling_params": _sampling(segment),
+            "return_logprob": True,
+            "top_logprobs_num": segment.sampling.top_logprobs,
+            "stream": segment.streamed,
+        }
+        if not segment.streamed:
+            status, answer = await server.post("/generate", body, seconds=None)
+            if status != OK:
+                raise server.refused(status, answer)
+            yield _part(server, answer)
+            return
+        async for answer in server.lines("/generate", body):
+            yield _part(server, answer)
+
+    async def score(self, server: ServerClient, request_id: str, token_ids: Sequence[int], start: int) -> list[float]:
+        """Returns log_softmax(logits) of the tokens from `start` on, given those before."""
+        body = {
+            "rid": request_id,
+            "input_ids": token_ids,
+            "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
+            "return_logprob": True,
+            "logprob_start_len": start - 1,
+        }
+        status, answer = await server.post("/generate", body, seconds=None)
+        if status != OK:
+            raise server.refused(status, answer)
+        return [logprob for logprob, _, _ in answer["meta_info"]["input_token_logprobs"][1:]]
+
+    async def abort(self, server: ServerClient, request_ids: Sequence[str]) -> None:
+        """End these segments."""
+        for request_id in request_ids:
+            await server.post("/abort_request", {"rid": request_id})
+
+    async def load(self, server: ServerClient, folder: str, weight_version: int, seconds: float) -> None:
+        """Load weights and drop the prefix cache."""
+        # An order to end all requests may end one that arrives after the weights, so it is not given: none is running.
+        body = {"model_path": folder, "weight_version": str(weight_version), "abort_all_requests": False, "flush_cache": True}
+        status, answer = await server.post("/update_weights_from_disk", body, seconds=seconds)
+        if status != OK or not answer.get("success"):
+            raise EngineUnavailable(f"SGLang at {server.url} refused weight version {weight_version} ({status}): {message_of(answer)}")
+
+
+def _sampling(segment: Segment) -> dict[str, Any]:
+    sampling: SamplingParams = segment.sampling
+    chosen: dict[str, Any] = {
+        "max_new_tokens": segment.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or -1,
+        "min_p": sampling.min_p,
+        "stop_token_ids": list(segment.stop_ids),
+        "skip_special_tokens": False,
+    }
+    if sampling.presence_penalty:
+        chosen["presence_penalty"] = sampling.presence_penalty
+    if sampling.frequency_penalty:
+        chosen["frequency_penalty"] = sampling.frequency_penalty
+    if sampling.logit_bias:
+        chosen["logit_bias"] = {str(token_id): bias for token_id, bias in sampling.logit_bias.items()}
+    if sampling.constraint is not None:
+        chosen[sampling.constraint.kind] = sampling.constraint.text
+    return chosen
+
+
+def _part(server: ServerClient, answer: Any) -> SegmentPart:
+    """Returns the tokens of an answer, or of the next difference of a streamed one."""
+    if not isinstance(answer, dict) or "meta_info" not in answer:
+        raise server.refused(500, answer)
+    meta = answer["meta_info"]
+    pairs = meta.get("output_token_logprobs") or []
+    top = meta.get("output_top_logprobs") or []
+    reason = meta.get("finish_reason") or {}
+    return SegmentPart(
+        token_ids=[token_id for _, token_id, _ in pairs],
+        logprobs=[logprob for logprob, _, _ in pairs],
+        top=[[(token_id, logprob) for logprob, token_id, _ in row] for row in top],
+        finish_reason=reason.get("type", ""),
+        cached_tokens=meta.get("cached_tokens", 0) if reason else 0,
+    )

@@ -1,0 +1,180 @@
+"""vLLM 0.30 and later, over its OpenAI-compatible server in development mode, which has the requests that change weights."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from areal_actors.core.devices import detect_cuda
+from areal_actors.core.errors import EngineUnavailable
+from areal_actors.core.values import Constraint
+from areal_actors.generation.engine import SAMPLING_ABILITIES, EnginePlace
+from areal_actors.generation.servers.dialect import Segment, SegmentPart, merged_flags
+from areal_actors.generation.servers.server_process import OK, SERVER_SIDE, ServerClient, flags, message_of
+from areal_actors.generation.settings import GenerationSettings
+
+MODEL = "model"
+"""Name of the model in requests."""
+CONSTRAINTS = {"json_schema": "json", "regex": "regex", "lark": "grammar"}
+
+
+class VLLM:
+    """See `Dialect`."""
+
+    name = "vllm"
+    title = "vLLM"
+    abilities = SAMPLING_ABILITIES
+    constraints = frozenset({"json_schema", "regex"})
+
+    def altering(self, place: EnginePlace) -> frozenset[str]:
+        """Returns the fields after which log-probabilities are reported; see `_logprobs_mode`."""
+        if _logprobs_mode(place) == "raw_logprobs":
+            return frozenset({"constraint"})
+        return frozenset({"constraint", "frequency_penalty", "logit_bias", "min_p", "presence_penalty", "top_k", "top_p"})
+
+    def command(
+        self, python: str, model_folder: str, settings: GenerationSettings, place: EnginePlace, port: int
+    ) -> tuple[list[str], dict[str, str]]:
+        """Returns the command that starts a server, and its environment variables."""
+        on_cpu = settings.device == "cpu" or (settings.device == "auto" and not detect_cuda().count)
+        defaults = {
+            "model": model_folder,
+            "served-model-name": MODEL,
+            "host": "127.0.0.1",
+            "port": port,
+            "dtype": settings.dtype,
+            "max-model-len": settings.max_model_len,
+            "max-num-seqs": settings.max_num_seqs,
+            "seed": place.seed,
+            "logprobs-mode": _logprobs_mode(place),
+            "generation-config": "vllm",
+            "worker-extension-cls": "areal_reload.Reload",
+            **({"enforce-eager": True} if on_cpu else {}),
+        }
+        python_path = os.pathsep.join(filter(None, (str(SERVER_SIDE), os.environ.get("PYTHONPATH"))))
+        environment = {"VLLM_SERVER_DEV_MODE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": python_path}
+        on_cpu_only = {
+            "OMP_NUM_THREADS": str(settings.threads),
+            "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "TORCH_COMPILE_DISABLE": "1",  # compiling the log-probabilities takes 16 s of the first request
+        }
+        words = flags(merged_flags(defaults, settings.options))
+        return [python, "-m", "vllm.entrypoints.openai.api_server", *words], {**environment, **(on_cpu_only if on_cpu else {})}
+
+    async def is_ready(self, server: ServerClient) -> bool:
+        """True if the server samples; raises EngineUnavailable if it does not answer."""
+        status, _ = await server.get("/health", seconds=5)
+        return status == OK
+
+    async def sample(self, server: ServerClient, segment: Segment) -> AsyncIterator[SegmentPart]:
+        """Yield a segment, in one part or as it is sampled."""
+        body = _body(segment)
+        if not segment.streamed:
+            status, answer = await server.post("/v1/completions", body, seconds=None)
+            if status != OK:
+                raise server.refused(status, answer)
+            yield _part(server, answer, segment)
+            return
+        async for answer in server.lines("/v1/completions", body):
+            yield _part(server, answer, segment)
+
+    async def score(self, server: ServerClient, request_id: str, token_ids: Sequence[int], start: int) -> list[float]:
+        """Returns log_softmax(logits) of the tokens from `start` on, given those before."""
+        body = {
+            "request_id": request_id,
+            "model": MODEL,
+            "prompt": token_ids,
+            "max_tokens": 1,
+            "temperature": 0,
+            "prompt_logprobs": 0,
+        }
+        status, answer = await server.post("/v1/completions", body, seconds=None)
+        if status != OK:
+            raise server.refused(status, answer)
+        scored = answer["choices"][0]["prompt_logprobs"]
+        return [scored[place][str(token_ids[place])]["logprob"] for place in range(start, len(token_ids))]
+
+    async def abort(self, server: ServerClient, request_ids: Sequence[str]) -> None:
+        """End these segments."""
+        await server.post("/abort_requests", {"request_ids": [f"cmpl-{request_id}-0" for request_id in request_ids]})
+
+    async def load(self, server: ServerClient, folder: str, weight_version: int, seconds: float) -> None:
+        """Load weights and drop the prefix cache."""
+        steps: tuple[tuple[str, Mapping[str, Any]], ...] = (
+            ("/pause?mode=abort", {}),
+            ("/collective_rpc", {"method": "areal_reload", "kwargs": {"weights_path": folder}}),
+            ("/reset_prefix_cache", {}),
+            ("/resume", {}),
+        )
+        for path, body in steps:
+            status, answer = await server.post(path, body, seconds=seconds)
+            if status != OK:
+                raise EngineUnavailable(f"vLLM at {server.url} refused weight version {weight_version} ({status}): {message_of(answer)}")
+
+
+def _logprobs_mode(place: EnginePlace) -> str:
+    """Raw log-probabilities are those before everything, the temperature too; processed ones are those after everything.
+
+    At temperature 1 the raw ones are log_softmax(logits / temperature), whatever else alters the choice of tokens.
+    """
+    return "raw_logprobs" if place.temperature == 1.0 else "processed_logprobs"
+
+
+def _body(segment: Segment) -> dict[str, Any]:
+    """Returns the request; without the seed, which ends a server on a CPU as soon as it divides a long prompt."""
+    sampling = segment.sampling
+    body: dict[str, Any] = {
+        "request_id": segment.request_id,
+        "model": MODEL,
+        "prompt": segment.token_ids,
+        "max_tokens": segment.max_tokens,
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k or -1,
+        "min_p": sampling.min_p,
+        "presence_penalty": sampling.presence_penalty,
+        "frequency_penalty": sampling.frequency_penalty,
+        "stop_token_ids": list(segment.stop_ids),
+        "logprobs": sampling.top_logprobs,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+        "skip_special_tokens": False,
+        "stream": segment.streamed,
+    }
+    if sampling.logit_bias:
+        body["logit_bias"] = {str(token_id): bias for token_id, bias in sampling.logit_bias.items()}
+    if sampling.constraint is not None:
+        body["structured_outputs"] = _constraint(sampling.constraint)
+    return body
+
+
+def _constraint(constraint: Constraint) -> dict[str, Any]:
+    value = msgspec.json.decode(constraint.text) if constraint.kind == "json_schema" else constraint.text
+    return {CONSTRAINTS[constraint.kind]: value}
+
+
+def _part(server: ServerClient, answer: Any, segment: Segment) -> SegmentPart:
+    """Returns the tokens of an answer, or of the next difference of a streamed one."""
+    if not isinstance(answer, dict) or not answer.get("choices"):
+        raise server.refused(500, answer)
+    choice = answer["choices"][0]
+    logprobs = choice.get("logprobs") or {}
+    width = segment.sampling.top_logprobs
+    usage = answer.get("usage") or {}
+    return SegmentPart(
+        token_ids=choice.get("token_ids") or [],
+        logprobs=logprobs.get("token_logprobs") or [],
+        top=[_most_likely(row, width) for row in logprobs.get("top_logprobs") or []] if width else (),
+        finish_reason=choice.get("finish_reason") or "",
+        cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
+    )
+
+
+def _most_likely(row: Mapping[str, float], width: int) -> list[tuple[int, float]]:
+    """Returns the `width` most likely tokens; a row also has the sampled one, whatever its rank."""
+    pairs = [(int(name.removeprefix("token_id:")), logprob) for name, logprob in row.items()]
+    return sorted(pairs, key=lambda pair: -pair[1])[:width]

@@ -1,0 +1,128 @@
+"""Published weights as files: their checksum and shapes, read without torch.
+
+A server that loads weights from a folder may end when a tensor has another shape or a file is cut short, so the folder is
+verified before the server is told of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from typing import NamedTuple
+
+import xxhash
+
+from areal_actors.core.errors import EngineError
+from areal_actors.core.values import WeightsLocation
+
+DTYPES = {
+    "F64": "torch.float64",
+    "F32": "torch.float32",
+    "F16": "torch.float16",
+    "BF16": "torch.bfloat16",
+    "I64": "torch.int64",
+    "I32": "torch.int32",
+    "I16": "torch.int16",
+    "I8": "torch.int8",
+    "U8": "torch.uint8",
+    "BOOL": "torch.bool",
+    "F8_E4M3": "torch.float8_e4m3fn",
+    "F8_E5M2": "torch.float8_e5m2",
+}
+"""Names that torch gives to the types of safetensors."""
+LENGTH_BYTES = 8
+"""A file of safetensors begins with the length of its header, u64 little-endian."""
+
+
+class StoredTensor(NamedTuple):
+    """Place of a tensor on disk."""
+
+    file: Path
+    dtype: str
+    """Type, as torch names it."""
+    shape: tuple[int, ...]
+    start: int
+    """First byte in the file."""
+    end: int
+
+
+def stored_tensors(folder: str | Path) -> dict[str, StoredTensor]:
+    """Returns the tensors in all `*.safetensors` of a folder.
+
+    Raises:
+        EngineError: there is no such file, or one is damaged or shorter than its header says.
+    """
+    place = Path(folder)
+    found: dict[str, StoredTensor] = {}
+    try:
+        for file in sorted(place.glob("*.safetensors")):
+            found.update(_header(file))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise EngineError(f"the weights in {place} cannot be read ({error}): wait for the next version") from error
+    if not found:
+        present = ", ".join(sorted(path.name for path in place.glob("*"))) or "nothing"
+        raise EngineError(f"the weights in {place} cannot be read: there is no *.safetensors; it holds {present}")
+    return found
+
+
+def verify_weights(location: WeightsLocation, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Verify the shapes and the checksum of published weights; `shapes`: those of the model that is to load them.
+
+    Raises:
+        EngineError: a file is missing or damaged, a tensor is unknown, missing or of another shape, or the checksum differs.
+    """
+    tensors = stored_tensors(location.folder)
+    found = {
+        "missing": sorted(shapes.keys() - tensors.keys()),
+        "unknown": sorted(tensors.keys() - shapes.keys()),
+        "of another shape": [
+            f"{name} {list(tensors[name].shape)} for {list(shape)}"
+            for name, shape in sorted(shapes.items())
+            if name in tensors and tensors[name].shape != shape
+        ],
+    }
+    if differences := "; ".join(f"{what}: {', '.join(names[:3])} ({len(names)} in all)" for what, names in found.items() if names):
+        raise EngineError(f"the weights in {location.folder} do not fit this model: {differences}")
+    if (checksum := checksum_of(tensors)) != location.checksum:
+        expected = f"expected {location.checksum}: wait for the next version"
+        raise EngineError(f"the weights in {location.folder} have checksum {checksum}, {expected}")
+
+
+def checksum_of(tensors: Mapping[str, StoredTensor]) -> str:
+    """128-bit hash of names, types, shapes and bytes of all tensors in name order; equal to `weights.transfer.checksum`."""
+    digest = xxhash.xxh3_128()
+    mapped: dict[Path, mmap] = {}
+    try:
+        for name in sorted(tensors):
+            tensor = tensors[name]
+            digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+            if tensor.file not in mapped:
+                with tensor.file.open("rb") as file:
+                    mapped[tensor.file] = mmap(file.fileno(), 0, access=ACCESS_READ)
+            with memoryview(mapped[tensor.file]) as view, view[tensor.start : tensor.end] as content:
+                digest.update(content)
+    finally:
+        for memory in mapped.values():
+            memory.close()
+    return str(digest.hexdigest())
+
+
+def _header(file: Path) -> dict[str, StoredTensor]:
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(LENGTH_BYTES), "little")
+        size = file.stat().st_size
+        if length > size:
+            raise ValueError(f"{file.name} has {size:,} bytes, fewer than its header")
+        header = json.loads(opened.read(length))
+    offset = LENGTH_BYTES + length
+    found = {}
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        start, end = (offset + number for number in entry["data_offsets"])
+        if end > size:
+            raise ValueError(f"{file.name} has {size:,} bytes, but its tensor {name} ends at {end:,}: it was not written whole")
+        found[name] = StoredTensor(file, DTYPES[entry["dtype"]], tuple(entry["shape"]), start, end)
+    return found

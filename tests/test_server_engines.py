@@ -1,0 +1,362 @@
+"""Genuine SGLang and vLLM servers keep the contract of generation engines, and sample from exactly the weights that they were given."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import signal
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from support.engine_cases import CASES, EngineHarness, chunks_of, joined
+from support.recorded_server import RecordedServer
+from support.tiny_engine import CONTEXT, VOCABULARY, random_qwen, save
+
+from areal_actors.core.errors import EngineError, EngineUnavailable, RequestError, SetupError
+from areal_actors.core.values import Constraint, SamplingParams, TokenColumns, WeightsLocation
+from areal_actors.generation.engine import EnginePlace
+from areal_actors.generation.named import ENGINES_WITHOUT_TORCH, engine_factory
+from areal_actors.generation.servers.http_engine import HttpEngine
+from areal_actors.generation.servers.server_process import ServerClient, ServerProcess, free_port
+from areal_actors.generation.servers.sglang import SGLang
+from areal_actors.generation.servers.vllm import VLLM
+from areal_actors.generation.settings import GenerationSettings, ServerSettings
+from areal_actors.weights.transfer import write_weights
+
+ROOT = Path(__file__).parent.parent
+DIALECTS = {"sglang": SGLang, "vllm": VLLM}
+SEEDED = {"a_seed_gives_the_same_tokens_streamed_or_whole", "a_completion_cut_anywhere_continues_as_if_it_had_not_been"}
+"""Cases that need equal tokens for equal seeds, which not every server promises; greedy ones below replace them."""
+PROMPT = [5, 60, 7, 8, 90, 10, 11]
+EXACT = 1e-4
+
+GENUINE = [pytest.param(name, marks=pytest.mark.long) for name in DIALECTS]
+RECORDED = [f"recorded {name}" for name in DIALECTS]
+RECORDINGS = Path(__file__).with_name("recordings")
+RECORDS = bool(os.environ.get("AREAL_RECORD_SERVERS"))
+
+pytestmark = pytest.mark.timeout(600)
+live = pytest.mark.parametrize("genuine", GENUINE, indirect=True)
+"""For tests in which time, files or processes of the server matter."""
+
+
+class Genuine(NamedTuple):
+    name: str
+    settings: GenerationSettings
+    folder: str
+    versions: dict[int, WeightsLocation]
+    models: dict[int, torch.nn.Module]
+    process: ServerProcess | None
+
+    def make(self) -> HttpEngine:
+        return HttpEngine(DIALECTS[self.name](), self.folder, self.settings, EnginePlace())
+
+    def logprobs(self, version: int, prompt: list[int], token_ids: list[int], temperature: float = 1.0) -> list[float]:
+        with torch.no_grad():
+            logits = self.models[version](torch.tensor([prompt + token_ids])).logits[0]
+        scores = torch.log_softmax(logits / temperature, -1)
+        return [scores[len(prompt) - 1 + place, token].item() for place, token in enumerate(token_ids)]
+
+    def assert_exact(self, columns: TokenColumns, *, prompt: list[int] = PROMPT, temperature: float = 1.0) -> None:
+        """Each token's log-probability is that of a plain forward with the weights of its version, under the whole text before it."""
+        ids, versions = columns.ids_array().tolist(), columns.versions_array().tolist()
+        expected = [self.logprobs(version, prompt, ids[: place + 1], temperature)[place] for place, version in enumerate(versions)]
+        assert np.abs(columns.logprobs_array() - np.array(expected)).max() < EXACT
+
+
+def settings_of(name: str, **server: object) -> GenerationSettings:
+    return GenerationSettings(engine=name, device="cpu", max_num_seqs=8, max_model_len=CONTEXT, server=ServerSettings(**server))
+
+
+@pytest.fixture(scope="module", params=[*GENUINE, *RECORDED])
+def genuine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Genuine]:
+    name = request.param.split()[-1]
+    models = {version: random_qwen(version, head_dim=32) for version in (0, 1, 2)}
+    folder = save(models[0], tmp_path_factory.mktemp("model"))
+    weights = tmp_path_factory.mktemp("weights")
+    versions = {number: write_weights(model.state_dict(), weights / f"v{number}", folder) for number, model in models.items()}
+    with ExitStack() as stack:
+        if request.param in RECORDED:
+            process, url = None, served(stack, RecordedServer(RECORDINGS / f"{name}.json.gz"))
+        else:
+            process, url = started(stack, name, folder, tmp_path_factory.mktemp("logs"))
+            if RECORDS:
+                url = served(stack, RecordedServer(RECORDINGS / f"{name}.json.gz", url))
+        yield Genuine(name, settings_of(name, urls=(url,)), folder, versions, models, process)
+
+
+def started(stack: ExitStack, name: str, folder: str, logs: Path) -> tuple[ServerProcess, str]:
+    python = ROOT / ".environments" / name / "bin" / "python"
+    if not python.exists():
+        pytest.skip(f"`just environments {name}` makes the environment")
+    port = free_port()
+    command, environment = DIALECTS[name]().command(str(python), folder, settings_of(name), EnginePlace(), port)
+    process = ServerProcess(name, command, environment, logs / "server.log")
+    stack.callback(process.stop)
+    url = f"http://127.0.0.1:{port}"
+    asyncio.run(until_it_serves(process, ServerClient(name, url)))
+    return process, url
+
+
+def served(stack: ExitStack, server: RecordedServer) -> str:
+    """Serve recorded answers from a thread of their own, as each test has an event loop of its own."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    serving = server.serving()
+    asyncio.run_coroutine_threadsafe(serving.__aenter__(), loop).result(30)
+
+    def stop() -> None:
+        asyncio.run_coroutine_threadsafe(serving.__aexit__(None, None, None), loop).result(30)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+    stack.callback(stop)
+    return server.url
+
+
+async def until_it_serves(process: ServerProcess, client: ServerClient) -> None:
+    try:
+        async with asyncio.timeout(300):
+            while not process.ended():
+                try:
+                    if await DIALECTS[client.name]().is_ready(client):
+                        return
+                except EngineUnavailable:
+                    await asyncio.sleep(0.5)
+        raise AssertionError(process.ended())
+    finally:
+        await client.close()
+
+
+@pytest.fixture
+def harness(genuine: Genuine) -> EngineHarness:
+    return EngineHarness(genuine.make, VOCABULARY, CONTEXT, genuine.versions[1])
+
+
+@asynccontextmanager
+async def serving(genuine: Genuine, version: int = 0) -> AsyncIterator[HttpEngine]:
+    engine = genuine.make()
+    try:
+        await engine.load_weights(genuine.versions[version], version)
+        yield engine
+    finally:
+        await engine.close()
+
+
+@live
+@pytest.mark.parametrize("case", [case for case in CASES if case.__name__ not in SEEDED], ids=lambda case: case.__name__)
+async def test_a_server_keeps_the_contract(harness: EngineHarness, case) -> None:
+    if RECORDS:
+        pytest.skip("what stands before the server to record it does not stream")
+    await case(harness)
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingParams(max_tokens=24),
+        SamplingParams(max_tokens=24, top_p=0.4),
+        SamplingParams(max_tokens=24, top_k=4),
+        SamplingParams(max_tokens=24, min_p=0.1),
+        SamplingParams(max_tokens=24, temperature=0),
+        SamplingParams(max_tokens=24, presence_penalty=1.5),
+        SamplingParams(max_tokens=24, frequency_penalty=1.5),
+        SamplingParams(max_tokens=24, logit_bias={70: 9.0}),
+        SamplingParams(max_tokens=24, constraint=Constraint(kind="regex", text="[a-d]{6}")),
+        SamplingParams(max_tokens=24, constraint=Constraint(kind="json_schema", text='{"enum": ["yes", "no"]}')),
+    ],
+    ids=lambda sampling: ",".join(
+        name for name in sampling.__struct_fields__ if getattr(sampling, name) != getattr(SamplingParams(), name)
+    ),
+)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_log_probabilities_are_those_of_the_plain_model_whatever_alters_the_choice(genuine: Genuine, sampling, stream) -> None:
+    async with serving(genuine) as engine:
+        columns = joined(await chunks_of(engine, PROMPT, sampling, stream=stream))
+        genuine.assert_exact(columns)
+        text = engine.tokenizer.decode(columns.ids_array().tolist())
+        if sampling.constraint is not None:
+            assert text in {"yes", "no", '"yes"', '"no"'} or set(text) <= set("abcd")
+        if sampling.logit_bias:
+            assert 70 in columns.ids_array()
+
+
+@pytest.mark.parametrize("genuine", [GENUINE[0], RECORDED[0]], indirect=True)  # vLLM's is started for one temperature
+async def test_at_the_temperature_of_the_recipe_log_probabilities_are_scaled_by_it(genuine: Genuine) -> None:
+    async with serving(genuine) as engine:
+        columns = joined(await chunks_of(engine, PROMPT, SamplingParams(max_tokens=24, temperature=0.5)))
+        genuine.assert_exact(columns, temperature=0.5)
+        with pytest.raises(RequestError, match="temperature 1 only") as refused:
+            await chunks_of(engine, PROMPT, SamplingParams(max_tokens=4, temperature=0.5, logit_bias={70: 1.0}))
+        assert refused.value.field == "logit_bias"
+
+
+async def test_a_greedy_completion_is_the_same_streamed_whole_and_cut_anywhere(genuine: Genuine) -> None:
+    sampling = SamplingParams(max_tokens=12, temperature=0)
+    async with serving(genuine) as engine:
+        (whole,) = await chunks_of(engine, PROMPT, sampling)
+        ids = whole.columns.ids_array().tolist()
+        parts = await chunks_of(engine, PROMPT, sampling, stream=True)
+        assert joined(parts).ids_array().tolist() == ids
+        assert [part.finish_reason for part in parts] == [""] * (len(parts) - 1) + [whole.finish_reason]
+        for cut in range(1, len(ids)):
+            rest = SamplingParams(max_tokens=12 - cut, temperature=0)
+            (later,) = await chunks_of(engine, PROMPT + ids[:cut], rest, resumed_tokens=cut)
+            assert later.columns.ids_array().tolist() == ids[cut:]
+
+
+async def test_the_most_likely_tokens_are_beside_each_sampled_one(genuine: Genuine) -> None:
+    async with serving(genuine) as engine:
+        (chunk,) = await chunks_of(engine, PROMPT, SamplingParams(max_tokens=5, temperature=0, top_logprobs=3))
+        tokens = len(chunk.columns)
+        top = np.frombuffer(chunk.top_ids, "<u4").reshape(tokens, 3)
+        scores = np.frombuffer(chunk.top_logprobs, "<f4").reshape(tokens, 3)
+        assert top[:, 0].tolist() == chunk.columns.ids_array().tolist()
+        assert (np.diff(scores, axis=1) <= 0).all()
+        assert np.allclose(scores[:, 0], chunk.columns.logprobs_array(), atol=1e-5)
+
+
+async def test_a_stop_string_ends_a_completion_with_its_last_token(genuine: Genuine) -> None:
+    async with serving(genuine) as engine:
+        (free,) = await chunks_of(engine, PROMPT, SamplingParams(max_tokens=12, temperature=0))
+        ids = free.columns.ids_array().tolist()
+        # A byte that is a character by itself, at its first place.
+        place = next(place for place, token in enumerate(ids) if (text := engine.tokenizer.decode([token])).isascii() and text)
+        stop = engine.tokenizer.decode([ids[place]])
+        (stopped,) = await chunks_of(engine, PROMPT, SamplingParams(max_tokens=12, temperature=0, stop=(stop,)))
+        assert stopped.columns.ids_array().tolist() == ids[: ids.index(ids[place]) + 1]
+        assert stopped.finish_reason == "stop"
+
+
+@live
+async def test_completions_in_flight_continue_under_new_weights_and_every_token_is_exact(genuine: Genuine) -> None:
+    """Eight completions at once, weights replaced until they have ended: versions rise within a completion."""
+    async with serving(genuine) as engine:
+
+        async def sampled(number: int) -> TokenColumns:
+            return joined(await chunks_of(engine, [*PROMPT, 20 + number], SamplingParams(max_tokens=60), stream=number % 2 == 0))
+
+        async def replaced() -> None:
+            for version in (1, 2):
+                await engine.load_weights(genuine.versions[version], version)
+                await asyncio.sleep(0.02)
+
+        tasks = [asyncio.create_task(sampled(number)) for number in range(8)]
+        await asyncio.sleep(0.05)
+        await asyncio.wait_for(replaced(), 60)
+        found = await asyncio.gather(*tasks)
+        for number, columns in enumerate(found):
+            genuine.assert_exact(columns, prompt=[*PROMPT, 20 + number])
+        assert any(len(columns.versions) > 1 for columns in found)
+
+
+async def until_it_runs(engine: HttpEngine) -> None:
+    async with asyncio.timeout(60):
+        while not engine.take_counters().running:  # noqa: ASYNC110 - the engine has no event for it
+            await asyncio.sleep(0.001)
+
+
+@live
+async def test_a_constrained_completion_is_awaited_before_weights_change(genuine: Genuine) -> None:
+    async with serving(genuine) as engine:
+        sampling = SamplingParams(max_tokens=40, constraint=Constraint(kind="regex", text="[a-d]{30}"))
+        running = asyncio.create_task(chunks_of(engine, PROMPT, sampling))
+        await until_it_runs(engine)
+        await engine.load_weights(genuine.versions[1], 1)
+        assert running.done() or engine.take_counters().running == 0
+        columns = joined(await running)
+        assert [span.weight_version for span in columns.versions] == [0]
+        genuine.assert_exact(columns)
+
+
+@pytest.mark.parametrize("harm", ["missing", "shapes", "cut short", "checksum", "no files"])
+async def test_weights_that_are_not_whole_never_reach_the_server(genuine: Genuine, tmp_path: Path, harm: str) -> None:
+    tensors = dict(genuine.models[2].state_dict())
+    if harm == "missing":
+        del tensors["model.layers.1.mlp.up_proj.weight"]
+    if harm == "shapes":
+        tensors["model.norm.weight"] = torch.ones(3)
+    location = write_weights(tensors, tmp_path / "v2", genuine.folder)
+    file = tmp_path / "v2" / "model.safetensors"
+    if harm == "cut short":
+        file.write_bytes(file.read_bytes()[:-1000])
+    if harm == "checksum":
+        content = bytearray(file.read_bytes())
+        content[-5] ^= 1
+        file.write_bytes(content)
+    if harm == "no files":
+        file.unlink()
+    async with serving(genuine) as engine:
+        with pytest.raises(EngineError, match="the weights in") as refused:
+            await engine.load_weights(location, 2)
+        assert not isinstance(refused.value, EngineUnavailable)
+        assert engine.weight_version == 0
+        genuine.assert_exact(joined(await chunks_of(engine, PROMPT, SamplingParams(max_tokens=6))))
+
+
+@live
+async def test_many_at_once_are_counted_and_exact(genuine: Genuine) -> None:
+    async with serving(genuine, 2) as engine:
+        engine.take_counters()
+        prompts = [[*PROMPT, 30 + number] for number in range(24)]
+        found = await asyncio.gather(*(chunks_of(engine, prompt, SamplingParams(max_tokens=20)) for prompt in prompts))
+        columns = [joined(chunks) for chunks in found]
+        for prompt, those in zip(prompts, columns, strict=True):
+            genuine.assert_exact(those, prompt=prompt)
+        counters = engine.take_counters()
+        assert counters.tokens == sum(map(len, columns))
+        assert counters.running == 0
+        assert math.isfinite(counters.busy_seconds)
+        assert counters.busy_seconds > 0
+
+
+@live
+async def test_a_server_that_was_killed_is_unavailable_and_is_started_again_with_the_weights(
+    genuine: Genuine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine's own server, killed by `kill -9` of every process of it, in the middle of completions."""
+    monkeypatch.chdir(ROOT)
+    make = engine_factory(settings_of(genuine.name), ENGINES_WITHOUT_TORCH, ROOT, EnginePlace(logs=tmp_path))
+    engine = await asyncio.to_thread(make, genuine.folder)
+    assert isinstance(engine, HttpEngine)
+    process = engine._server.process
+    assert process is not None
+    try:
+        await engine.load_weights(genuine.versions[1], 1)
+        tasks = [asyncio.create_task(chunks_of(engine, PROMPT, SamplingParams(max_tokens=80))) for _ in range(4)]
+        await until_it_runs(engine)
+        family = psutil.Process(process._guard.pid).children(recursive=True)
+        for child in family:
+            os.kill(child.pid, signal.SIGKILL)
+        for task in tasks:
+            with pytest.raises(EngineUnavailable):
+                await task
+        with pytest.raises(EngineUnavailable, match=r"does not answer|ended with status"):
+            await engine.load_weights(genuine.versions[2], 2)
+    finally:
+        await engine.close()
+    _, alive = psutil.wait_procs(family, 20)
+    assert not alive
+
+
+@live
+async def test_a_server_that_cannot_start_says_why(genuine: Genuine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    settings = GenerationSettings(engine=genuine.name, device="cpu", max_model_len=CONTEXT, options={"no-such-flag": 3})
+    make = engine_factory(settings, ENGINES_WITHOUT_TORCH, ROOT, EnginePlace(logs=tmp_path))
+    engine = await asyncio.to_thread(make, genuine.folder)
+    try:
+        with pytest.raises(SetupError, match=r"ended with status 2(.|\n)*no-such-flag"):
+            await engine.load_weights(genuine.versions[1], 1)
+    finally:
+        await engine.close()
