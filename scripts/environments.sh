@@ -47,7 +47,7 @@ fingerprint() {
 make_environment() {
     local requirements=agents/environments/$1.txt venv_python=.environments/$1/bin/python folder=.environments/$1
     [ -f "$requirements" ] || requirements=scripts/engines/$1.txt
-    [ -f "$requirements" ] || fail "there is no environment $1; known: $(known | tr '\n' ' ')"
+    [ -f "$requirements" ] || fail "there is no environment $1; known: $(known | xargs)"
     local wanted stamp=$folder/areal-setup.stamp log=$folder/areal-setup.log
     wanted=$(fingerprint "$requirements")
     if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && "$folder/bin/python" -c '' 2>/dev/null; then

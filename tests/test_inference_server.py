@@ -174,7 +174,7 @@ time.sleep(600)
 """
 
 
-def until_it_says(process: ServerProcess, text: str) -> None:
+def until_it_prints(process: ServerProcess, text: str) -> None:
     deadline = time.monotonic() + 60
     while text not in process.tail() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -183,7 +183,7 @@ def until_it_says(process: ServerProcess, text: str) -> None:
 
 def test_stopping_a_server_ends_its_whole_tree(tmp_path):
     process = server_process(tmp_path, CHILDREN)
-    until_it_says(process, "it serves")
+    until_it_prints(process, "it serves")
     family = psutil.Process(process._guard.pid).children(recursive=True)
     assert len(family) == 2
     process.stop()
@@ -313,7 +313,7 @@ async def test_a_run_without_the_environment_is_refused_before_it_starts(tmp_pat
     assert not list((tmp_path / "runs").glob("*/nats"))
 
 
-def test_a_maker_that_asks_for_its_place_is_told(tmp_path):
+def test_a_maker_gets_its_place_if_it_has_a_parameter_for_it(tmp_path):
     (tmp_path / "mine.py").write_text(
         "class Engine:\n    def __init__(self, folder, settings, place):\n        raise ValueError(place.worker)\n"
     )

@@ -19,11 +19,12 @@ WITH_TENSORS = (
     "run.recompute",
     "run.served_model",
     "__main__",
+    "generation.servers.server_side",
 )
-"""Folders and modules that may load torch (`__main__` runs the command line when it is imported)."""
+"""Folders and modules that may load torch (`__main__` runs the command line when it is imported; server_side is for other interpreters)."""
 LIGHT = {
     *("embedded.settings", "training.checkpoint_retention", "training.checkpoint_store", "training.checkpointer", "training.engine"),
-    *("training.engine_mismatch", "training.settings", "weights.folders", "weights.manifest"),
+    *("training.engine_mismatch", "training.settings", "weights.folders", "weights.manifest", "weights.weight_files"),
 }
 """Modules in these folders that a gateway, rollout, reward, control, monitor or cli process imports."""
 

@@ -350,7 +350,9 @@ async def test_a_server_that_was_killed_is_unavailable_and_is_started_again_with
 
 
 @live
-async def test_a_server_that_cannot_start_says_why(genuine: Genuine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_error_of_a_server_that_cannot_start_has_its_cause(
+    genuine: Genuine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(ROOT)
     settings = GenerationSettings(engine=genuine.name, device="cpu", max_model_len=CONTEXT, options={"no-such-flag": 3})
     make = engine_factory(settings, ENGINES_WITHOUT_TORCH, ROOT, EnginePlace(logs=tmp_path))

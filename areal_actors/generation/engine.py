@@ -35,7 +35,7 @@ class TokenChunk(Value):
 
 
 class EnginePlace(NamedTuple):
-    """Where an engine runs."""
+    """Worker and surroundings of an engine."""
 
     worker: str = "inference_worker-0"
     """Inference worker that it serves."""

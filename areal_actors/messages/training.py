@@ -194,7 +194,7 @@ class EngineLost(Event):
     subject: ClassVar[str] = "engine.lost"
     worker: str
     reason: str
-    """What happened, with the end of the server's output if it was started by the run."""
+    """Cause, with the end of the server's output if it was started by the run."""
 
 
 class WeightsLoaded(Event):

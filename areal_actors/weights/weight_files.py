@@ -1,7 +1,7 @@
 """Published weights as files: their checksum and shapes, read without torch.
 
 A server that loads weights from a folder may end when a tensor has another shape or a file is cut short, so the folder is
-verified before the server is told of it.
+verified before the server loads it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def stored_tensors(folder: str | Path) -> dict[str, StoredTensor]:
     """Returns the tensors in all `*.safetensors` of a folder.
 
     Raises:
-        EngineError: there is no such file, or one is damaged or shorter than its header says.
+        EngineError: there is no such file, or one is damaged or shorter than its header states.
     """
     place = Path(folder)
     found: dict[str, StoredTensor] = {}

@@ -36,7 +36,7 @@ class SegmentPart(NamedTuple):
     """Prompt tokens that were not computed, in the last part."""
 
 
-class Dialect(Protocol):
+class ServerDialect(Protocol):
     """One kind of server."""
 
     name: str

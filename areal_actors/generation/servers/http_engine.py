@@ -23,7 +23,7 @@ import structlog
 from areal_actors.core.errors import EngineError, EngineUnavailable, RequestError, SetupError
 from areal_actors.core.values import SamplingParams, TokenColumns, WeightsLocation
 from areal_actors.generation.engine import EngineCounters, EnginePlace, TokenChunk, validate_prompt
-from areal_actors.generation.servers.dialect import Dialect, Segment, SegmentPart, server_address
+from areal_actors.generation.servers.dialect import Segment, SegmentPart, ServerDialect, server_address
 from areal_actors.generation.servers.server_completion import ServerCompletion
 from areal_actors.generation.servers.server_process import ServerClient, ServerProcess, free_port, interpreter
 from areal_actors.generation.settings import GenerationSettings
@@ -61,7 +61,7 @@ class RunningSegment:
 class HttpEngine:
     """See `GenerationEngine` for the contract."""
 
-    def __init__(self, dialect: Dialect, model_folder: str, settings: GenerationSettings, place: EnginePlace) -> None:
+    def __init__(self, dialect: ServerDialect, model_folder: str, settings: GenerationSettings, place: EnginePlace) -> None:
         """Start the server, or take one that was started elsewhere; `load_weights` waits until it is ready.
 
         Raises:
@@ -271,14 +271,15 @@ class HttpEngine:
         """Returns what the server is doing while it starts, with the last line of its output; empty once it is ready."""
         if self._ready:
             return ""
-        said = "" if self._server.process is None else self._server.process.tail(1)[:PHASE_CHARACTERS]
-        return f"{self.dialect.title} at {self._server.url} is starting{': ' if said else ''}{said}"
+        line = "" if self._server.process is None else self._server.process.tail(1)[:PHASE_CHARACTERS]
+        return f"{self.dialect.title} at {self._server.url} is starting{': ' if line else ''}{line}"
 
     async def _try_out(self) -> None:
-        """Sample one token: a server may say that it is ready and end at its first request, for example of an unsupported model.
+        """Sample one token: a server may report that it is ready and end at its first request, for example of an unsupported model.
 
         Raises:
             SetupError: no token was sampled.
+            EngineUnavailable: the server was killed, or one that was started elsewhere is gone.
         """
         segment = Segment(f"{self.place.worker}.first", [0], SamplingParams(max_tokens=1), 1, (), streamed=False)
         try:
@@ -287,8 +288,11 @@ class HttpEngine:
                     pass
         except (EngineError, RequestError) as error:
             process = self._server.process
-            said = f"; the end of {process.log}:\n{process.tail()}" if process is not None else ""
-            raise SetupError(f"{self.dialect.title} is ready but cannot sample a token ({error}){said}") from error
+            await asyncio.sleep(POLL_SECONDS)  # until the end of a server that was killed can be seen
+            if isinstance(error, EngineUnavailable) and (process is None or process.was_killed()):
+                raise
+            output = f"; the end of {process.log}:\n{process.tail()}" if process is not None else ""
+            raise SetupError(f"{self.dialect.title} is ready but cannot sample a token ({error}){output}") from error
 
     async def _answers(self) -> bool:
         try:
@@ -301,7 +305,7 @@ class HttpEngine:
 
         Raises:
             EngineError: the folder is incomplete, the checksum differs, or the tensors do not fit the model; the old weights stay.
-            EngineUnavailable: the server is gone, or refused verified weights: then it is not known which it holds.
+            EngineUnavailable: the server is gone, or refused verified weights, so that those it holds are unknown.
             SetupError: the server could not be started.
         """
         async with self._loading:
@@ -350,7 +354,7 @@ class HttpEngine:
         await self._server.close()
 
 
-def engine_of(dialect: Dialect) -> Callable[[str, GenerationSettings, EnginePlace], HttpEngine]:
+def engine_of(dialect: ServerDialect) -> Callable[[str, GenerationSettings, EnginePlace], HttpEngine]:
     """Returns the factory of engines that ask servers of this kind."""
 
     def make(model_folder: str, settings: GenerationSettings, place: EnginePlace) -> HttpEngine:
@@ -359,7 +363,7 @@ def engine_of(dialect: Dialect) -> Callable[[str, GenerationSettings, EnginePlac
     return make
 
 
-def _server_of(dialect: Dialect, model_folder: str, settings: GenerationSettings, place: EnginePlace) -> ServerClient:
+def _server_of(dialect: ServerDialect, model_folder: str, settings: GenerationSettings, place: EnginePlace) -> ServerClient:
     if url := server_address(settings, place):
         return ServerClient(dialect.title, url)
     port = free_port()

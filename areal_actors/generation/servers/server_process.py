@@ -73,7 +73,7 @@ class ServerProcess:
         return f"{self.name} ended with status {status} after {time.monotonic() - self.began:.0f} s; the end of {self.log}:\n{self.tail()}"
 
     def was_killed(self) -> bool:
-        """True if the server was ended by a signal: by somebody, or by the kernel for want of memory."""
+        """True if the server was ended by a signal, such as the kernel's for lack of memory."""
         return (self._guard.poll() or 0) > SIGNALLED
 
     def tail(self, lines: int = TAIL_LINES) -> str:

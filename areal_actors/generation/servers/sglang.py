@@ -21,7 +21,7 @@ CPU_CACHE_TOKENS = 2**17
 
 
 class SGLang:
-    """See `Dialect`."""
+    """See `ServerDialect`."""
 
     name = "sglang"
     title = "SGLang"

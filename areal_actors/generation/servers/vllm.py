@@ -22,7 +22,7 @@ CONSTRAINTS = {"json_schema": "json", "regex": "regex", "lark": "grammar"}
 
 
 class VLLM:
-    """See `Dialect`."""
+    """See `ServerDialect`."""
 
     name = "vllm"
     title = "vLLM"
