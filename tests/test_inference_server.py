@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -130,6 +131,29 @@ async def test_weights_that_arrive_for_a_lost_server_start_another_one(send, eng
     assert (again.weight_version, len(engines)) == (2, 2)
 
 
+async def test_completions_of_a_server_that_is_gone_when_weights_arrive_are_continued_elsewhere(send, engines):
+    class Holding(Serving):
+        async def generate(self, request_id, prompt_ids, sampling, *, stream=False, resumed_tokens=0):
+            while not self.closed:  # noqa: ASYNC110 - as short as possible
+                await asyncio.sleep(0)
+            raise EngineError("the generation engine is closed")
+            yield
+
+    holding = Holding(loads=1)
+    worker = InferenceWorker(
+        lambda folder: engines.append(holding if not engines else Serving()) or engines[-1], name=WORKER, concurrency=8
+    )
+    await send(worker, published(1))
+    in_flight = [asyncio.create_task(send(worker, ASKED)) for _ in range(3)]
+    await asyncio.sleep(0)
+    (loaded,) = await send(worker, published(2))
+    assert loaded.weight_version == 2
+    (lost,) = [event for events in await asyncio.gather(*in_flight) for event in events]
+    assert isinstance(lost, EngineLost)
+    (again,) = await send(worker, lost)
+    assert isinstance(again, WeightsLoaded)
+
+
 async def test_a_server_that_does_not_come_up_is_tried_again_until_the_deadline(send, engines):
     worker = worker_of(engines, 0, 0)
     (loaded,) = await send(worker, published(1))
@@ -154,8 +178,8 @@ async def test_a_server_that_starts_is_shown_with_its_last_line(send, engines):
     (shown,) = await send(worker, Tick(), now=101.0)
     assert shown == EngineStarting(worker=WORKER, phase="loading shard 3 of 8", seconds=0.0)
     assert await send(worker, Tick(), now=103.0) == []
-    (shown,) = await send(worker, Tick(), now=107.0)
-    assert shown.seconds == 6.0
+    (shown,) = await send(worker, Tick(), now=112.0)
+    assert shown.seconds == 11.0
     assert worker.status()["engine"] == "loading shard 3 of 8"
 
 

@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +29,7 @@ from areal_actors.generation.servers.server_process import ServerClient, ServerP
 from areal_actors.generation.servers.sglang import SGLang
 from areal_actors.generation.servers.vllm import VLLM
 from areal_actors.generation.settings import GenerationSettings, ServerSettings
+from areal_actors.messages import ActorFailed, EngineLost, StepCompleted, TrajectoryExported
 from areal_actors.weights.transfer import write_weights
 
 ROOT = Path(__file__).parent.parent
@@ -44,7 +45,7 @@ RECORDINGS = Path(__file__).with_name("recordings")
 RECORDS = bool(os.environ.get("AREAL_RECORD_SERVERS"))
 
 pytestmark = pytest.mark.timeout(600)
-live = pytest.mark.parametrize("genuine", GENUINE, indirect=True)
+genuine_only = pytest.mark.parametrize("genuine", GENUINE, indirect=True)
 """For tests in which time, files or processes of the server matter."""
 
 
@@ -153,7 +154,7 @@ async def serving(genuine: Genuine, version: int = 0) -> AsyncIterator[HttpEngin
         await engine.close()
 
 
-@live
+@genuine_only
 @pytest.mark.parametrize("case", [case for case in CASES if case.__name__ not in SEEDED], ids=lambda case: case.__name__)
 async def test_a_server_keeps_the_contract(harness: EngineHarness, case) -> None:
     if RECORDS:
@@ -238,7 +239,7 @@ async def test_a_stop_string_ends_a_completion_with_its_last_token(genuine: Genu
         assert stopped.finish_reason == "stop"
 
 
-@live
+@genuine_only
 async def test_completions_in_flight_continue_under_new_weights_and_every_token_is_exact(genuine: Genuine) -> None:
     """Eight completions at once, weights replaced until they have ended: versions rise within a completion."""
     async with serving(genuine) as engine:
@@ -266,7 +267,7 @@ async def until_it_runs(engine: HttpEngine) -> None:
             await asyncio.sleep(0.001)
 
 
-@live
+@genuine_only
 async def test_a_constrained_completion_is_awaited_before_weights_change(genuine: Genuine) -> None:
     async with serving(genuine) as engine:
         sampling = SamplingParams(max_tokens=40, constraint=Constraint(kind="regex", text="[a-d]{30}"))
@@ -304,7 +305,7 @@ async def test_weights_that_are_not_whole_never_reach_the_server(genuine: Genuin
         genuine.assert_exact(joined(await chunks_of(engine, PROMPT, SamplingParams(max_tokens=6))))
 
 
-@live
+@genuine_only
 async def test_many_at_once_are_counted_and_exact(genuine: Genuine) -> None:
     async with serving(genuine, 2) as engine:
         engine.take_counters()
@@ -320,7 +321,7 @@ async def test_many_at_once_are_counted_and_exact(genuine: Genuine) -> None:
         assert counters.busy_seconds > 0
 
 
-@live
+@genuine_only
 async def test_a_server_that_was_killed_is_unavailable_and_is_started_again_with_the_weights(
     genuine: Genuine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -349,7 +350,7 @@ async def test_a_server_that_was_killed_is_unavailable_and_is_started_again_with
     assert not alive
 
 
-@live
+@genuine_only
 async def test_the_error_of_a_server_that_cannot_start_has_its_cause(
     genuine: Genuine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -362,3 +363,37 @@ async def test_the_error_of_a_server_that_cannot_start_has_its_cause(
             await engine.load_weights(genuine.versions[1], 1)
     finally:
         await engine.close()
+
+
+def server_processes(parent: int) -> list[psutil.Process]:
+    """All processes of the servers below a process."""
+    found = []
+    for process in psutil.Process(parent).children(recursive=True):
+        with suppress(psutil.Error):
+            if "areal_actors.generation.servers.guard" in process.cmdline():
+                found += process.children(recursive=True)
+    assert found
+    return found
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("engine", DIALECTS)
+async def test_a_run_whose_server_is_killed_takes_every_step_once_and_trains_tokens_of_several_versions(live, engine: str) -> None:
+    if not (ROOT / ".environments" / engine / "bin" / "python").exists():
+        pytest.skip(f"`just environments {engine}` makes the environment")
+    run = live("steps=24", f"generation.engine={engine}", "sampling.max_tokens=64")
+    async with run.listening():
+        await run.until(StepCompleted, 4, seconds=400)
+        for child in server_processes(run.process.pid):
+            with suppress(ProcessLookupError):
+                os.kill(child.pid, signal.SIGKILL)
+    assert await run.ended(400) == 0, run.output()
+    log = [event for _, event in await run.log()]
+    assert [event.step for event in log if isinstance(event, StepCompleted)] == list(range(1, 25))
+    assert [event.worker for event in log if isinstance(event, EngineLost)] == ["inference_worker-0"]
+    assert not [event for event in log if isinstance(event, ActorFailed)]
+    parities = [event.metrics["train_infer_logprob_diff_max"] for event in log if isinstance(event, StepCompleted)]
+    assert max(parities) < EXACT
+    calls = [turn.completion for event in log if isinstance(event, TrajectoryExported) for turn in event.trajectory.interactions]
+    assert any(len(columns.versions) > 1 for columns in calls), "weights arrived in mid-completion"
+    assert run.processes_left() == []

@@ -33,7 +33,7 @@ RECYCLE_SECONDS = 300.0
 """Time limit for a new engine to start and load weights; a request that waits longer gets an error."""
 RETRY_SECONDS = (1.0, 2.0, 5.0, 10.0)
 """Waits between attempts to reach an inference server that is gone, or to start another; the last is repeated."""
-SHOWN_SECONDS = 5.0
+SHOWN_SECONDS = 10.0
 """Time between two reports of a server that is starting."""
 MAX_FAILURES = 3
 """Consecutive failed completions after which the engine counts as broken: the worker fails and is restarted."""
@@ -76,6 +76,8 @@ class InferenceWorker(Actor):
         self.serving.set()
         self.lost: GenerationEngine | None = None
         """The engine whose loss was reported last."""
+        self.dropped: GenerationEngine | None = None
+        """The engine that was closed last because its server was gone when weights were to be loaded."""
         self.last_tick = 0.0
         self.starting_since = 0.0
         """Time at which the inference server was first seen to start."""
@@ -146,13 +148,12 @@ class InferenceWorker(Actor):
                     yield part
         except RequestError as error:
             yield Generated(error=str(error), error_field=error.field or "request")
-        except EngineUnavailable as error:
-            # The gateway continues this completion, on this or on another worker: it has no last part.
-            if self.engine is engine and self.lost is not engine:
-                self.lost = engine
-                self.serving.clear()
-                yield EngineLost(worker=self.name, reason=str(error))
         except Exception as error:
+            if isinstance(error, EngineUnavailable) or engine is self.dropped:
+                # The gateway continues this completion, on this or on another worker: it has no last part.
+                for lost in self._lost(engine, error):
+                    yield lost
+                return
             if self.engine is not engine:
                 return
             # A user's engine may raise anything: fail this completion, not the worker with all others.
@@ -161,6 +162,14 @@ class InferenceWorker(Actor):
             yield Generated(error=known or f"{type(error).__name__}: {error}")
             if self.failures >= MAX_FAILURES:
                 raise
+
+    def _lost(self, engine: GenerationEngine, error: Exception) -> Iterator[EngineLost]:
+        """Report the loss of an engine, once."""
+        if self.lost is not engine:
+            self.lost = engine
+            if self.engine is engine:
+                self.serving.clear()
+            yield EngineLost(worker=self.name, reason=str(error))
 
     async def _completion(self, engine: GenerationEngine, request: Generate, request_id: str) -> AsyncGenerator[Generated, None]:
         refuse_unable(engine, request.sampling)
@@ -240,6 +249,7 @@ class InferenceWorker(Actor):
                 self.serving.clear()
                 self.engine = None
                 if engine is not None:
+                    self.dropped = engine
                     await engine.close()
                 await asyncio.sleep(RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)])
             else:
