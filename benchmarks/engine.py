@@ -27,6 +27,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwe
 
 from areal_actors.core.values import SamplingParams
 from areal_actors.embedded.transformers import TransformersEngine
+from areal_actors.generation.engine import GenerationEngine
 from areal_actors.generation.settings import GenerationSettings
 from areal_actors.weights.transfer import write_weights
 
@@ -59,7 +60,7 @@ class Figures:
         return self.invariant / self.engine
 
 
-def make_folder(folder: Path) -> str:
+def make_folder(folder: Path, head_dim: int = 16) -> str:
     """A Hugging Face folder of a random model of 0.14 M parameters that never ends by itself."""
     torch.manual_seed(0)
     config = Qwen3Config(
@@ -69,7 +70,7 @@ def make_folder(folder: Path) -> str:
         num_hidden_layers=2,
         num_attention_heads=4,
         num_key_value_heads=2,
-        head_dim=16,
+        head_dim=head_dim,
         max_position_embeddings=512,
         tie_word_embeddings=True,
         initializer_range=0.08,
@@ -81,10 +82,11 @@ def make_folder(folder: Path) -> str:
     tokenizer = Tokenizer(models.BPE(vocab={f"t{index}": index for index in range(VOCABULARY)}, merges=[]))
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
     return str(folder)
 
 
-async def engine_seconds(engine: TransformersEngine, prompts: list[list[int]], lengths: list[int]) -> float:
+async def engine_seconds(engine: GenerationEngine, prompts: list[list[int]], lengths: list[int]) -> float:
     """Seconds until the engine has answered all prompts, sent at once."""
 
     async def complete(prompt: list[int], length: int) -> None:
