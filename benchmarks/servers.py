@@ -55,7 +55,9 @@ def available(names: list[str], report: Callable[[str], None]) -> list[str]:
 
 async def started(name: str, folder: str, location: WeightsLocation) -> tuple[GenerationEngine, float]:
     """Return an engine with weights, and the seconds until it had sampled a token."""
-    settings = GenerationSettings(engine=name, device="cpu", max_num_seqs=128, max_model_len=CONTEXT)
+    # The model has no end-of-sequence token, so that all completions have the same length; grammars need one.
+    options = {"grammar-backend": "none"} if name == "sglang" else {}
+    settings = GenerationSettings(engine=name, device="cpu", max_num_seqs=128, max_model_len=CONTEXT, options=options)
     began = time.perf_counter()
     make = engine_factory(settings, ENGINES, Path.cwd(), EnginePlace(logs=Path(folder) / "logs"))
     engine = await asyncio.to_thread(make, folder)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import structlog
 
-from areal_actors.core.errors import EngineError, EngineUnavailable, RequestError
+from areal_actors.core.errors import EngineError, EngineUnavailable, RequestError, SetupError
 from areal_actors.core.values import WeightsLocation, unpack_ids
 from areal_actors.generation.engine import GenerationEngine, refuse_unable
 from areal_actors.messages import (
@@ -31,10 +31,12 @@ MakeEngine = Callable[[str], GenerationEngine]
 
 RECYCLE_SECONDS = 300.0
 """Time limit for a new engine to start and load weights; a request that waits longer gets an error."""
-RETRY_SECONDS = (1.0, 2.0, 5.0, 10.0)
-"""Waits between attempts to reach an inference server that is gone, or to start another; the last is repeated."""
+RETRY_SECONDS = (1.0, 5.0)
+"""Waits between attempts to reach an inference server that is gone, or to start another."""
 SHOWN_SECONDS = 10.0
 """Time between two reports of a server that is starting."""
+MAX_STARTS = 3
+"""Consecutive starts of an inference server that may fail; some servers end themselves with SIGKILL when they cannot start."""
 MAX_FAILURES = 3
 """Consecutive failed completions after which the engine counts as broken: the worker fails and is restarted."""
 
@@ -237,21 +239,27 @@ class InferenceWorker(Actor):
         return True
 
     async def _load_until_held(self, location: WeightsLocation, weight_version: int) -> None:
-        """Load weights; a server that is gone is closed, and reached or started again with growing pauses."""
-        for attempt in count():
+        """Load weights; a server that is gone is closed, and reached or started again with growing pauses.
+
+        Raises:
+            SetupError: `MAX_STARTS` attempts have failed.
+        """
+        for attempt in count(1):
             engine = self.engine
             try:
                 if engine is None:
                     engine = self.engine = await asyncio.to_thread(self.make_engine, location.model)
                 await engine.load_weights(location, weight_version)
             except EngineUnavailable as error:
-                logger.warning("the inference server is gone", error=str(error), attempt=attempt + 1)
+                logger.warning("the inference server is gone", error=str(error), attempt=attempt)
                 self.serving.clear()
                 self.engine = None
                 if engine is not None:
                     self.dropped = engine
                     await engine.close()
-                await asyncio.sleep(RETRY_SECONDS[min(attempt, len(RETRY_SECONDS) - 1)])
+                if attempt == MAX_STARTS:
+                    raise SetupError(f"{MAX_STARTS} starts in a row failed: {error}") from error
+                await asyncio.sleep(RETRY_SECONDS[attempt - 1])
             else:
                 return
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -47,6 +48,7 @@ class SGLang:
             "random-seed": place.seed,
             "grammar-backend": "llguidance",
             "incremental-streaming-output": True,
+            "skip-server-warmup": True,  # its text ends the server where the vocabulary has no token for it; the engine samples one itself
         }
         cpu = {
             "device": "cpu",
@@ -102,8 +104,7 @@ class SGLang:
 
     async def abort(self, server: ServerClient, request_ids: Sequence[str]) -> None:
         """End these segments."""
-        for request_id in request_ids:
-            await server.post("/abort_request", {"rid": request_id})
+        await asyncio.gather(*(server.post("/abort_request", {"rid": request_id}) for request_id in request_ids))
 
     async def load(self, server: ServerClient, folder: str, weight_version: int, seconds: float) -> None:
         """Load weights and drop the prefix cache."""
