@@ -48,6 +48,7 @@ class SGLang:
             "random-seed": place.seed,
             "grammar-backend": "llguidance",
             "incremental-streaming-output": True,
+            "log-level-http": "warning",  # else a line for each request
             "skip-server-warmup": True,  # its text ends the server where the vocabulary has no token for it; the engine samples one itself
         }
         cpu = {

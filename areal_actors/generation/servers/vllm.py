@@ -52,6 +52,7 @@ class VLLM:
             "logprobs-mode": _logprobs_mode(place),
             "generation-config": "vllm",
             "worker-extension-cls": "areal_reload.Reload",
+            "disable-uvicorn-access-log": True,
             **({"enforce-eager": True} if on_cpu else {}),
         }
         python_path = os.pathsep.join(filter(None, (str(SERVER_SIDE), os.environ.get("PYTHONPATH"))))
