@@ -73,7 +73,7 @@ async def test_a_killed_run_takes_the_steps_since_its_checkpoint_again_and_comes
 
 
 async def test_an_interrupted_run_continues_with_other_settings_of_how_fast_and_refuses_others_of_what(live):
-    run = live("steps=8", "evaluation.tasks=0")
+    run = live("steps=40", "evaluation.tasks=0")
     async with run.listening():
         await run.until(StepCompleted, 3)
         os.kill(run.process.pid, signal.SIGINT)
@@ -93,23 +93,23 @@ async def test_an_interrupted_run_continues_with_other_settings_of_how_fast_and_
     resumed, *_ = of(events, RunResumed)
     assert resumed.reason == "with trainer.microbatch_tokens = 2048, actors.rollout_worker.concurrency = 8"
     assert resumed.recipe["trainer"]["microbatch_tokens"] == 2048
-    assert [event.step for event in of(events, StepCompleted)] == list(range(1, 9))
+    assert [event.step for event in of(events, StepCompleted)] == list(range(1, 41))
     run.resume()
     assert await run.ended(60) == 1
-    assert "has done all its 8 steps" in run.output()
+    assert "has done all its 40 steps" in run.output()
     assert run.processes_left() == []
 
 
 async def test_a_trainer_that_is_killed_comes_back_to_where_the_run_is(live):
-    run = live("steps=9", "checkpoint.every_steps=4", "evaluation.tasks=0")
+    run = live("steps=25", "checkpoint.every_steps=4", "evaluation.tasks=0")
     async with run.listening():
         for steps in (2, 6):
             await run.until(StepCompleted, steps)
             run.kill("trainer")
         assert await run.ended() == 0, run.output()
     events = await events_of(run)
-    assert_every_step_was_taken_once(events, 9)
-    assert of(events, CheckpointCommitted)[-1].step == 9
+    assert_every_step_was_taken_once(events, 25)
+    assert of(events, CheckpointCommitted)[-1].step == 25
     assert run.processes_left() == []
 
 
