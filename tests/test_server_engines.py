@@ -36,6 +36,8 @@ ROOT = Path(__file__).parent.parent
 DIALECTS = {"sglang": SGLang, "vllm": VLLM}
 SEEDED = {"a_seed_gives_the_same_tokens_streamed_or_whole", "a_completion_cut_anywhere_continues_as_if_it_had_not_been"}
 """Cases that need equal tokens for equal seeds, which not every server promises; greedy ones below replace them."""
+PAUSED = {"closing_the_engine_fails_what_runs"}
+"""A case in which a completion must not end by itself: the one below pauses the server."""
 PROMPT = [5, 60, 7, 8, 90, 10, 11]
 EXACT = 1e-4
 
@@ -155,7 +157,7 @@ async def serving(genuine: Genuine, version: int = 0) -> AsyncIterator[HttpEngin
 
 
 @genuine_only
-@pytest.mark.parametrize("case", [case for case in CASES if case.__name__ not in SEEDED], ids=lambda case: case.__name__)
+@pytest.mark.parametrize("case", [case for case in CASES if case.__name__ not in SEEDED | PAUSED], ids=lambda case: case.__name__)
 async def test_a_server_keeps_the_contract(harness: EngineHarness, case) -> None:
     if RECORDS:
         pytest.skip("what stands before the server to record it does not stream")
@@ -321,6 +323,29 @@ async def test_many_at_once_are_counted_and_exact(genuine: Genuine) -> None:
         assert counters.busy_seconds > 0
 
 
+def signal_all(processes: list[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, number)
+
+
+@genuine_only
+async def test_closing_the_engine_fails_what_runs_even_if_the_server_does_not_answer(genuine: Genuine) -> None:
+    assert genuine.process is not None
+    family = psutil.Process(genuine.process._guard.pid).children(recursive=True)
+    engine = genuine.make()
+    await engine.load_weights(genuine.versions[0], 0)
+    signal_all(family, signal.SIGSTOP)
+    try:
+        running = asyncio.create_task(chunks_of(engine, PROMPT, SamplingParams(max_tokens=80)))
+        await until_it_runs(engine)
+        await asyncio.wait_for(engine.close(), 30)
+        with pytest.raises(EngineError, match="request: the generation engine is closed"):
+            await running
+    finally:
+        signal_all(family, signal.SIGCONT)
+
+
 @genuine_only
 async def test_a_server_that_was_killed_is_unavailable_and_is_started_again_with_the_weights(
     genuine: Genuine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -334,11 +359,11 @@ async def test_a_server_that_was_killed_is_unavailable_and_is_started_again_with
     assert process is not None
     try:
         await engine.load_weights(genuine.versions[1], 1)
+        family = psutil.Process(process._guard.pid).children(recursive=True)
+        signal_all(family, signal.SIGSTOP)  # so that no completion ends before the kill
         tasks = [asyncio.create_task(chunks_of(engine, PROMPT, SamplingParams(max_tokens=80))) for _ in range(4)]
         await until_it_runs(engine)
-        family = psutil.Process(process._guard.pid).children(recursive=True)
-        for child in family:
-            os.kill(child.pid, signal.SIGKILL)
+        signal_all(family, signal.SIGKILL)
         for task in tasks:
             with pytest.raises(EngineUnavailable):
                 await task
@@ -384,9 +409,7 @@ async def test_a_run_whose_server_is_killed_takes_every_step_once_and_trains_tok
     run = live("steps=24", f"generation.engine={engine}", "sampling.max_tokens=64")
     async with run.listening():
         await run.until(StepCompleted, 4, seconds=400)
-        for child in server_processes(run.process.pid):
-            with suppress(ProcessLookupError):
-                os.kill(child.pid, signal.SIGKILL)
+        signal_all(server_processes(run.process.pid), signal.SIGKILL)
     assert await run.ended(400) == 0, run.output()
     log = [event for _, event in await run.log()]
     assert [event.step for event in log if isinstance(event, StepCompleted)] == list(range(1, 25))

@@ -38,6 +38,8 @@ SHOWN_SECONDS = 10.0
 RESTARTING = ("constraint", "frequency_penalty", "presence_penalty")
 """Fields with a state that a server forgets between segments."""
 LOAD_SECONDS = 600.0
+CLOSE_SECONDS = 5.0
+"""Time for a server to accept the order to end its requests, when the engine is closed."""
 PHASE_CHARACTERS = 160
 MAX_ABORTS = 3
 """Times that a server may end a completion by itself."""
@@ -346,8 +348,9 @@ class HttpEngine:
         self._closed = True
         self._admitted.set()
         if self._server.process is None and self._segments:
-            with suppress(EngineError):
-                await self.dialect.abort(self._server, [running.request_id for running in self._segments])
+            with suppress(EngineError, TimeoutError):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await self.dialect.abort(self._server, [running.request_id for running in self._segments])
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
