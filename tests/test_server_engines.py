@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ import pytest
 import torch
 from support.engine_cases import CASES, EngineHarness, chunks_of, joined
 from support.recorded_server import RecordedServer
+from support.server_processes import signal_all
 from support.tiny_engine import CONTEXT, VOCABULARY, random_qwen, save
 
 from areal_actors.core.errors import EngineError, EngineUnavailable, RequestError, SetupError
@@ -29,7 +30,6 @@ from areal_actors.generation.servers.server_process import ServerClient, ServerP
 from areal_actors.generation.servers.sglang import SGLang
 from areal_actors.generation.servers.vllm import VLLM
 from areal_actors.generation.settings import GenerationSettings, ServerSettings
-from areal_actors.messages import ActorFailed, EngineLost, StepCompleted, TrajectoryExported
 from areal_actors.weights.transfer import write_weights
 
 ROOT = Path(__file__).parent.parent
@@ -323,12 +323,6 @@ async def test_many_at_once_are_counted_and_exact(genuine: Genuine) -> None:
         assert counters.busy_seconds > 0
 
 
-def signal_all(processes: list[psutil.Process], number: signal.Signals) -> None:
-    for process in processes:
-        with suppress(ProcessLookupError):
-            os.kill(process.pid, number)
-
-
 @genuine_only
 async def test_closing_the_engine_fails_what_runs_even_if_the_server_does_not_answer(genuine: Genuine) -> None:
     assert genuine.process is not None
@@ -388,35 +382,3 @@ async def test_the_error_of_a_server_that_cannot_start_has_its_cause(
             await engine.load_weights(genuine.versions[1], 1)
     finally:
         await engine.close()
-
-
-def server_processes(parent: int) -> list[psutil.Process]:
-    """All processes of the servers below a process."""
-    found = []
-    for process in psutil.Process(parent).children(recursive=True):
-        with suppress(psutil.Error):
-            if "areal_actors.generation.servers.guard" in process.cmdline():
-                found += process.children(recursive=True)
-    assert found
-    return found
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("engine", DIALECTS)
-async def test_a_run_whose_server_is_killed_takes_every_step_once_and_trains_tokens_of_several_versions(live, engine: str) -> None:
-    if not (ROOT / ".environments" / engine / "bin" / "python").exists():
-        pytest.skip(f"`just environments {engine}` makes the environment")
-    run = live("steps=24", f"generation.engine={engine}", "sampling.max_tokens=64")
-    async with run.listening():
-        await run.until(StepCompleted, 4, seconds=400)
-        signal_all(server_processes(run.process.pid), signal.SIGKILL)
-    assert await run.ended(400) == 0, run.output()
-    log = [event for _, event in await run.log()]
-    assert [event.step for event in log if isinstance(event, StepCompleted)] == list(range(1, 25))
-    assert [event.worker for event in log if isinstance(event, EngineLost)] == ["inference_worker-0"]
-    assert not [event for event in log if isinstance(event, ActorFailed)]
-    parities = [event.metrics["train_infer_logprob_diff_max"] for event in log if isinstance(event, StepCompleted)]
-    assert max(parities) < EXACT
-    calls = [turn.completion for event in log if isinstance(event, TrajectoryExported) for turn in event.trajectory.interactions]
-    assert any(len(columns.versions) > 1 for columns in calls), "weights arrived in mid-completion"
-    assert run.processes_left() == []
