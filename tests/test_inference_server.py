@@ -127,7 +127,7 @@ async def test_weights_that_arrive_for_a_lost_server_start_another_one(send, eng
     (loaded,) = await send(worker, published(2))
     assert loaded.weight_version == 2
     (again,) = await send(worker, lost)
-    assert isinstance(again, WeightsLoaded), "the gateway has dropped the worker when it read of the loss, so it is told once more"
+    assert isinstance(again, WeightsLoaded), "the gateway dropped the worker when it read of the loss, so the load is reported again"
     assert (again.weight_version, len(engines)) == (2, 2)
 
 

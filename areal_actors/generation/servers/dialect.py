@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from areal_actors.core.devices import detect_cuda
 from areal_actors.core.values import SamplingParams
 from areal_actors.generation.engine import EnginePlace
 from areal_actors.generation.servers.server_process import ServerClient
@@ -68,7 +69,7 @@ class ServerDialect(Protocol):
         """
         ...
 
-    def sample(self, server: ServerClient, segment: Segment) -> AsyncIterator[SegmentPart]:
+    def sample(self, server: ServerClient, segment: Segment) -> AsyncGenerator[SegmentPart, None]:
         """Yield a segment, in one part or as it is sampled.
 
         Raises:
@@ -99,6 +100,11 @@ def server_address(settings: GenerationSettings, place: EnginePlace) -> str:
     """Address of the worker's server that was started elsewhere; empty if it starts one itself."""
     urls = settings.server.urls
     return urls[place.number % len(urls)] if urls else ""
+
+
+def on_cpu(settings: GenerationSettings) -> bool:
+    """True if the server has no GPU."""
+    return settings.device == "cpu" or (settings.device == "auto" and not detect_cuda().count)
 
 
 def merged_flags(defaults: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -162,7 +162,7 @@ class HttpEngine:
         version = self.weight_version
         self._enter(running)
         try:
-            async with aclosing(self.dialect.sample(self._server, segment)) as parts:  # type: ignore[type-var]
+            async with aclosing(self.dialect.sample(self._server, segment)) as parts:
                 async for part in parts:
                     added = completion.add(part, version)
                     self._counters = _plus(self._counters, tokens=added, prefilled=self._prefilled(segment, part))
@@ -173,6 +173,8 @@ class HttpEngine:
                         break
                     if not altered:
                         grew(None)
+            if not (running.ended or completion.finish_reason):
+                self._check_abort(running, completion)  # the stream ended without a reason
             if altered:
                 await self._rescore(running, completion)
         finally:
@@ -285,7 +287,7 @@ class HttpEngine:
         """
         segment = Segment(f"{self.place.worker}.first", [0], SamplingParams(max_tokens=1), 1, (), streamed=False)
         try:
-            async with aclosing(self.dialect.sample(self._server, segment)) as parts:  # type: ignore[type-var]
+            async with aclosing(self.dialect.sample(self._server, segment)) as parts:
                 async for _ in parts:
                     pass
         except (EngineError, RequestError) as error:

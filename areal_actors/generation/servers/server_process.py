@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -128,7 +128,7 @@ class ServerClient:
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise self.unavailable(error) from error
 
-    async def lines(self, path: str, body: Mapping[str, Any]) -> AsyncIterator[Any]:
+    async def lines(self, path: str, body: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
         """Yield the decoded `data:` lines of a server-sent stream, without the last, `[DONE]`.
 
         Raises:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Any
 
-from areal_actors.core.devices import detect_cuda
 from areal_actors.core.errors import EngineUnavailable
 from areal_actors.core.values import SamplingParams
 from areal_actors.generation.engine import SAMPLING_ABILITIES, EnginePlace
-from areal_actors.generation.servers.dialect import Segment, SegmentPart, merged_flags
+from areal_actors.generation.servers.dialect import Segment, SegmentPart, merged_flags, on_cpu
 from areal_actors.generation.servers.server_process import OK, SERVER_SIDE, ServerClient, flags, message_of
 from areal_actors.generation.settings import GenerationSettings
 
@@ -37,7 +37,7 @@ class SGLang:
         self, python: str, model_folder: str, settings: GenerationSettings, place: EnginePlace, port: int
     ) -> tuple[list[str], dict[str, str]]:
         """Returns the command that starts a server, and its environment variables."""
-        on_cpu = settings.device == "cpu" or (settings.device == "auto" and not detect_cuda().count)
+        cpu_only = on_cpu(settings)
         common = {
             "model-path": model_folder,
             "host": "127.0.0.1",
@@ -60,17 +60,17 @@ class SGLang:
             "max-total-tokens": min(CPU_CACHE_TOKENS, settings.max_num_seqs * (settings.max_model_len + SPARE_CONTEXT)),
             "sleep-on-idle": True,
         }
-        program = [python, str(ON_CPU)] if on_cpu else [python, "-m", "sglang.launch_server"]
-        chosen = merged_flags({**common, **(cpu if on_cpu else {})}, settings.options)
+        program = [python, str(ON_CPU)] if cpu_only else [python, "-m", "sglang.launch_server"]
+        chosen = merged_flags({**common, **(cpu if cpu_only else {})}, settings.options)
         environment = {"HF_HUB_OFFLINE": "1", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
-        return [*program, *flags(chosen)], {**environment, **({"OMP_NUM_THREADS": str(settings.threads)} if on_cpu else {})}
+        return [*program, *flags(chosen)], {**environment, **({"OMP_NUM_THREADS": str(settings.threads)} if cpu_only else {})}
 
     async def is_ready(self, server: ServerClient) -> bool:
         """True if the server samples; raises EngineUnavailable if it does not answer."""
         status, _ = await server.get("/model_info", seconds=5)
         return status == OK
 
-    async def sample(self, server: ServerClient, segment: Segment) -> AsyncIterator[SegmentPart]:
+    async def sample(self, server: ServerClient, segment: Segment) -> AsyncGenerator[SegmentPart, None]:
         """Yield a segment, in one part or as it is sampled."""
         body: dict[str, Any] = {
             "rid": segment.request_id,
@@ -86,8 +86,9 @@ class SGLang:
                 raise server.refused(status, answer)
             yield _part(server, answer)
             return
-        async for answer in server.lines("/generate", body):
-            yield _part(server, answer)
+        async with aclosing(server.lines("/generate", body)) as answers:
+            async for answer in answers:
+                yield _part(server, answer)
 
     async def score(self, server: ServerClient, request_id: str, token_ids: Sequence[int], start: int) -> list[float]:
         """Returns log_softmax(logits) of the tokens from `start` on, given those before."""

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 import msgspec
 
-from areal_actors.core.devices import detect_cuda
 from areal_actors.core.errors import EngineUnavailable
 from areal_actors.core.values import Constraint
 from areal_actors.generation.engine import SAMPLING_ABILITIES, EnginePlace
-from areal_actors.generation.servers.dialect import Segment, SegmentPart, merged_flags
+from areal_actors.generation.servers.dialect import Segment, SegmentPart, merged_flags, on_cpu
 from areal_actors.generation.servers.server_process import OK, SERVER_SIDE, ServerClient, flags, message_of
 from areal_actors.generation.settings import GenerationSettings
 
@@ -39,7 +39,7 @@ class VLLM:
         self, python: str, model_folder: str, settings: GenerationSettings, place: EnginePlace, port: int
     ) -> tuple[list[str], dict[str, str]]:
         """Returns the command that starts a server, and its environment variables."""
-        on_cpu = settings.device == "cpu" or (settings.device == "auto" and not detect_cuda().count)
+        cpu_only = on_cpu(settings)
         defaults = {
             "model": model_folder,
             "served-model-name": MODEL,
@@ -53,7 +53,7 @@ class VLLM:
             "generation-config": "vllm",
             "worker-extension-cls": "areal_reload.Reload",
             "disable-uvicorn-access-log": True,
-            **({"enforce-eager": True} if on_cpu else {}),
+            **({"enforce-eager": True} if cpu_only else {}),
         }
         python_path = os.pathsep.join(filter(None, (str(SERVER_SIDE), os.environ.get("PYTHONPATH"))))
         environment = {"VLLM_SERVER_DEV_MODE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": python_path}
@@ -64,14 +64,16 @@ class VLLM:
             "TORCH_COMPILE_DISABLE": "1",  # compiling the log-probabilities takes 16 s of the first request
         }
         words = flags(merged_flags(defaults, settings.options))
-        return [python, "-m", "vllm.entrypoints.openai.api_server", *words], {**environment, **(on_cpu_only if on_cpu else {})}
+        return [python, "-m", "vllm.entrypoints.openai.api_server", *words], {**environment, **(on_cpu_only if cpu_only else {})}
 
     async def is_ready(self, server: ServerClient) -> bool:
         """True if the server samples; raises EngineUnavailable if it does not answer."""
         status, _ = await server.get("/health", seconds=5)
+        if status == OK:  # an update that was cut off has left it paused
+            status, _ = await server.post("/resume", {}, seconds=5)
         return status == OK
 
-    async def sample(self, server: ServerClient, segment: Segment) -> AsyncIterator[SegmentPart]:
+    async def sample(self, server: ServerClient, segment: Segment) -> AsyncGenerator[SegmentPart, None]:
         """Yield a segment, in one part or as it is sampled."""
         body = _body(segment)
         if not segment.streamed:
@@ -80,8 +82,9 @@ class VLLM:
                 raise server.refused(status, answer)
             yield _part(server, answer, segment)
             return
-        async for answer in server.lines("/v1/completions", body):
-            yield _part(server, answer, segment)
+        async with aclosing(server.lines("/v1/completions", body)) as answers:
+            async for answer in answers:
+                yield _part(server, answer, segment)
 
     async def score(self, server: ServerClient, request_id: str, token_ids: Sequence[int], start: int) -> list[float]:
         """Returns log_softmax(logits) of the tokens from `start` on, given those before."""
