@@ -252,7 +252,7 @@ async def test_completions_in_flight_continue_under_new_weights_and_every_token_
             return joined(await chunks_of(engine, [*PROMPT, 20 + number], SamplingParams(max_tokens=80), stream=number % 2 == 0))
 
         async def versions_rose() -> bool:
-            """Whether some completion has tokens of both weights: a fast server may have ended all of them before the update."""
+            """Returns True if a completion has tokens of both weights: a fast server may have ended all of them before the update."""
             tasks = [asyncio.create_task(sampled(number)) for number in range(8)]
             await until_it_runs(engine)
             version = 1 + next(rounds) % 2
