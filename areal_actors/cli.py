@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from areal_actors import __version__
-from areal_actors.core.devices import detect_cuda
+from areal_actors.core.devices import CudaDevices, detect_cuda, pretended_cuda
 from areal_actors.core.errors import ArealError, RecipeError
 from areal_actors.recipe.load import Resolved, is_file, load
 from areal_actors.recipe.plan import explain, to_json
@@ -80,7 +80,7 @@ def _serve(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
-    resolved = _load(options)
+    resolved = _load(options, cuda=options.devices)
     print(to_json(resolved) if options.json else explain(resolved), flush=True)
     return 0
 
@@ -103,13 +103,20 @@ def _audit(options: argparse.Namespace) -> int:
     return auditing.audit(options.run, folder=Path(options.folder), recompute=options.recompute)
 
 
-def _load(options: argparse.Namespace, *, serving: bool = False) -> Resolved:
+def _devices(text: str) -> CudaDevices:
+    try:
+        return pretended_cuda(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"found '{text}'; write COUNT, as 8, or COUNTxGIB, as 8x80") from None
+
+
+def _load(options: argparse.Namespace, *, serving: bool = False, cuda: CudaDevices | None = None) -> Resolved:
     files = [Path(word) for word in options.words if is_file(word)]
     overrides = [word for word in options.words if not is_file(word)] + options.set
     if not files:
         raise RecipeError("found no recipe among the arguments; name a TOML file, as in `recipes/gsm8k_grpo.toml`")
     found = [options.origin / file if not file.exists() and (options.origin / file).exists() else file for file in files]
-    return load(found, overrides, detect_cuda(), serving=serving)
+    return load(found, overrides, cuda or detect_cuda(), serving=serving)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -171,6 +178,12 @@ def _parser() -> argparse.ArgumentParser:
         _SETTINGS_HELP.format(verb="check"),
     )
     _takes_recipe(check)
+    check.add_argument(
+        "--devices",
+        type=_devices,
+        metavar="COUNT[xGIB]",
+        help="check for another machine: its number of CUDA devices and their memory, as 8 or 8x80; 0: without any",
+    )
     check.add_argument("--json", action="store_true", help="print recipe, profile and reason as JSON, nothing else")
 
     about = "Describe settings of a recipe, or all settings of a table, as in\n`areal explain trainer.microbatch_tokens gateway`."

@@ -25,7 +25,7 @@ SHARED = frozenset({"sandbox", "tokenization", "weights", "sequences"})
 STATIONS = {
     "staleness": set(),
     "tasks": set(),
-    "rewards": {"sandbox", "tokenization"},
+    "rewards": {"sandbox", "tokenization", "weights"},
     "rollout": {"rewards"},
     "gateway": {"rewards", "sequences", "tokenization"},
     "generation": {"tokenization", "weights"},

@@ -20,7 +20,7 @@ def recipe(*settings):
     ("settings", "words"),
     [
         (["trainer.device=cuda"], 'trainer.device = "cuda": no CUDA device: libcuda.so.1 not found; write "cpu" or "auto"'),
-        (["generation.device=cuda:1"], 'generation.device = "cuda:1": no CUDA device'),
+        (["generation.device=cuda"], 'generation.device = "cuda": no CUDA device'),
         (["trainer.device=cuda", "generation.device=cuda"], 'trainer.device = "cuda" and generation.device = "cuda": no CUDA device'),
     ],
 )

@@ -28,6 +28,7 @@ FULL_BYTES = 16 << 20
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 DISK_FULL_WORDS = ("No space left", "os error 28", "Disk quota exceeded", "os error 122")
 MEBIBYTE = 1 << 20
+GIBIBYTE = 1 << 30
 
 
 def atomic_write(path: Path, content: bytes, *, mode: int = FILE_MODE) -> None:

@@ -199,7 +199,8 @@ class Placement(Config):
     """One line of `[actors]`: number and placement of an actor's instances."""
 
     count: NonNegativeInt = 1
-    """Number of instances; 0 starts none: an online run has no rollout workers, a supervised run no gateway, `areal serve` no trainer."""
+    """Number of instances. Unstated, inference workers take the CUDA devices that the trainer leaves. 0 starts none: an online run has
+    no rollout workers, a supervised run no gateway, `areal serve` no trainer."""
     concurrency: PositiveInt = 1
     """Maximum number of messages that one instance handles at once. Unset, `staleness_gate.max_concurrent` is divided among the rollout
     workers, and gateway and inference workers accept as many calls; `areal check` prints the effective limit."""

@@ -18,6 +18,7 @@ from areal_actors.core.errors import SetupError
 from areal_actors.embedded.fused_decoder import FusedDecoder
 from areal_actors.embedded.kv_cache import DecodeStep, KVCache
 from areal_actors.generation.settings import GenerationSettings
+from areal_actors.weights.torch_device import torch_device
 
 LOGPROB_TOLERANCE_BY_DTYPE = {torch.float32: 1e-3, torch.bfloat16: 0.3}
 """Largest accepted difference of log-probabilities between slot decoding and the plain forward."""
@@ -130,9 +131,7 @@ def load_model(model_folder: str, settings: GenerationSettings) -> Any:
     """
     if not Path(model_folder, "config.json").is_file():
         raise SetupError(f"`{model_folder}` holds no config.json: give the folder of a Hugging Face causal language model")
-    if settings.device.startswith("cuda") and not torch.cuda.is_available():
-        raise SetupError(f'generation.device is "{settings.device}" but torch finds no CUDA device: set it to "cpu" or "auto"')
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if settings.device == "auto" else settings.device
+    device = torch_device(settings.device, "generation.device")
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     model: Any = AutoModelForCausalLM.from_pretrained(model_folder, dtype=getattr(torch, settings.dtype), local_files_only=True)
     check_context(model.config.get_text_config(), settings.max_model_len)

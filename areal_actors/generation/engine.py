@@ -45,6 +45,8 @@ class EnginePlace(NamedTuple):
     """Seed of its random numbers, another one for each worker."""
     temperature: float = 1.0
     """Temperature of the completions that are trained."""
+    memory_fraction: float = 1.0
+    """Share of the memory of its CUDA devices, which are those in `CUDA_VISIBLE_DEVICES`; 1 without a limit."""
 
     @property
     def number(self) -> int:

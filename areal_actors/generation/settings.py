@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from areal_actors.core.config import Config, NonNegativeFloat, PositiveFloat, PositiveInt
+from areal_actors.core.config import Config, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 TENSOR_ENGINES = ("transformers",)
 """Engines that load torch."""
@@ -51,8 +51,15 @@ class GenerationSettings(Config):
     """Passed to the engine unread: for `sglang` and `vllm` flags of the server without their dashes, such as
     `mem-fraction-static = 0.8`; `true` is a flag without a value, `false` leaves out one that is set by default."""
     scripted: ScriptedSettings = ScriptedSettings()
-    device: str = "auto"
+    device: Literal["cpu", "cuda", "auto"] = "auto"
     """`cpu`, `cuda`, or `auto`: cuda where there is one."""
+    devices: tuple[NonNegativeInt, ...] = ()
+    """CUDA devices of the inference workers, `tensor_parallel` for each, as `areal check` numbers them. Empty: chosen on the machine;
+    the trainer gets others if there are enough."""
+    tensor_parallel: PositiveInt = 1
+    """CUDA devices that split the model of one inference worker; for `sglang` and `vllm`."""
+    memory_fraction: Fraction = 0.0
+    """Share of the memory of each device for an inference worker. 0: 0.9, and less on a device that it shares."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the forward pass."""
     max_num_seqs: PositiveInt = 128

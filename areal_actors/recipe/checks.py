@@ -14,7 +14,7 @@ import msgspec
 
 from areal_actors.core.settings import CONCURRENT, SEVERAL
 from areal_actors.gateway.sessions.keys import weakness
-from areal_actors.generation.settings import ENGINES, SERVER_ENGINES, GenerationSettings, ServerSettings
+from areal_actors.generation.settings import ENGINES, SERVER_ENGINES, TENSOR_ENGINES, GenerationSettings, ServerSettings
 from areal_actors.recipe.agent_checks import agent_problems, dotted_parts
 from areal_actors.recipe.chaos_checks import chaos_problems
 from areal_actors.recipe.complaints import Problems, is_installed, nearest, toml_value
@@ -198,6 +198,9 @@ def _without_servers(generation: GenerationSettings) -> Problems:
         if stated:
             found = f"found a table, but generation.engine = {toml_value(generation.engine)} has no use for it"
             yield ("generation", name), f"{found}; leave it out"
+    if (width := generation.tensor_parallel) > 1 and generation.engine in TENSOR_ENGINES:
+        found = f"found {width}, but generation.engine = {toml_value(generation.engine)} uses one device"
+        yield ("generation", "tensor_parallel"), f"{found}; write 1, or an engine that is a server"
 
 
 def _named_in_file(key: Key, spec: str, what: str, example: str) -> Problems:

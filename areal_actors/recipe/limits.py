@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from areal_actors.core.settings import Placement
 from areal_actors.recipe.checks import EMBEDDED
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.recipe.source import Key
+from areal_actors.recipe.source import is_stated
 from areal_actors.rewards import MODEL
 
 SLOT_TOKENS = 2**17
@@ -92,12 +92,12 @@ def lowest_limit(recipe: Recipe) -> str:
 def _with_lengths(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
     """Derive lengths: completions up to half of the context, at least two completions per context, one context per micro-batch."""
     context, longest = recipe.generation.max_model_len, recipe.sampling.max_tokens
-    if not _has(stated, ("generation", "max_model_len")) and _has(stated, ("sampling", "max_tokens")):
+    if not is_stated(stated, ("generation", "max_model_len")) and is_stated(stated, ("sampling", "max_tokens")):
         context = max(context, 2 * longest)
-    if not _has(stated, ("sampling", "max_tokens")):
+    if not is_stated(stated, ("sampling", "max_tokens")):
         longest = max(min(MAX_DEFAULT_COMPLETION, context // 2), 1)
     microbatch = recipe.trainer.microbatch_tokens
-    if not _has(stated, ("trainer", "microbatch_tokens")):
+    if not is_stated(stated, ("trainer", "microbatch_tokens")):
         microbatch = max(microbatch, context)
     return replace(
         recipe,
@@ -122,21 +122,12 @@ def _with_limits(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
     placements = {
         name: replace(getattr(actors, name), concurrency=concurrency)
         for name, concurrency in wanted.items()
-        if not _has(stated, ("actors", name, "concurrency"))
+        if not is_stated(stated, ("actors", name, "concurrency"))
     }
     most = calls if recipe.model == EMBEDDED else SLOT_TOKENS // recipe.generation.max_model_len
-    slots = recipe.generation.max_num_seqs if _has(stated, ("generation", "max_num_seqs")) else max(MIN_SLOTS, min(calls, most))
+    slots = recipe.generation.max_num_seqs if is_stated(stated, ("generation", "max_num_seqs")) else max(MIN_SLOTS, min(calls, most))
     return replace(recipe, actors=replace(actors, **placements), generation=replace(recipe.generation, max_num_seqs=slots))
 
 
 def _share(episodes: int, workers: Placement) -> int:
     return -(-episodes // max(workers.count, 1))
-
-
-def _has(stated: Mapping[str, Any], key: Key) -> bool:
-    table: Any = stated
-    for name in key:
-        if not isinstance(table, Mapping) or name not in table:
-            return False
-        table = table[name]
-    return True

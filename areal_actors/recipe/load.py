@@ -18,8 +18,9 @@ from areal_actors.core.config import Config
 from areal_actors.core.devices import CudaDevices
 from areal_actors.core.errors import RecipeError
 from areal_actors.core.settings import NOT_ONLINE, NOT_WITH_EXAMPLES, ONLINE, ONLY_WITH_EXAMPLES, SERVING, ActorsSettings
-from areal_actors.recipe.checks import problems
+from areal_actors.recipe.checks import RecipeProblem, problems
 from areal_actors.recipe.complaints import decode, nearest, toml_value
+from areal_actors.recipe.device_map import device_problems, with_device_counts
 from areal_actors.recipe.limits import with_derived
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import Layer, merged, read_file, read_override
@@ -37,6 +38,8 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     profile: str
     """Name of the profile; empty if the recipe has none, or none that fits."""
     reason: str
+    cuda: CudaDevices
+    """CUDA devices of the machine that it was resolved for."""
 
 
 class Condition(Config):
@@ -77,10 +80,10 @@ def load(files: Sequence[Path], overrides: Sequence[str], cuda: CudaDevices, *, 
         raise RecipeError("\n".join(complaints))
     if serving:
         recipe = serving_recipe(recipe)
-    recipe = with_derived(recipe, stated.data)
-    if found := problems(recipe, serving=serving):
+    recipe = with_derived(with_device_counts(recipe, stated.data, cuda), stated.data)
+    if found := problems(recipe, serving=serving) or [RecipeProblem(*problem) for problem in device_problems(recipe, cuda)]:
         raise RecipeError("\n".join(problem.sentence(layer.place(problem.key)) for problem in found))
-    return Resolved(recipe=recipe, profile=profile, reason=reason)
+    return Resolved(recipe=recipe, profile=profile, reason=reason, cuda=cuda)
 
 
 def _stacked(layers: Iterable[Layer]) -> Layer:

@@ -10,6 +10,7 @@ import msgspec
 
 from areal_actors.recipe.checks import EMBEDDED, is_local
 from areal_actors.recipe.complaints import toml_key, toml_value
+from areal_actors.recipe.device_map import describe_devices
 from areal_actors.recipe.limits import lowest_limit
 from areal_actors.recipe.load import Resolved
 from areal_actors.recipe.recipe import Recipe
@@ -27,7 +28,7 @@ def explain(resolved: Resolved) -> str:
         "The recipe with all defaults": to_toml(resolved.recipe),
         "Profile": _commented(profile_line(resolved)),
         "Supervision": _commented(draw_tree(resolved.recipe.supervisors, resolved.recipe.actors)),
-        "Plan": _commented("\n".join(plan(resolved.recipe))),
+        "Plan": _commented("\n".join((*plan(resolved.recipe), *device_plan(resolved)))),
     }
     return "\n\n".join(f"# ---- {title}\n{text}" for title, text in parts.items())
 
@@ -40,6 +41,12 @@ def profile_line(resolved: Resolved) -> str:
 def plan(recipe: Recipe) -> Iterator[str]:
     """Yields one line for each thing that a run would download, create or start."""
     for label, text in (_examples if recipe.learns_from_examples() else _of_episodes)(recipe):
+        yield f"{label:<11} {text}"
+
+
+def device_plan(resolved: Resolved) -> Iterator[str]:
+    """Yields one line for each CUDA device, with its processes and their memory."""
+    for label, text in describe_devices(resolved.recipe, resolved.cuda):
         yield f"{label:<11} {text}"
 
 

@@ -56,6 +56,16 @@ class Layer(msgspec.Struct, frozen=True):
         return self.places.get(key, "")
 
 
+def is_stated(stated: Mapping[str, Any], key: Key) -> bool:
+    """Returns True if these settings hold the key."""
+    table: Any = stated
+    for name in key:
+        if not isinstance(table, Mapping) or name not in table:
+            return False
+        table = table[name]
+    return True
+
+
 def merged(below: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Merge tables key by key; any other value of `over` replaces that of `below`."""
     both = {

@@ -21,6 +21,7 @@ from areal_actors.core.errors import RequestError, RewardError, SetupError
 from areal_actors.rewards import Score, check_score, task_name
 from areal_actors.rewards.settings import RewardModelSettings
 from areal_actors.tokenization.tokenizer import ChatTokenizer
+from areal_actors.weights.torch_device import torch_device
 
 
 class SequenceClassifier:
@@ -33,10 +34,8 @@ class SequenceClassifier:
     def __init__(self, folder: str, settings: RewardModelSettings) -> None:
         if not Path(folder, "config.json").is_file():
             raise SetupError(f"task.reward: {folder} has no config.json; set it to the Hugging Face folder of a trained reward model")
-        if settings.device.startswith("cuda") and not torch.cuda.is_available():
-            raise SetupError('task.reward_options.device is "cuda" but torch finds no CUDA device: set it to "cpu" or "auto"')
+        device = torch_device(settings.device, "task.reward_options.device")
         torch.set_num_threads(settings.threads)
-        device = ("cuda" if torch.cuda.is_available() else "cpu") if settings.device == "auto" else settings.device
         self.tokenizer = ChatTokenizer.load(folder)
         if not self.tokenizer.template.source:
             raise SetupError(f"task.reward: the reward model in {folder} has no chat template; add chat_template.jinja to its folder")

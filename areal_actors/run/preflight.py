@@ -17,6 +17,8 @@ from areal_actors.core.durable_files import MEBIBYTE
 from areal_actors.core.errors import SetupError
 from areal_actors.generation.servers.server_process import interpreter
 from areal_actors.generation.settings import SERVER_ENGINES, TENSOR_ENGINES
+from areal_actors.recipe.checks import RecipeProblem
+from areal_actors.recipe.device_map import device_problems
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.disk_watch import refuse_full_disk
 from areal_actors.run.run_folder import RunFolder
@@ -28,17 +30,20 @@ CUDA = "cuda"
 
 
 def check_devices(recipe: Recipe, found: CudaDevices | None = None) -> None:
-    """Refuse a recipe that names CUDA devices if there are none; `found` are the detected devices, detected here if None.
+    """Refuse a recipe that asks for CUDA devices that the machine lacks; `found` are its devices, detected here if None.
 
     Raises:
-        SetupError: no CUDA device; the message names the setting.
+        SetupError: no CUDA device, or too few; the message names the setting.
     """
+    found = found or detect_cuda()
     named = {
         "trainer.device": recipe.trainer.device if recipe.actors.trainer.count and not recipe.trainer.ranks_address else "",
         "generation.device": recipe.generation.device if recipe.generation.engine in (*TENSOR_ENGINES, *SERVER_ENGINES) else "",
     }
     asking = [setting for setting, device in named.items() if device.startswith(CUDA)]
-    if not asking or (found := found or detect_cuda()).count:
+    if problems := [RecipeProblem(*problem).sentence("") for problem in device_problems(recipe, found)]:
+        raise SetupError("; ".join(problems))
+    if not asking or found.count:
         return
     devices = " and ".join(f'{setting} = "{named[setting]}"' for setting in asking)
     raise SetupError(f'{devices}: {found.reason}; write "cpu" or "auto", or start the run on a machine with one')

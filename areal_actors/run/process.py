@@ -27,6 +27,7 @@ from areal_actors.batching.assembler import group_filter
 from areal_actors.batching.batcher import Batcher
 from areal_actors.chaos.links import link_of
 from areal_actors.chaos.spoiling import SpoilingEngine
+from areal_actors.core.devices import memory_fraction
 from areal_actors.core.durable_files import atomic_write
 from areal_actors.core.errors import ArealError, CheckpointError, RecipeError, SetupError, StepMismatch
 from areal_actors.core.settings import TaskSettings
@@ -205,7 +206,7 @@ def inference_worker(engines: Mapping[str, GenerationEngineFactory]) -> Builder:
     def build(context: BuildContext) -> Actor:
         recipe, run_folder = context.recipe, context.folder.path
         place = EnginePlace(worker=context.instance, logs=run_folder / "logs", temperature=recipe.sampling.temperature)
-        place = place._replace(seed=recipe.seed + place.number)
+        place = place._replace(seed=recipe.seed + place.number, memory_fraction=memory_fraction())
         make = engine_factory(recipe.engine_settings(), engines, Path.cwd(), place)
         return InferenceWorker(
             (lambda model: SpoilingEngine(make(model), run_folder, context.instance)) if recipe.chaos.injects("bad_completion") else make,

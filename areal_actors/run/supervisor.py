@@ -20,7 +20,9 @@ from dataclasses import dataclass
 import msgspec
 import structlog
 
+from areal_actors.core.devices import detect_cuda
 from areal_actors.messages import ActorFailed
+from areal_actors.recipe.device_map import device_variables
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.liveness import START_OVERDUE
 from areal_actors.run.process import EXIT_FAILED, EXIT_FATAL, EXIT_START_FAILED, has_tensors, placed
@@ -64,6 +66,7 @@ class Supervisor:
 
     def __init__(self, recipe: Recipe, folder: RunFolder, publish: Publish, addresses: BusAddresses) -> None:
         self.recipe = recipe
+        self.cuda = detect_cuda()
         self.folder = folder
         self.publish = publish
         self.addresses = addresses
@@ -136,7 +139,7 @@ class Supervisor:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                env={**{name: value for name, value in os.environ.items() if name not in CREDENTIAL_VARIABLES}, **self._threads(name)},
+                env=self._environment(name),
             )
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(self.addresses.of(name)) + b"\n")
@@ -148,6 +151,11 @@ class Supervisor:
         """Returns the command that starts a process."""
         module = "tensor_process" if has_tensors(self.recipe, name) else "process"
         return [sys.executable, "-m", f"areal_actors.run.{module}", str(self.folder.path), name]
+
+    def _environment(self, name: str) -> dict[str, str]:
+        """Returns the environment of a process: without credentials, with its CUDA devices and threads."""
+        inherited = {variable: value for variable, value in os.environ.items() if variable not in CREDENTIAL_VARIABLES}
+        return {**inherited, **device_variables(self.recipe, name, self.cuda), **self._threads(name)}
 
     def _threads(self, name: str) -> dict[str, str]:
         """One busy thread per process unless the recipe sets more: waiting OpenMP threads spin, and cost more than they gain."""

@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from areal_actors.core.errors import SetupError
 from areal_actors.training import trainer_state
 from areal_actors.training.distributed import checkpoint
 from areal_actors.training.packing.tensors import MicroBatch
+from areal_actors.weights.torch_device import torch_device
 
 Output = TypeVar("Output")
 
@@ -46,15 +46,7 @@ class Ranks:
         Raises:
             SetupError: there is no such device.
         """
-        if name == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        try:
-            device = torch.device(name)
-        except RuntimeError as error:
-            raise SetupError(f'trainer.device = "{name}" is not a device: write "cpu", "cuda" or "auto"') from error
-        if device.type == "cuda" and not torch.cuda.is_available():
-            raise SetupError(f'trainer.device = "{name}", but torch finds no CUDA device: write "cpu" or "auto", or install torch for CUDA')
-        return device
+        return torch_device(name, "trainer.device")
 
     def parallelize(self, model: Any, dtype: torch.dtype) -> Any:  # noqa: ARG002 - autocast applies the dtype
         """Shard or parallelize a model on the CPU, before its optimizer is made; `dtype` is that of its computations.

@@ -50,8 +50,12 @@ class TrainerSettings(Config):
 
     batch_size: PositiveInt = 16
     """Groups per optimizer step."""
-    device: str = "auto"
+    device: Literal["cpu", "cuda", "auto"] = "auto"
     """`cpu`, `cuda`, or `auto`: cuda if available."""
+    devices: tuple[NonNegativeInt, ...] = ()
+    """CUDA devices of the ranks, one each, as `areal check` numbers them. Empty: chosen on the machine."""
+    memory_fraction: Fraction = 0.0
+    """Share of the memory of each device for a rank. 0: all of it, and half of what an inference worker shares."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the forward and backward pass; master weights and optimizer state are float32."""
     microbatch_tokens: PositiveInt = 4096
@@ -61,7 +65,8 @@ class TrainerSettings(Config):
     threads: PositiveInt = 1
     """CPU threads of each of the trainer's processes."""
     ranks: PositiveInt = 1
-    """Processes that train together; divided by the product of the next three settings, the number of data-parallel replicas."""
+    """Processes that train together, each with a CUDA device of its own. Unstated: one, or half of the machine's CUDA devices for a
+    model that is not embedded. Divided by the product of the next three settings, the number of data-parallel replicas."""
     tensor_parallel: PositiveInt = 1
     """Ranks that split the heads and hidden units of every block."""
     sequence_parallel: PositiveInt = 1

@@ -60,8 +60,9 @@ class SGLang:
             "max-total-tokens": min(CPU_CACHE_TOKENS, settings.max_num_seqs * (settings.max_model_len + SPARE_CONTEXT)),
             "sleep-on-idle": True,
         }
+        gpu = {"tp-size": settings.tensor_parallel, **({"mem-fraction-static": place.memory_fraction} if place.memory_fraction < 1 else {})}
         program = [python, str(ON_CPU)] if cpu_only else [python, "-m", "sglang.launch_server"]
-        chosen = merged_flags({**common, **(cpu if cpu_only else {})}, settings.options)
+        chosen = merged_flags({**common, **(cpu if cpu_only else gpu)}, settings.options)
         environment = {"HF_HUB_OFFLINE": "1", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
         return [*program, *flags(chosen)], {**environment, **({"OMP_NUM_THREADS": str(settings.threads)} if cpu_only else {})}
 

@@ -53,7 +53,8 @@ class VLLM:
             "generation-config": "vllm",
             "worker-extension-cls": "areal_reload.Reload",
             "disable-uvicorn-access-log": True,
-            **({"enforce-eager": True} if cpu_only else {}),
+            **({"enforce-eager": True} if cpu_only else {"tensor-parallel-size": settings.tensor_parallel}),
+            **({"gpu-memory-utilization": place.memory_fraction} if place.memory_fraction < 1 and not cpu_only else {}),
         }
         python_path = os.pathsep.join(filter(None, (str(SERVER_SIDE), os.environ.get("PYTHONPATH"))))
         environment = {"VLLM_SERVER_DEV_MODE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": python_path}

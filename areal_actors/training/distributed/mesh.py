@@ -11,6 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from areal_actors.core.errors import SetupError
 from areal_actors.training.distributed.layout import Layout
+from areal_actors.weights.torch_device import torch_device
 
 STAGES, REPLICAS, SEQUENCE, TENSOR = "stages", "replicas", "sequence", "tensor"
 
@@ -21,16 +22,7 @@ def rank_device(name: str) -> torch.device:
     Raises:
         SetupError: this host has fewer CUDA devices than ranks.
     """
-    kind = torch.device("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else torch.device(name)
-    if kind.type != "cuda":
-        return kind
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    if local >= torch.cuda.device_count():
-        raise SetupError(
-            f"rank {local} of this host has no CUDA device: there are {torch.cuda.device_count()}; lower trainer.ranks, "
-            'or set trainer.device = "cpu"'
-        )
-    return torch.device("cuda", local)
+    return torch_device(name, "trainer.device", int(os.environ.get("LOCAL_RANK", "0")))
 
 
 def join_process_group(device: torch.device, seconds: float) -> None:

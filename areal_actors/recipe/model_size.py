@@ -1,0 +1,34 @@
+"""Memory that a model's weights take at least, from the headers of its files: activations and KV caches come on top."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from areal_actors.core.errors import EngineError
+from areal_actors.recipe.recipe import Recipe
+from areal_actors.weights.weight_files import stored_tensors
+
+BYTES = {"float32": 4, "bfloat16": 2}
+OPTIMIZER_BYTES = {"adamw": 8, "sgd": 0, "adafactor": 0}
+"""State of each optimizer in bytes per trained parameter, at least."""
+
+
+def parameters(recipe: Recipe) -> int:
+    """Returns the number of the model's parameters; 0 if it is not in a folder of this machine."""
+    try:
+        return sum(math.prod(tensor.shape) for tensor in stored_tensors(Path(recipe.model).expanduser()).values())
+    except EngineError:
+        return 0
+
+
+def rank_bytes(recipe: Recipe) -> float:
+    """Returns bytes of one rank for its part of weights, gradients and optimizer state; all of them are sharded over the ranks."""
+    trainer = recipe.trainer
+    trained = 4 + OPTIMIZER_BYTES[trainer.optimizer.name] if trainer.lora is None else 0
+    return parameters(recipe) * (4 + trained) / trainer.ranks
+
+
+def engine_bytes(recipe: Recipe) -> float:
+    """Returns bytes of the weights on each device of an inference worker."""
+    return parameters(recipe) * BYTES[recipe.generation.dtype] / recipe.generation.tensor_parallel
