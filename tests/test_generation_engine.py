@@ -19,11 +19,20 @@ from transformers import (
     LlamaForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
 )
 
 from areal_actors.core.errors import EngineError, RequestError, SetupError
 from areal_actors.core.values import SamplingParams, TokenColumns, WeightsLocation
-from areal_actors.embedded.decoders import ModelDecoder, load_model, make_decoder, train_infer_logprob_diff_max
+from areal_actors.embedded.decoders import (
+    LOGPROB_TOLERANCE_BY_DTYPE,
+    ModelDecoder,
+    SlotDecoder,
+    load_model,
+    make_decoder,
+    sampled_logprob_difference,
+)
 from areal_actors.embedded.fused_decoder import FusedDecoder
 from areal_actors.generation.settings import GenerationSettings
 from areal_actors.weights.transfer import write_weights
@@ -313,8 +322,8 @@ def test_the_lean_forward_and_the_models_own_agree_and_share_their_weights(folde
     for parameters in (random_qwen(1), random_qwen(2)):
         model.load_state_dict(parameters.state_dict())
         fused.refresh()
-        assert train_infer_logprob_diff_max(fused, model) < 1e-5
-        assert train_infer_logprob_diff_max(plain, model) < 1e-5
+        assert sampled_logprob_difference(fused, model) < 1e-5
+        assert sampled_logprob_difference(plain, model) < 1e-5
 
 
 async def test_bfloat16_decodes_within_its_own_rounding(folder: str) -> None:
@@ -339,3 +348,19 @@ def test_a_missing_model_and_a_context_beyond_it_are_refused(folder: str, tmp_pa
         load_model(str(tmp_path), SETTINGS)
     with pytest.raises(SetupError, match=r"500.*128"):
         load_model(folder, GenerationSettings(device="cpu", max_model_len=500))
+
+
+@pytest.mark.parametrize("kind", [FusedDecoder, ModelDecoder])
+def test_many_layers_in_bfloat16_are_accepted_and_one_wrong_position_is_not(
+    kind: type[SlotDecoder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    shape = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+    config = Qwen3Config(**shape, vocab_size=4096, num_hidden_layers=28, max_position_embeddings=CONTEXT, tie_word_embeddings=True)
+    model = Qwen3ForCausalLM(config).to(torch.bfloat16).eval().requires_grad_(False)
+    for name, parameter in model.named_parameters():
+        parameter.mul_(4.5 if "embed" in name else 1.5)  # sharper than freshly made weights
+    assert sampled_logprob_difference(kind(model, 4, CONTEXT), model) < LOGPROB_TOLERANCE_BY_DTYPE[torch.bfloat16]
+    decode = kind.decode
+    monkeypatch.setattr(kind, "decode", lambda self, token_ids, positions: decode(self, token_ids, np.maximum(positions - 1, 0)))
+    assert sampled_logprob_difference(kind(model, 4, CONTEXT), model) > LOGPROB_TOLERANCE_BY_DTYPE[torch.bfloat16]

@@ -143,3 +143,15 @@ def test_default_lengths_agree_with_the_set_ones(bare, settings, longest, contex
 def test_lengths_that_are_stated_and_contradict_each_other_are_refused(bare, settings):
     with pytest.raises(RecipeError, match=r"but (generation\.max_model_len is 512|one sequence may have generation\.max_model_len = 1024)"):
         bare(*settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "published"),
+    [
+        ((), "float32"),
+        (("generation.dtype=bfloat16",), "bfloat16"),
+        (("generation.dtype=bfloat16", "trainer.published_dtype=float32"), "float32"),
+    ],
+)
+def test_weights_are_published_in_the_precision_of_the_engines(main, settings, published):
+    assert main(*settings).trainer.published_dtype == published

@@ -284,3 +284,13 @@ def test_published_weights_read_back_with_the_same_checksum(make, model_folder, 
     assert trainer.publish(str(tmp_path / "again")).checksum == location.checksum
     trainer.step(sequences_of(trainer))
     assert trainer.publish(str(tmp_path / "v2")).checksum != location.checksum
+
+
+def test_weights_are_published_in_the_dtype_of_the_engines_and_their_checksum_is_that_of_what_was_published(make, tmp_path):
+    trainer = make(published_dtype="bfloat16")
+    trainer.step(sequences_of(trainer))
+    location = trainer.publish(str(tmp_path / "v1"))
+    own = weights(trainer)
+    assert all(torch.equal(own[name].bfloat16(), tensor) for name, tensor in read_weights(location).items())
+    assert {tensor.dtype for tensor in own.values()} == {torch.float32}, "the trained ones stay as they are"
+    assert trainer.checksum() == location.checksum

@@ -13,7 +13,7 @@ from areal_actors.core.values import WeightsLocation
 from areal_actors.weights import folders as weight_folders
 from areal_actors.weights import transfer as weights
 from areal_actors.weights.folders import prune, shared_memory_folder, version_folder
-from areal_actors.weights.transfer import check_fit, checksum, read_weights, write_weights
+from areal_actors.weights.transfer import check_fit, checksum, published_tensors, read_weights, write_weights
 
 
 def some_tensors() -> dict[str, torch.Tensor]:
@@ -36,6 +36,15 @@ def test_what_was_written_is_read_back_however_it_is_sharded(tmp_path: Path, sha
     assert all(torch.equal(back[name], tensors[name]) and back[name].dtype == tensors[name].dtype for name in tensors)
     assert location == WeightsLocation(folder=str(tmp_path / "v3"), checksum=checksum(tensors), model="model")
     assert [path.name for path in tmp_path.iterdir()] == ["v3"]
+
+
+def test_floating_point_tensors_are_published_in_another_dtype_and_the_rest_as_they_are(tmp_path: Path) -> None:
+    tensors = some_tensors()
+    location = write_weights(tensors, tmp_path / "v3", "model", 100, torch.bfloat16)
+    back = read_weights(location)
+    assert {name: tensor.dtype for name, tensor in back.items() if tensor.dtype != torch.bfloat16} == {"ids": torch.int64}
+    assert all(torch.equal(back[name], tensors[name].to(back[name].dtype)) for name in tensors)
+    assert location.checksum == checksum(published_tensors(tensors, torch.bfloat16)) != checksum(tensors)
 
 
 def test_the_checksum_distinguishes_values_names_shapes_and_types_and_ignores_order() -> None:

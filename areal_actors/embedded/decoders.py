@@ -20,7 +20,9 @@ from areal_actors.embedded.kv_cache import DecodeStep, KVCache
 from areal_actors.generation.settings import GenerationSettings
 from areal_actors.weights.torch_device import torch_device
 
-LOGPROB_TOLERANCE_BY_DTYPE = {torch.float32: 1e-3, torch.bfloat16: 0.3}
+LOGPROB_TOLERANCE_BY_DTYPE = {torch.float32: 1e-3, torch.bfloat16: 0.2}
+"""Maximum of `sampled_logprob_difference` in nats. Sound bfloat16 kernels stay below 0.1 with 28 layers, and differ by more only in
+tokens that are never sampled."""
 """Largest accepted difference of log-probabilities between slot decoding and the plain forward."""
 
 
@@ -161,17 +163,20 @@ def make_decoder(model: Any, slots: int, context: int, *, batch_invariant: bool 
     """
     kind = FusedDecoder if FusedDecoder.fits(model) else ModelDecoder
     decoder: SlotDecoder = kind(model, slots, context, batch_invariant=batch_invariant)
-    difference = train_infer_logprob_diff_max(decoder, model)
+    difference = sampled_logprob_difference(decoder, model)
     if not difference < LOGPROB_TOLERANCE_BY_DTYPE[model.dtype]:
         raise SetupError(
-            f"decoding {type(model).__name__} from slots differs from its plain forward by {difference:.2g} in log-probability: "
-            "the embedded engine cannot run this model; use an inference server"
+            f"decoding {type(model).__name__} from slots differs from its plain forward by {difference:.2g} nats in the log-probability of "
+            "a sampled token: the embedded engine cannot run this model; use an inference server"
         )
     return decoder
 
 
-def train_infer_logprob_diff_max(decoder: SlotDecoder, model: Any) -> float:
-    """Largest difference of log-probabilities between slot decoding and the plain forward, over rows of unequal length."""
+def sampled_logprob_difference(decoder: SlotDecoder, model: Any) -> float:
+    """Expected difference in nats between slot decoding and the plain forward in the log-probability of a sampled token.
+
+    It is the largest of several positions, in rows of unequal length.
+    """
     length = min(12, decoder.kv_cache.context)
     token_ids = np.arange(3, 3 + length, dtype=np.int64) % model.config.get_text_config().vocab_size
     starts = np.array([length // 2, length // 4])[: decoder.kv_cache.slots]
@@ -182,5 +187,6 @@ def train_infer_logprob_diff_max(decoder: SlotDecoder, model: Any) -> float:
         differences = []
         for step in range(length - int(starts[0])):
             logits = decoder.decode(token_ids[starts + step], starts + step)
-            differences.append((torch.log_softmax(logits, -1) - plain[starts + step]).abs().max())
+            expected = plain[starts + step]
+            differences.append((expected.exp() * (torch.log_softmax(logits, -1) - expected).abs()).sum(-1).max())
         return float(torch.stack(differences).max())

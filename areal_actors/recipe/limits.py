@@ -45,7 +45,7 @@ def with_derived(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
     """Returns the recipe with settings that are missing in `stated` derived from the others."""
     if recipe.learns_from_examples() and not recipe.is_served():
         return recipe
-    return _with_limits(_with_lengths(recipe, stated), stated)
+    return _with_published_dtype(_with_limits(_with_lengths(recipe, stated), stated), stated)
 
 
 def limits(recipe: Recipe) -> list[Limit]:
@@ -105,6 +105,13 @@ def _with_lengths(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
         sampling=replace(recipe.sampling, max_tokens=longest),
         trainer=replace(recipe.trainer, microbatch_tokens=microbatch),
     )
+
+
+def _with_published_dtype(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
+    """Publish weights in the precision of the engines, unless another one is stated."""
+    if is_stated(stated, ("trainer", "published_dtype")):
+        return recipe
+    return replace(recipe, trainer=replace(recipe.trainer, published_dtype=recipe.generation.dtype))
 
 
 def _with_limits(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:

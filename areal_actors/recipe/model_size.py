@@ -1,13 +1,11 @@
-"""Memory that a model's weights take at least, from the headers of its files: activations and KV caches come on top."""
+"""Memory that a model's weights take at least, by its number of parameters: activations and KV caches come on top."""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
-from areal_actors.core.errors import EngineError
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.weights.weight_files import stored_tensors
+from areal_actors.weights.weight_files import parameter_count
 
 BYTES = {"float32": 4, "bfloat16": 2}
 OPTIMIZER_BYTES = {"adamw": 8, "sgd": 0, "adafactor": 0}
@@ -16,10 +14,7 @@ OPTIMIZER_BYTES = {"adamw": 8, "sgd": 0, "adafactor": 0}
 
 def parameters(recipe: Recipe) -> int:
     """Returns the number of the model's parameters; 0 if it is not in a folder of this machine."""
-    try:
-        return sum(math.prod(tensor.shape) for tensor in stored_tensors(Path(recipe.model).expanduser()).values())
-    except EngineError:
-        return 0
+    return parameter_count(Path(recipe.model).expanduser())
 
 
 def rank_bytes(recipe: Recipe) -> float:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 import time
-from pathlib import Path
 
 import msgspec
+import torch
 
 from areal_actors.embedded.transformers import TransformersEngine
 from areal_actors.generation.named import ENGINES_WITHOUT_TORCH, GenerationEngineFactory
@@ -36,6 +36,7 @@ from areal_actors.training.trainer import Trainer
 from areal_actors.training.trainer_history import TrainedHistory
 from areal_actors.weights.folders import prune, shared_memory_folder, version_folder
 from areal_actors.weights.model_hub import model_folder
+from areal_actors.weights.weight_files import parameter_count
 
 SPARE_VERSIONS = 2
 """Versions kept beyond the maximum staleness, for slow inference workers."""
@@ -47,7 +48,7 @@ class EngineBuilder:
     def __init__(self, context: BuildContext) -> None:
         self.context = context
         self.model_bytes = 0
-        """Size of the model's weights on disk, once they exist."""
+        """Bytes of one published version, once the model exists."""
 
     def __call__(self, progress: Progress) -> TrainingEngine:
         """Make or find the model, and return an engine that trains it; see `areal_actors.training.engine.EngineFactory`."""
@@ -57,7 +58,7 @@ class EngineBuilder:
         folder = model_at(
             self.context.folder.model, recipe, lambda done, total, metrics: progress("warm start", done, total, {"loss": metrics["loss"]})
         )
-        self.model_bytes = sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
+        self.model_bytes = parameter_count(folder) * getattr(torch, recipe.trainer.published_dtype).itemsize
         engine = RankGroup if recipe.trainer.ranks > 1 else TorchTrainer
         return engine(
             folder,

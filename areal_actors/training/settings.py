@@ -58,10 +58,12 @@ class TrainerSettings(Config):
     """Share of the memory of each device for a rank. 0: all of it, and half of what an inference worker shares."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of the forward and backward pass; master weights and optimizer state are float32."""
+    published_dtype: Literal["float32", "bfloat16"] = "float32"
+    """Dtype of published weights. Unstated: `generation.dtype`, in which the engines hold them. Checkpoints stay in float32."""
     microbatch_tokens: PositiveInt = 4096
     """Computed tokens per forward and backward pass. The default is at least `generation.max_model_len`."""
     prefix_sharing: Literal["auto", "on", "off"] = "auto"
-    """Compute the shared prefixes of a group's rows once (the gradient is the same): where it saves enough, always, or never."""
+    """Compute the shared prefixes of a group's rows once (the gradient is the same): on a CPU, always, or never."""
     threads: PositiveInt = 1
     """CPU threads of each of the trainer's processes."""
     ranks: PositiveInt = 1

@@ -44,7 +44,7 @@ from areal_actors.training.prepared import (
 from areal_actors.training.ranks import SINGLE_PROCESS, Ranks
 from areal_actors.training.references import frozen_models
 from areal_actors.training.settings import TrainerSettings
-from areal_actors.weights.transfer import checksum, without_ties, write_weights
+from areal_actors.weights.transfer import checksum, published_tensors, write_weights
 
 STATE = {"weight_version", "schedule", "generator", "older_weights"}
 """Fields of a checkpoint besides weights and optimizer."""
@@ -89,6 +89,7 @@ class TorchTrainer:
         self._settings = settings
         self._ranks = ranks
         dtype = getattr(torch, settings.dtype)
+        self._published_dtype: torch.dtype = getattr(torch, settings.published_dtype)
         model = load_model(model_folder, algorithm.head, weights=ranks.first)
         if settings.lora and algorithm.head == "value":
             raise SetupError(f"trainer.lora: an adapter cannot train the scalar head of {type(algorithm).__name__}; remove [trainer.lora]")
@@ -341,14 +342,16 @@ class TorchTrainer:
         state = self._ranks.full_state_dict(self._model, Lora.wanted if self._lora else None)
         if not self._ranks.first:
             return WeightsLocation(folder=folder, checksum="", model=self._model_folder)
-        return self._lora.publish(state, folder) if self._lora else write_weights(state, folder, self._model_folder)
+        if self._lora:
+            return self._lora.publish(state, folder)
+        return write_weights(state, folder, self._model_folder, dtype=self._published_dtype)
 
     def checksum(self) -> str:
         """Checksum of the current weights (or of the adapter), as `publish` returns it; empty on ranks that do not report."""
         state = self._ranks.full_state_dict(self._model, Lora.wanted if self._lora else None)
         if not self._ranks.first:
             return ""
-        return checksum(self._lora.factors(state) if self._lora else without_ties(state))
+        return checksum(self._lora.factors(state) if self._lora else published_tensors(state, self._published_dtype))
 
     def save_model(self, folder: str) -> None:
         """Write a Hugging Face folder: configuration, weights (an adapter's merged), tokenizer and chat template."""

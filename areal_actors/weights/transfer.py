@@ -29,15 +29,18 @@ INDEX = f"{SINGLE_FILE}.index.json"
 
 
 def write_weights(
-    tensors: Mapping[str, Tensor], folder: str | Path, model_folder: str | Path, shard_bytes: int = SHARD_BYTES
+    tensors: Mapping[str, Tensor],
+    folder: str | Path,
+    model_folder: str | Path,
+    shard_bytes: int = SHARD_BYTES,
+    dtype: torch.dtype | None = None,
 ) -> WeightsLocation:
     """Write tensors as a Hugging Face checkpoint of one or several shards; `folder` appears atomically.
 
-    Of names that share one tensor the last in name order is written, which keeps embeddings rather than tied heads.
-    An existing folder is replaced: a recovered trainer publishes a version again.
+    An existing folder is replaced: a recovered trainer publishes a version again. `dtype`: see `published_tensors`.
     """
     folder = Path(folder).absolute()
-    unique = without_ties(tensors)
+    unique = published_tensors(tensors, dtype)
     with atomic_folder(folder) as partial:
         split = split_torch_state_dict_into_shards(unique, max_shard_size=shard_bytes)
         for file, names in split.filename_to_tensors.items():
@@ -125,6 +128,15 @@ def checksum(tensors: Mapping[str, Tensor]) -> str:
         digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
         digest.update(tensor.flatten().view(torch.uint8).numpy().data)
     return str(digest.hexdigest())
+
+
+def published_tensors(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    """Tensors as they are published: each once, on the CPU (one copy from a device), floating-point ones in `dtype`; None keeps theirs.
+
+    Of names that share one tensor the last in name order remains, which keeps embeddings rather than tied heads.
+    """
+    unique = without_ties(tensors)
+    return {name: tensor.to(device="cpu", dtype=dtype if tensor.is_floating_point() else None) for name, tensor in unique.items()}
 
 
 def without_ties(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -7,6 +7,7 @@ verified before the server loads it.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -65,6 +66,14 @@ def stored_tensors(folder: str | Path) -> dict[str, StoredTensor]:
         present = ", ".join(sorted(path.name for path in place.glob("*"))) or "nothing"
         raise EngineError(f"the weights in {place} cannot be read: there is no *.safetensors; it holds {present}")
     return found
+
+
+def parameter_count(folder: str | Path) -> int:
+    """Returns the number of values in all tensors of a folder; 0 if it has no weights that can be read."""
+    try:
+        return sum(math.prod(tensor.shape) for tensor in stored_tensors(folder).values())
+    except EngineError:
+        return 0
 
 
 def verify_weights(location: WeightsLocation, shapes: Mapping[str, tuple[int, ...]]) -> None:

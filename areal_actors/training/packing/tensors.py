@@ -32,9 +32,7 @@ from areal_actors.training.packing.prefix_tree import (
 TokenSelector = Callable[[TrainingSequence], NDArray[np.bool_]]
 """Selects tokens of a row: returns bool `[n]`."""
 Sharing = Literal["auto", "on", "off"]
-"""Compute the shared prefixes of a group once: where it saves enough, always, or never."""
-MIN_SAVED_SHARE = 0.1
-"""Minimum share of a group's tokens saved for `auto` on an accelerator; docs/trainer-compute.md has the measurements."""
+"""Compute the shared prefixes of a group once: on a CPU, always, or never."""
 MIN_COMMON_PREFIX = 64
 """Minimum common prefix of two groups to be joined, in tokens; with fewer, the additional call costs what they save."""
 
@@ -96,11 +94,9 @@ def make_micro_batches(
     groups: dict[int, list[int]] = {}
     for index in sorted((index for index in indices if len(scored[index])), key=lambda index: (-builder.width(index), index)):
         groups.setdefault(rows[index].group, []).append(index)
-    # On a CPU chains are faster than padding even without sharing; elsewhere the sharing must outweigh the cost of masks.
-    always = sharing == "on" or (sharing == "auto" and device.type == "cpu")
-    sharers = {number for number, group in groups.items() if always or (sharing == "auto" and builder.saves_enough(group))}
-    shared = [group for number, group in groups.items() if number in sharers]
-    others = [group for number, group in groups.items() if number not in sharers]
+    # On a CPU chains are faster than padding even without common prefixes; elsewhere the cost of their dense masks is not measured.
+    chains = sharing == "on" or (sharing == "auto" and device.type == "cpu")
+    shared, others = (list(groups.values()), []) if chains else ([], list(groups.values()))
     if not whole_groups:
         shared = [part for group in shared for part in builder.split_to_budget(group, budget)]
         others = [[index] for index in sorted((index for group in others for index in group), key=lambda i: (-builder.width(i), i))]
@@ -144,10 +140,6 @@ class _MicroBatchBuilder:
     def ids(self, index: int) -> NDArray[np.int64]:
         """Token ids of a row up to the last scoring position."""
         return self._rows[index].token_ids[: self.width(index)]
-
-    def saves_enough(self, group: Sequence[int]) -> bool:
-        """True if sharing the prefixes of these rows saves enough tokens."""
-        return shared_tokens([self.ids(index) for index in group]) > MIN_SAVED_SHARE * sum(map(self.width, group))
 
     def split_to_budget(self, group: list[int], budget: int) -> Iterable[list[int]]:
         """Halve the group recursively until each part is within the budget."""
