@@ -61,6 +61,12 @@ explain *settings: setup
 audit *args: setup
     @{{ python }} -m areal_actors audit "$@"
 
+# what this machine has and lacks for a run, and the abilities of the engines
+[group("daily")]
+[no-exit-message]
+doctor *args: setup
+    @{{ python }} -m areal_actors doctor "$@"
+
 # .environments: interpreters of agent frameworks and inference servers; `just environments sglang` creates one of them
 [group("daily")]
 [no-exit-message]

@@ -1,4 +1,4 @@
-"""The command line: run | resume | serve | check | explain | monitor | export | audit."""
+"""The command line: run | resume | serve | check | explain | monitor | export | audit | doctor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from areal_actors.core.errors import ArealError, RecipeError
 from areal_actors.recipe.load import Resolved, is_file, load
 from areal_actors.recipe.plan import explain, to_json
 from areal_actors.recipe.reference import explain_settings, json_schema
-from areal_actors.run import auditing, launcher, monitor, serve
+from areal_actors.run import auditing, doctor, launcher, monitor, serve
 from areal_actors.run.preflight import report_clean_up
 from bus.errors import BusError
 
@@ -108,6 +108,12 @@ def _devices(text: str) -> CudaDevices:
         return pretended_cuda(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"found '{text}'; write COUNT, as 8, or COUNTxGIB, as 8x80") from None
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    made = doctor.report(doctor.examine(Path(options.folder)))
+    print(doctor.to_json(made) if options.json else doctor.to_text(made), flush=True)
+    return 0 if made.ready else FAILED
 
 
 def _load(options: argparse.Namespace, *, serving: bool = False, cuda: CudaDevices | None = None) -> Resolved:
@@ -217,6 +223,14 @@ def _parser() -> argparse.ArgumentParser:
     audit.add_argument("run", nargs="?", default="", metavar="RUN|FILE", help="the run's name (default: the latest), or an exported log")
     audit.add_argument("--recompute", action="store_true", help="recompute every weight version (takes as long as training)")
     _takes_folder(audit)
+
+    about = (
+        "Print what this machine has for a run: packages, nats-server, devices, memory, disk, inference servers, and the abilities of\n"
+        "the engines. Exit status 1 if a run with the embedded defaults cannot start here; each problem has its remedy. Starts nothing."
+    )
+    examine = command("doctor", _doctor, "print what this machine has and lacks for a run", about)
+    examine.add_argument("--json", action="store_true", help="print the same as JSON, nothing else")
+    _takes_folder(examine)
     return parser
 
 

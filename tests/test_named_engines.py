@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 from support.engine_cases import CASES, EngineHarness, chunks_of, running
@@ -12,9 +13,14 @@ from support.tiny_engine import CONTEXT, VOCABULARY, random_qwen, save
 
 from areal_actors.core.errors import RecipeError, SetupError
 from areal_actors.core.settings import TaskSettings
-from areal_actors.core.values import SamplingParams
+from areal_actors.core.values import Constraint, SamplingParams
 from areal_actors.embedded.transformers import TransformersEngine
+from areal_actors.generation.abilities import CONSTRAINT_ABILITIES, ENGINE_ABILITIES, SAMPLING_ABILITIES, ability_rows
 from areal_actors.generation.named import ENGINES_WITHOUT_TORCH, engine_factory
+from areal_actors.generation.scripted import ScriptedEngine
+from areal_actors.generation.servers.sglang import SGLang
+from areal_actors.generation.servers.vllm import VLLM
+from areal_actors.generation.settings import ENGINES as ENGINE_NAMES
 from areal_actors.generation.settings import GenerationSettings, ScriptedSettings
 from areal_actors.recipe.checks import problems
 from areal_actors.recipe.recipe import Recipe
@@ -76,6 +82,41 @@ async def test_an_engine_that_lacks_a_part_is_refused_when_it_is_made() -> None:
     make = engine_factory(settings_of("path_engine.py:IncompleteEngine"), ENGINES_WITHOUT_TORCH, SUPPORT)
     with pytest.raises(SetupError, match="IncompleteEngine has no abilities, generate, load_weights, take_counters, close"):
         await asyncio.to_thread(make, "model")
+
+
+async def test_an_engine_with_an_unknown_ability_is_refused_when_it_is_made() -> None:
+    make = engine_factory(settings_of("path_engine.py:UnknownAbilityEngine"), ENGINES_WITHOUT_TORCH, SUPPORT)
+    with pytest.raises(SetupError) as refused:
+        await asyncio.to_thread(make, "model")
+    found = str(refused.value)
+    assert found.startswith(
+        "generation.engine: path_engine.py:UnknownAbilityEngine has the unknown ability 'beams', known: constraint:grammar, "
+    )
+    for part in (
+        "unknown ability 'constraint', did you mean constraint:regex or constraint:grammar or constraint:json_schema?",
+        "unknown ability 'stops', did you mean stop or top_p or top_k?",
+    ):
+        assert part in found
+    assert "'top_k'" not in found
+
+
+def test_every_built_in_engine_has_the_abilities_of_the_table() -> None:
+    classes = {"transformers": TransformersEngine, "sglang": SGLang, "vllm": VLLM, "scripted": ScriptedEngine}
+    assert {name: engine.abilities for name, engine in classes.items()} == ENGINE_ABILITIES
+    assert set(ENGINE_ABILITIES) == set(ENGINE_NAMES)
+    assert set(CONSTRAINT_ABILITIES) == set(get_args(get_type_hints(Constraint)["kind"]))
+    assert {ability.partition(":")[0] for ability in SAMPLING_ABILITIES} | {"temperature", "max_tokens"} == set(
+        SamplingParams.__struct_fields__
+    )
+
+
+def test_the_page_of_engines_has_the_table_of_abilities() -> None:
+    page = (SUPPORT.parents[1] / "docs/engines.md").read_text()
+    titles, *rows = ability_rows()
+    lines = [f"| {titles[0]} | {' | '.join(f'`{engine}`' for engine in titles[1:])} |", f"|{'---|' * len(titles)}"]
+    lines += [f"| `{ability}` | {' | '.join(cells)} |" for ability, *cells in rows]
+    table = "\n".join(lines)
+    assert f"\n\n{table}\n\n" in page, f"docs/engines.md needs this table:\n{table}"
 
 
 @pytest.mark.parametrize(

@@ -207,6 +207,18 @@ async def test_a_worker_that_dies_in_mid_completion_is_replaced_and_the_columns_
     assert manager.actor.pool.versions == {"b": 0}
 
 
+async def test_a_session_stays_with_its_worker_until_that_gives_an_invalid_completion(send):
+    manager = await Manager(send, workers=("a", "b")).ready()
+    opened = await manager.open()
+    async with manager.actor.pool.count_call("a"):
+        await manager.chat(opened.session, "x")
+    await manager.chat(opened.session, "y")
+    manager.generate = lambda question: [Generated(error="out of memory")]
+    assert [(await manager.chat(opened.session, "z"))[0].worker for _ in range(2)] == ["b", "a"]
+    (left,) = await manager(EpisodeScored(work=work(), session=opened.session, reward=1.0))
+    assert left.reason == "engine"
+
+
 async def test_a_worker_that_dies_with_the_last_word_missing_only_leaves_a_completion_cut_by_length(send):
     manager = await Manager(send, workers=("a", "b")).ready()
     opened = await manager.open()

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AsyncExitStack
 
 import pytest
 
 from areal_actors.core.errors import EngineError
-from areal_actors.gateway.worker_pool import WorkerExit, WorkerLost, WorkerPool, until_gone
+from areal_actors.gateway import worker_pool
+from areal_actors.gateway.worker_pool import MARGIN_CALLS, MARGIN_SHARE, WorkerExit, WorkerLost, WorkerPool, until_gone
 
 
 def pool(*workers):
@@ -55,6 +57,87 @@ async def test_losing_a_stranger_changes_nothing():
     made.lost("a")
     made.lost("a")
     assert made.versions == {}
+
+
+async def turn(made, session):
+    """One call of a session, from its choice to its end; returns its worker."""
+    worker = await made.choose(1, session)
+    async with made.count_call(worker, session):
+        return worker
+
+
+async def busy(made, held, **calls):
+    """Keep as many calls without a session in flight at each worker, until the stack `held` is closed."""
+    for worker, number in calls.items():
+        for _ in range(number):
+            await held.enter_async_context(made.count_call(worker))
+
+
+async def test_the_next_call_of_a_session_goes_to_the_worker_that_served_the_last():
+    made = pool("a", "b")
+    async with made.count_call("a"):
+        assert await turn(made, "s") == "b"
+    async with made.count_call("b"):
+        assert await made.choose(1) == "a"
+        assert await turn(made, "s") == "b"
+        assert await turn(made, "other") == "a"
+
+
+@pytest.mark.parametrize(("fewest", "most"), [(0, 4), (16, 22), (128, 148)])
+async def test_a_session_stays_within_the_margin_and_leaves_beyond_it(fewest, most):
+    assert most == int(fewest + MARGIN_CALLS + fewest * MARGIN_SHARE)
+    made = pool("a", "b")
+    assert await turn(made, "s") == "a"
+    async with AsyncExitStack() as held:
+        await busy(made, held, a=most, b=fewest)
+        assert await made.choose(1, "s") == "a"
+        await busy(made, held, a=1)
+        assert await turn(made, "s") == "b"
+    assert await made.choose(1, "s") == "b"
+
+
+async def test_the_first_calls_of_a_group_are_spread():
+    made = pool("a", "b", "c")
+    async with AsyncExitStack() as held:
+        workers = []
+        for number in range(7):
+            workers.append(await made.choose(1, f"s{number}"))
+            await held.enter_async_context(made.count_call(workers[-1], f"s{number}"))
+    assert workers == ["a", "b", "c", "a", "b", "c", "a"]
+    assert [await turn(made, f"s{number}") for number in range(7)] == workers
+
+
+@pytest.mark.parametrize("gone", ["lost", "loaded"])
+async def test_a_worker_with_an_empty_cache_is_not_preferred(gone):
+    made = pool("a", "b")
+    for session in ("s", "t"):
+        async with made.count_call("b", session):
+            pass
+    async with made.count_call("b", "running"):
+        if gone == "lost":
+            made.lost("b")
+        made.loaded("b", 1)
+        assert await made.choose(1, "s") == await made.choose(1, "t") == "a"
+    # A call in flight has its tokens in the cache of the new weights; one that the loss ended has not.
+    assert await made.choose(1, "running") == ("a" if gone == "lost" else "b")
+
+
+async def test_a_session_whose_completion_was_refused_is_not_bound_to_the_worker():
+    made = pool("a", "b")
+    async with made.count_call("b", "s"):
+        pass
+    made.forget("s")
+    made.forget("stranger")
+    assert await made.choose(1, "s") == "a"
+
+
+async def test_the_memory_of_sessions_is_bounded(monkeypatch):
+    monkeypatch.setattr(worker_pool, "REMEMBERED_WORKERS", 2)
+    made = pool("a", "b")
+    for session in ("oldest", "s", "t"):
+        async with made.count_call("b", session):
+            pass
+    assert [await made.choose(1, session) for session in ("oldest", "s", "t")] == ["a", "b", "b"]
 
 
 class Parts:

@@ -18,7 +18,8 @@ from areal_actors.embedded.decode_loop import Abort, Close, DecodeLoop, Swap
 from areal_actors.embedded.decoders import load_model, make_decoder
 from areal_actors.embedded.logits_processor import LogitsProcessor
 from areal_actors.embedded.slots import DecodeRequest, DecodeSlots
-from areal_actors.generation.engine import SAMPLING_ABILITIES, EngineCounters, TokenChunk, validate_prompt
+from areal_actors.generation.abilities import ENGINE_ABILITIES
+from areal_actors.generation.engine import EngineCounters, TokenChunk, validate_prompt
 from areal_actors.generation.settings import GenerationSettings
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.weights.adapters import AdapterMerger, holds_adapter
@@ -32,7 +33,7 @@ class TransformersEngine:
         SetupError: the model, its tokenizer or the device is missing, or the model cannot be decoded from slots.
     """
 
-    abilities = SAMPLING_ABILITIES
+    abilities = ENGINE_ABILITIES["transformers"]
 
     def __init__(self, model_folder: str, settings: GenerationSettings, *, weight_version: int = 0) -> None:
         self.tokenizer = ChatTokenizer.load(model_folder)

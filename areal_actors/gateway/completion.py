@@ -206,16 +206,16 @@ async def complete(
 async def _sample(
     call: ModelCall, choice: Choice, pool: WorkerPool, context: Context, patience_seconds: float, seed: int
 ) -> AsyncGenerator[ModelResponsePart, None]:
-    deadline = min(patience_seconds, call.served.answer_seconds)
+    deadline, session = min(patience_seconds, call.served.answer_seconds), call.request.session
     while not choice.finish_reason:
         if not pool.versions:
             call.in_flight.wait_for_worker()
         with context.waiting("an inference worker", patience_seconds):
-            worker = await pool.choose(patience_seconds)
+            worker = await pool.choose(patience_seconds, session)
         choice.check.reset_version()
         call.in_flight.assign(worker)
         try:
-            async with pool.count_call(worker) as gone:
+            async with pool.count_call(worker, session) as gone:
                 answers = context.stream(call.next_request(choice, seed), timeout=deadline, to=worker)
                 async with aclosing(until_gone(answers, gone, worker)) as parts:
                     async for part in parts:
@@ -230,8 +230,10 @@ async def _sample(
         except AnswerLost:  # the connection broke: the worker lives, and continues after the tokens that arrived
             choice.on_worker_lost()
         except CompletionFault as error:
+            pool.forget(session)
             raise CompletionFault(error.fault, worker) from error
         except BusError as error:
+            pool.forget(session)
             raise CompletionFault(ColumnFault(check="no answer", detail=f"{worker} did not answer: {error}"), worker) from error
 
 

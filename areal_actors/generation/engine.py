@@ -12,14 +12,11 @@ from numpy.typing import NDArray
 
 from areal_actors.core.errors import RequestError
 from areal_actors.core.values import SamplingParams, TokenColumns, Value, WeightsLocation
+from areal_actors.generation.abilities import ADVISORY_ABILITIES, CONSTRAINT_ABILITIES, SAMPLING_ABILITIES, unsupported
 
-SAMPLING_ABILITIES = frozenset(
-    {"constraint", "frequency_penalty", "logit_bias", "min_p", "presence_penalty", "stop", "top_k", "top_logprobs", "top_p"}
-)
-"""Optional fields of `SamplingParams`, which an engine may not support; every engine supports temperature and max_tokens."""
 DEFAULT_SAMPLING = SamplingParams()
-CLIENT_FIELDS = {"constraint": "response_format"}
-"""Names of fields in the client API where they differ."""
+REFUSABLE_FIELDS = sorted({ability.partition(":")[0] for ability in SAMPLING_ABILITIES - ADVISORY_ABILITIES})
+"""Fields of `SamplingParams` that an engine without the ability refuses."""
 
 
 class TokenChunk(Value):
@@ -71,7 +68,7 @@ class GenerationEngine(Protocol):
 
     @property
     def abilities(self) -> frozenset[str]:
-        """Supported fields of `SAMPLING_ABILITIES`; requests with others are refused before."""
+        """Those of `SAMPLING_ABILITIES` that it supports; requests that need others are refused before."""
         ...
 
     @property
@@ -111,15 +108,19 @@ class GenerationEngine(Protocol):
 
 
 def refuse_unable(engine: GenerationEngine, sampling: SamplingParams) -> None:
-    """Refuse a request with sampling parameters that this engine does not support.
+    """Refuse a request with sampling parameters that this engine does not support, except those of `ADVISORY_ABILITIES`.
+
+    An engine is named by its attribute `title`, if it has one, else by its class.
 
     Raises:
-        RequestError: names the field and the engine.
+        RequestError: names the field, the kind of the constraint, and the engine.
     """
-    stated = {name for name in SAMPLING_ABILITIES if getattr(sampling, name) != getattr(DEFAULT_SAMPLING, name)}
-    for name in sorted(stated - engine.abilities):
-        field = CLIENT_FIELDS.get(name, name)
-        raise RequestError(f"'{field}': not supported by {type(engine).__name__}, the engine of this run; leave it out", field)
+    for field in REFUSABLE_FIELDS:
+        if (stated := getattr(sampling, field)) == getattr(DEFAULT_SAMPLING, field):
+            continue
+        ability = CONSTRAINT_ABILITIES[stated.kind] if field == "constraint" else field
+        if ability not in engine.abilities:
+            raise unsupported(ability, getattr(engine, "title", type(engine).__name__))
 
 
 def validate_prompt(

@@ -12,6 +12,7 @@ from typing import Any
 
 from areal_actors.core.errors import RecipeError, SetupError
 from areal_actors.core.loading import load_named
+from areal_actors.generation.abilities import unknown_abilities
 from areal_actors.generation.engine import EnginePlace, GenerationEngine
 from areal_actors.generation.scripted import scripted_engine
 from areal_actors.generation.servers.http_engine import engine_of
@@ -38,6 +39,8 @@ def engine_factory(
 ) -> Callable[[str], GenerationEngine]:
     """Returns a factory of the engine that a recipe names, to be called with the model's folder; file paths are relative to `root`.
 
+    The factory raises SetupError if the engine lacks a member or has an unknown ability.
+
     Raises:
         RecipeError: the name is not in `engines`, and no class can be loaded from such a file.
     """
@@ -56,6 +59,8 @@ def engine_factory(
                 f"generation.engine: {settings.engine} has no {', '.join(missing)}; "
                 "implement all of areal_actors.generation.engine.GenerationEngine"
             )
+        if unknown := unknown_abilities(engine.abilities):
+            raise SetupError(f"generation.engine: {settings.engine} has the {unknown}")
         return engine
 
     return made

@@ -10,7 +10,8 @@ import numpy as np
 
 from areal_actors.core.errors import EngineError, SetupError
 from areal_actors.core.values import SamplingParams, TokenColumns, WeightsLocation
-from areal_actors.generation.engine import SAMPLING_ABILITIES, EngineCounters, TokenChunk, validate_prompt
+from areal_actors.generation.abilities import ENGINE_ABILITIES
+from areal_actors.generation.engine import EngineCounters, TokenChunk, validate_prompt
 from areal_actors.generation.settings import GenerationSettings
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 
@@ -42,7 +43,7 @@ class ScriptedEngine:
     strings) have no effect.
     """
 
-    abilities = SAMPLING_ABILITIES - {"constraint", "top_logprobs"}
+    abilities = ENGINE_ABILITIES["scripted"]
 
     def __init__(
         self,

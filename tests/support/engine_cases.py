@@ -16,7 +16,8 @@ import pytest
 
 from areal_actors.core.errors import EngineError, RequestError
 from areal_actors.core.values import Constraint, SamplingParams, TokenColumns, WeightsLocation
-from areal_actors.generation.engine import SAMPLING_ABILITIES, GenerationEngine, TokenChunk, refuse_unable
+from areal_actors.generation.abilities import ADVISORY_ABILITIES, SAMPLING_ABILITIES
+from areal_actors.generation.engine import GenerationEngine, TokenChunk, refuse_unable
 
 
 class EngineHarness(NamedTuple):
@@ -149,11 +150,14 @@ async def closing_the_engine_fails_what_runs(harness: EngineHarness) -> None:
 
 async def what_it_cannot_do_is_refused_before_it_is_asked(harness: EngineHarness) -> None:
     stated = {
-        "constraint": (SamplingParams(constraint=Constraint(kind="regex", text="a")), "response_format"),
+        "constraint:grammar": (SamplingParams(constraint=Constraint(kind="lark", text='start: "a"')), "tool_choice"),
+        "constraint:json_schema": (SamplingParams(constraint=Constraint(kind="json_schema", text="{}")), "response_format"),
+        "constraint:regex": (SamplingParams(constraint=Constraint(kind="regex", text="a")), "response_format"),
         "frequency_penalty": (SamplingParams(frequency_penalty=1), "frequency_penalty"),
         "logit_bias": (SamplingParams(logit_bias={3: 1.0}), "logit_bias"),
         "min_p": (SamplingParams(min_p=0.1), "min_p"),
         "presence_penalty": (SamplingParams(presence_penalty=1), "presence_penalty"),
+        "seed": (SamplingParams(seed=1), "seed"),
         "stop": (SamplingParams(stop=("a",)), "stop"),
         "top_k": (SamplingParams(top_k=1), "top_k"),
         "top_logprobs": (SamplingParams(top_logprobs=1), "top_logprobs"),
@@ -163,10 +167,12 @@ async def what_it_cannot_do_is_refused_before_it_is_asked(harness: EngineHarness
     async with running(harness) as engine:
         assert engine.abilities <= SAMPLING_ABILITIES
         for ability, (sampling, field) in stated.items():
-            if ability in engine.abilities:
+            if ability in engine.abilities | ADVISORY_ABILITIES:
                 refuse_unable(engine, sampling)
                 continue
-            with pytest.raises(RequestError, match=type(engine).__name__) as refused:
+            kind = f"a constraint of kind {ability.partition(':')[2]} is " if ":" in ability else ""
+            refusal = f"'{field}': {kind}not supported by {getattr(engine, 'title', type(engine).__name__)}, .*set generation.engine to"
+            with pytest.raises(RequestError, match=refusal) as refused:
                 refuse_unable(engine, sampling)
             assert refused.value.field == field
         refuse_unable(engine, SamplingParams(temperature=0.3, max_tokens=7, seed=1))

@@ -9,7 +9,8 @@ import numpy as np
 
 from areal_actors.core.errors import EngineError
 from areal_actors.core.values import TokenColumns, pack_ids
-from areal_actors.generation.engine import SAMPLING_ABILITIES, EngineCounters, TokenChunk
+from areal_actors.generation.abilities import SAMPLING_ABILITIES
+from areal_actors.generation.engine import EngineCounters, TokenChunk
 from areal_actors.tokenization.tokenizer import TextStream
 
 

@@ -56,6 +56,10 @@ class BackwardsEngine:
         self.closed = True
 
 
+class UnknownAbilityEngine(BackwardsEngine):
+    abilities = frozenset({"top_k", "constraint", "stops", "beams"})
+
+
 class IncompleteEngine:
     weight_version = 0
 

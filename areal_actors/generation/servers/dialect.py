@@ -45,8 +45,6 @@ class ServerDialect(Protocol):
     title: str
     """As people write it."""
     abilities: frozenset[str]
-    constraints: frozenset[str]
-    """Kinds of `Constraint` that it can obey."""
 
     def altering(self, place: EnginePlace) -> frozenset[str]:
         """Returns the fields of `SamplingParams` after which log-probabilities are reported.

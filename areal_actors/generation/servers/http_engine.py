@@ -70,7 +70,7 @@ class HttpEngine:
             SetupError: the model's folder, or an interpreter with the server's package, is missing.
         """
         self.dialect, self.settings, self.place = dialect, settings, place
-        self.abilities = dialect.abilities
+        self.abilities, self.title = dialect.abilities, dialect.title
         self.altering = sorted(dialect.altering(place))
         self.weight_version = 0
         self.tokenizer = ChatTokenizer.load(model_folder)
@@ -205,11 +205,6 @@ class HttpEngine:
             EngineError: another worker began a completion that cannot be continued here.
         """
         title = self.dialect.title
-        if (constraint := sampling.constraint) is not None and constraint.kind not in self.dialect.constraints:
-            known = ", ".join(sorted(self.dialect.constraints))
-            raise RequestError(
-                f"'response_format': {title} has no constraint of kind {constraint.kind} (it has {known})", "response_format"
-            )
         altering = _stated(sampling, self.altering)
         if altering and sampling.temperature not in (0.0, 1.0):
             found = f"'{altering[0]}': {title} reports exact log-probabilities beside it at temperature 1 only"

@@ -9,7 +9,8 @@ from typing import Any
 
 from areal_actors.core.errors import EngineUnavailable
 from areal_actors.core.values import SamplingParams
-from areal_actors.generation.engine import SAMPLING_ABILITIES, EnginePlace
+from areal_actors.generation.abilities import ENGINE_ABILITIES
+from areal_actors.generation.engine import EnginePlace
 from areal_actors.generation.servers.dialect import Segment, SegmentPart, merged_flags, on_cpu
 from areal_actors.generation.servers.server_process import OK, SERVER_SIDE, ServerClient, flags, message_of
 from areal_actors.generation.settings import GenerationSettings
@@ -26,8 +27,7 @@ class SGLang:
 
     name = "sglang"
     title = "SGLang"
-    abilities = SAMPLING_ABILITIES
-    constraints = frozenset({"json_schema", "regex"})
+    abilities = ENGINE_ABILITIES[name]
 
     def altering(self, place: EnginePlace) -> frozenset[str]:  # noqa: ARG002 - the same everywhere
         """Returns the fields after which log-probabilities are reported."""

