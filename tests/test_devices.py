@@ -1,4 +1,4 @@
-"""Which process gets which CUDA devices, with which share of their memory, on machines that are pretended and in processes that run."""
+"""Each process of a run gets its CUDA devices and its share of their memory, on pretended machines and in processes that run."""
 
 from __future__ import annotations
 

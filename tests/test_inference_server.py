@@ -304,7 +304,7 @@ def recipe(generation: GenerationSettings, **settings) -> Recipe:
         ),
         (GenerationSettings(engine="transformers", options={"tp-size": 2}), {}, "options", "has no use for it"),
         (GenerationSettings(engine="scripted", server=ServerSettings(python="python3")), {}, "server", "has no use for it"),
-        (GenerationSettings(engine="sglang"), {"trainer": TrainerSettings(lora=LoraSettings())}, "lora", "is given whole weights"),
+        (GenerationSettings(engine="sglang"), {"trainer": TrainerSettings(lora=LoraSettings())}, "published", "is given whole weights"),
     ],
 )
 def test_settings_that_contradict_the_engine_are_refused_by_name(generation, settings, key, complaint, monkeypatch):

@@ -155,3 +155,10 @@ def test_lengths_that_are_stated_and_contradict_each_other_are_refused(bare, set
 )
 def test_weights_are_published_in_the_precision_of_the_engines(main, settings, published):
     assert main(*settings).trainer.published_dtype == published
+
+
+def test_inference_servers_are_given_an_adapter_merged(main):
+    assert main("trainer.lora.rank=4").trainer.lora.published == "adapter"
+    assert main("trainer.lora.rank=4", "generation.engine=sglang").trainer.lora.published == "merged"
+    with pytest.raises(RecipeError, match=r"`trainer.lora.published`: found \"adapter\", but vllm is given whole weights"):
+        main("trainer.lora.rank=4", "generation.engine=vllm", "trainer.lora.published=adapter")

@@ -19,6 +19,7 @@ from areal_actors.training.algorithms import Grpo, RewardModel
 from areal_actors.training.algorithms.kl import Kl
 from areal_actors.training.settings import LoraSettings
 from areal_actors.weights.adapters import AdapterMerger, read_adapter
+from areal_actors.weights.transfer import read_weights
 
 SMALL = LoraSettings(rank=4, alpha=8)
 
@@ -70,6 +71,20 @@ def test_what_is_published_is_small_and_peft_reads_it(make, model_folder, tmp_pa
     theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model_folder), location.folder).eval()
     ids = sequences_of(trainer)[0].token_ids
     assert logps(theirs, ids) == pytest.approx(logps(trainer._model, ids), abs=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_merged_adapter_is_published_as_the_whole_model(make, model_folder, tmp_path, dtype):
+    trainer = stepped(make(lora=msgspec.structs.replace(SMALL, published="merged"), published_dtype=dtype))
+    location = trainer.publish(str(tmp_path / "v2"))
+    assert trainer.checksum() == location.checksum
+    published, before = read_weights(location), load_file(Path(model_folder, "model.safetensors"))
+    assert published.keys() == before.keys()
+    whole = AutoModelForCausalLM.from_pretrained(model_folder)
+    whole.load_state_dict({name: tensor.float() for name, tensor in published.items()}, strict=False)
+    ids = sequences_of(trainer)[0].token_ids
+    assert logps(whole, ids) == pytest.approx(logps(trainer._model, ids), abs=1e-5 if dtype == "float32" else 0.1)
+    assert not torch.equal(published["model.layers.0.mlp.up_proj.weight"].float(), before["model.layers.0.mlp.up_proj.weight"])
 
 
 @pytest.mark.parametrize(

@@ -188,9 +188,8 @@ def _servers(recipe: Recipe) -> Problems:
     if urls and len(urls) != workers:
         found = f"found {len(urls)} servers for actors.inference_worker.count = {workers}, and each worker has one of its own"
         yield key, f"{found}; write {workers}, or actors.inference_worker.count = {len(urls)}"
-    if recipe.trainer.lora is not None:
-        found = f"found a table, but {recipe.generation.engine} is given whole weights, and an adapter is published by itself"
-        yield ("trainer", "lora"), f'{found}; leave it out, or write generation.engine = "transformers"'
+    if recipe.trainer.lora is not None and recipe.trainer.lora.published == "adapter":
+        yield ("trainer", "lora", "published"), f'found "adapter", but {recipe.generation.engine} is given whole weights; write "merged"'
 
 
 def _without_servers(generation: GenerationSettings) -> Problems:

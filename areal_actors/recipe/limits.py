@@ -14,6 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from areal_actors.core.settings import Placement
+from areal_actors.generation.settings import SERVER_ENGINES
 from areal_actors.recipe.checks import EMBEDDED
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import is_stated
@@ -45,7 +46,7 @@ def with_derived(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
     """Returns the recipe with settings that are missing in `stated` derived from the others."""
     if recipe.learns_from_examples() and not recipe.is_served():
         return recipe
-    return _with_published_dtype(_with_limits(_with_lengths(recipe, stated), stated), stated)
+    return _with_published(_with_limits(_with_lengths(recipe, stated), stated), stated)
 
 
 def limits(recipe: Recipe) -> list[Limit]:
@@ -107,11 +108,14 @@ def _with_lengths(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
     )
 
 
-def _with_published_dtype(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
-    """Publish weights in the precision of the engines, unless another one is stated."""
-    if is_stated(stated, ("trainer", "published_dtype")):
-        return recipe
-    return replace(recipe, trainer=replace(recipe.trainer, published_dtype=recipe.generation.dtype))
+def _with_published(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
+    """Publish weights as the engines take them: in their precision, and whole to inference servers, unless it is stated."""
+    trainer, lora = recipe.trainer, recipe.trainer.lora
+    if not is_stated(stated, ("trainer", "published_dtype")):
+        trainer = replace(trainer, published_dtype=recipe.generation.dtype)
+    if lora is not None and recipe.generation.engine in SERVER_ENGINES and not is_stated(stated, ("trainer", "lora", "published")):
+        trainer = replace(trainer, lora=replace(lora, published="merged"))
+    return replace(recipe, trainer=trainer)
 
 
 def _with_limits(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:

@@ -8,7 +8,7 @@ from areal_actors.recipe.recipe import Recipe
 from areal_actors.weights.weight_files import parameter_count
 
 BYTES = {"float32": 4, "bfloat16": 2}
-OPTIMIZER_BYTES = {"adamw": 8, "sgd": 0, "adafactor": 0}
+OPTIMIZER_BYTES = {"adamw": 8, "adam": 8, "sgd": 0, "adafactor": 0}
 """State of each optimizer in bytes per trained parameter, at least."""
 
 

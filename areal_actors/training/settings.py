@@ -33,7 +33,7 @@ class OptimizerSettings(Config):
 
 
 class LoraSettings(Config):
-    """`[trainer.lora]`: train low-rank updates of frozen weights (arXiv:2106.09685), and publish only these."""
+    """`[trainer.lora]`: train low-rank updates of frozen weights (arXiv:2106.09685)."""
 
     rank: PositiveInt = 16
     """Rank of the added factors."""
@@ -43,6 +43,9 @@ class LoraSettings(Config):
     """Names of the adapted linear layers, such as `q_proj`; empty for all but the head."""
     rank_stabilized: bool = False
     """Scale by `alpha / sqrt(rank)` instead (arXiv:2312.03732)."""
+    published: Literal["adapter", "merged"] = "adapter"
+    """Contents of published weights: the adapter alone, or the whole model with the adapter merged into it. Unstated: `merged` for
+    `sglang` and `vllm`, which load whole weights, else `adapter`."""
 
 
 class TrainerSettings(Config):

@@ -94,6 +94,7 @@ class TorchTrainer:
         if settings.lora and algorithm.head == "value":
             raise SetupError(f"trainer.lora: an adapter cannot train the scalar head of {type(algorithm).__name__}; remove [trainer.lora]")
         self._lora = Lora(model, model_folder, settings.lora, seed) if settings.lora else None
+        self._adapter = self._lora if settings.lora and settings.lora.published == "adapter" else None
         if settings.recompute_activations:
             recompute_activations(model)
         self._model: Any = ranks.parallelize(model, dtype).to(self._device)
@@ -338,20 +339,25 @@ class TorchTrainer:
     # ------------------------------------------------------------ weights in and out
 
     def publish(self, folder: str) -> WeightsLocation:
-        """Write the current weights (of an adapter, only the adapter) into a new folder for inference workers."""
-        state = self._ranks.full_state_dict(self._model, Lora.wanted if self._lora else None)
+        """Write the current weights (or the adapter alone) into a new folder for inference workers."""
+        state = self._state_to_publish()
         if not self._ranks.first:
             return WeightsLocation(folder=folder, checksum="", model=self._model_folder)
-        if self._lora:
-            return self._lora.publish(state, folder)
+        if self._adapter is not None:
+            return self._adapter.publish(state, folder)
         return write_weights(state, folder, self._model_folder, dtype=self._published_dtype)
 
     def checksum(self) -> str:
         """Checksum of the current weights (or of the adapter), as `publish` returns it; empty on ranks that do not report."""
-        state = self._ranks.full_state_dict(self._model, Lora.wanted if self._lora else None)
+        state = self._state_to_publish()
         if not self._ranks.first:
             return ""
-        return checksum(self._lora.factors(state) if self._lora else published_tensors(state, self._published_dtype))
+        return checksum(self._adapter.factors(state) if self._adapter else published_tensors(state, self._published_dtype))
+
+    def _state_to_publish(self) -> dict[str, Tensor]:
+        """Returns the adapter's tensors if it is published alone, else those of the whole model, an adapter merged."""
+        state = self._ranks.full_state_dict(self._model, Lora.wanted if self._adapter else None)
+        return self._lora.merged(state) if self._lora and not self._adapter and state else state
 
     def save_model(self, folder: str) -> None:
         """Write a Hugging Face folder: configuration, weights (an adapter's merged), tokenizer and chat template."""
