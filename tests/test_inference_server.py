@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+import uuid
 from pathlib import Path
 
 import msgspec
@@ -231,6 +233,39 @@ def test_a_server_ends_with_the_process_that_started_it_even_if_that_is_killed(t
     parent.wait()
     assert len(family) == 3
     assert psutil.wait_procs(family, 20)[1] == []
+
+
+SHARES_MEMORY = """
+import mmap, os, signal, sys, time
+from pathlib import Path
+place = Path("/dev/shm") / sys.argv[1]
+(place / "folder").mkdir(parents=True)
+shared = []
+for name in (f"{sys.argv[1]}-left", f"{sys.argv[1]}/folder/weights"):
+    Path("/dev/shm", name).write_bytes(b"x" * 4096)
+    file = open(Path("/dev/shm", name), "r+b")
+    shared.append(mmap.mmap(file.fileno(), 4096))
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("it serves")
+time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="there is no shared memory")
+def test_shared_memory_of_a_killed_server_is_removed_and_published_weights_are_not(tmp_path):
+    name = f"areal-test-{uuid.uuid4().hex}"
+    left, weights = Path("/dev/shm", f"{name}-left"), Path("/dev/shm", name, "folder", "weights")
+    process = ServerProcess("server", [sys.executable, "-u", "-c", SHARES_MEMORY, name], {}, tmp_path / "server.log")
+    try:
+        until_it_prints(process, "it serves")
+        assert left.exists()
+        process.stop()
+        assert not left.exists()
+        assert weights.exists()
+    finally:
+        process.stop()
+        shutil.rmtree(weights.parent.parent, ignore_errors=True)
+        left.unlink(missing_ok=True)
 
 
 def test_how_a_server_ended_has_its_status_and_last_lines(tmp_path):
