@@ -60,14 +60,12 @@ class Figures:
         return self.invariant / self.engine
 
 
-def make_folder(folder: Path, head_dim: int = 16) -> str:
-    """A Hugging Face folder of a random model of 0.14 M parameters that never ends by itself."""
+def make_folder(folder: Path, head_dim: int = 16, **shape: int) -> str:
+    """A Hugging Face folder of a random model, of 0.14 M parameters without another `shape`, that never ends by itself."""
     torch.manual_seed(0)
     config = Qwen3Config(
         vocab_size=VOCABULARY,
-        hidden_size=64,
-        intermediate_size=192,
-        num_hidden_layers=2,
+        **{"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, **shape},
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=head_dim,
