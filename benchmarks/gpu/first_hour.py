@@ -43,10 +43,10 @@ SECTIONS = (
     Section("machine", 25),
     Section("model", 45),
     Section("parity", 90),
-    Section("decode", 110),
-    Section("trainer", 100),
+    Section("decode", 100),
+    Section("trainer", 120),
     Section("weights", 50),
-    Section("loop", 170),
+    Section("loop", 160),
 )
 """Their seconds are shares of `--seconds`."""
 WITHOUT_MODEL = ("machine", "model")

@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from options import Options
+from options import Dtype, Options, Sharing
 from safetensors import safe_open
 
 from areal_actors.core.values import SamplingParams, TokenColumns, TrainingSequence
@@ -70,8 +70,8 @@ def random_prompts(options: Options, count: int, tokens: int, seed: int = 0) -> 
     return prompts
 
 
-def make_engine(options: Options, dtype: str, sequences: int, tokens: int) -> TransformersEngine:
-    """Return the embedded engine with room for so many sequences of so many tokens."""
+def make_engine(options: Options, dtype: Dtype, sequences: int, tokens: int) -> TransformersEngine:
+    """Return the embedded engine with room for a number of sequences of a number of tokens each."""
     settings = GenerationSettings(device=options.device, dtype=dtype, max_num_seqs=sequences, max_model_len=tokens)
     return TransformersEngine(options.model, settings)
 
@@ -89,7 +89,7 @@ def with_engine(engine: TransformersEngine, work: Callable[[TransformersEngine],
 
 
 async def complete(engine: TransformersEngine, prompts: Sequence[Sequence[int]], tokens: int) -> list[TokenColumns]:
-    """Return a completion of at most so many tokens for each prompt, all requested at once."""
+    """Return a completion of at most `tokens` tokens for each prompt, all requested at once."""
 
     async def one(number: int, prompt: Sequence[int]) -> TokenColumns:
         columns = TokenColumns()
@@ -100,13 +100,13 @@ async def complete(engine: TransformersEngine, prompts: Sequence[Sequence[int]],
     return await asyncio.gather(*(one(number, prompt) for number, prompt in enumerate(prompts)))
 
 
-def make_trainer(options: Options, dtype: str, sharing: str, steps: int = 1) -> TorchTrainer:
-    """Return a trainer of the model with GRPO and AdamW."""
+def make_trainer(options: Options, dtype: Dtype, sharing: Sharing = "off", microbatch: int = 0, steps: int = 1) -> TorchTrainer:
+    """Return a trainer of the model with GRPO and AdamW; `microbatch` is in computed tokens."""
     settings = TrainerSettings(
         device=options.device,
         dtype=dtype,
         prefix_sharing=sharing,
-        microbatch_tokens=options.sizes.microbatch,
+        microbatch_tokens=microbatch or options.sizes.microbatches[-1],
         logprob_check_sequences=0,
         optimizer=OptimizerSettings(lr=LEARNING_RATE),
     )

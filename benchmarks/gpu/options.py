@@ -6,7 +6,11 @@ import dataclasses
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+Device = Literal["cpu", "cuda", "auto"]
+Dtype = Literal["float32", "bfloat16"]
+Sharing = Literal["on", "off"]
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -15,14 +19,12 @@ ROOT = Path(__file__).resolve().parents[2]
 class Sizes:
     """Model and amounts of work; lengths are in tokens."""
 
-    model: dict[str, int]
+    model: dict[str, Any]
     """Dimensions of a `Qwen2Config`."""
-    head_scale: float
-    """Weight of the norm before the head: at 1 all tokens of a random model are almost equally likely."""
-    dtypes: tuple[str, ...]
-    """Of the parity section."""
-    dtype: str
-    """Of the other sections."""
+    dtypes: tuple[Dtype, ...]
+    """Precisions of the parity section."""
+    dtype: Dtype
+    """Precision of the other sections."""
     parity_groups: int
     parity_prompt: int
     parity_completion: int
@@ -35,9 +37,10 @@ class Sizes:
     step_groups: int
     step_prompt: int
     step_completion: int
-    microbatch: int
-    timed_steps: int
-    """Trainer steps after the first, which is not counted."""
+    microbatches: tuple[int, ...]
+    """Computed tokens of a micro-batch: the next is tried where one fails, as it does for lack of memory."""
+    steps: int
+    """Trainer steps; the first warms up."""
     updates: int
     """Weight updates."""
     matmul: int
@@ -57,7 +60,6 @@ FULL = Sizes(
         "num_key_value_heads": 2,
         "max_position_embeddings": 4096,
     },
-    head_scale=2.0,
     dtypes=("float32", "bfloat16"),
     dtype="bfloat16",
     parity_groups=4,
@@ -70,14 +72,14 @@ FULL = Sizes(
     step_groups=8,
     step_prompt=512,
     step_completion=512,
-    microbatch=4096,
-    timed_steps=2,
+    microbatches=(4096, 2048),
+    steps=3,
     updates=2,
     matmul=8192,
     loop_steps=5,
     loop=(
         "trainer.batch_size=4",
-        "trainer.microbatch_tokens=2048",
+        "trainer.microbatch_tokens=1024",
         "algorithm.group_size=8",
         "staleness_gate.max_concurrent=8",
         "sampling.max_tokens=128",
@@ -95,7 +97,6 @@ TINY = Sizes(
         "num_key_value_heads": 2,
         "max_position_embeddings": 1024,
     },
-    head_scale=2.0,
     dtypes=("float32", "bfloat16"),
     dtype="float32",
     parity_groups=1,
@@ -108,8 +109,8 @@ TINY = Sizes(
     step_groups=2,
     step_prompt=32,
     step_completion=16,
-    microbatch=512,
-    timed_steps=1,
+    microbatches=(512,),
+    steps=2,
     updates=1,
     matmul=128,
     loop_steps=5,
@@ -128,10 +129,9 @@ GROUP = 8
 
 @dataclass(frozen=True)
 class Options:
-    """What a section needs besides its name."""
+    """Arguments of a section."""
 
-    device: str
-    """`cpu`, `cuda` or `auto`."""
+    device: Device
     tiny: bool
     folder: str
     """Temporary folder of all sections."""

@@ -8,7 +8,8 @@ from typing import Any
 from run_sections import Outcome
 
 NARROWEST = 10
-UNITS = ("", "k", "M", "G", "T")
+CASE = 20
+"""Smallest widths of a column of figures and of that of cases."""
 
 
 class Printer:
@@ -16,13 +17,14 @@ class Printer:
 
     def __init__(self, line: Callable[[str], None]) -> None:
         self._line = line
-        self._columns: list[str] = []
+        self._widths: dict[str, int] = {}
+        """Width in characters of each column."""
 
     def show(self, outcome: Outcome, what: str) -> None:
         """Print what was added to an outcome."""
         match what:
             case "started":
-                self._columns = []
+                self._widths = {}
                 self._line(f"\n== {outcome.name} (at most {outcome.budget_seconds:.0f} s)")
             case "figures":
                 self._row(outcome.cases[-1])
@@ -47,11 +49,15 @@ class Printer:
 
     def _row(self, figures: dict[str, Any]) -> None:
         cells = {name: shown(value) for name, value in figures.items()}
-        widths = {name: max(len(name), len(cell), NARROWEST) for name, cell in cells.items()}
-        if list(cells) != self._columns:
-            self._columns = list(cells)
-            self._line("  ".join(name.ljust(width) if name == "case" else name.rjust(width) for name, width in widths.items()))
-        self._line("  ".join(cells[name].ljust(width) if name == "case" else cells[name].rjust(width) for name, width in widths.items()))
+        if list(cells) != list(self._widths):
+            self._widths = {name: max(len(name), len(cell), NARROWEST) for name, cell in cells.items()}
+            self._widths["case"] = max(len(cells["case"]), CASE)
+            self._cells({name: name for name in cells})
+        self._cells(cells)
+
+    def _cells(self, cells: dict[str, str]) -> None:
+        padded = [cell.ljust(self._widths[name]) if name == "case" else cell.rjust(self._widths[name]) for name, cell in cells.items()]
+        self._line("  ".join(padded))
 
 
 def shown(value: float | str) -> str:

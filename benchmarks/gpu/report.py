@@ -30,22 +30,24 @@ class Report:
         """Seconds until the section is stopped."""
         return self._deadline - time.time()
 
-    def case(self, case: str, measure: Callable[[], Iterable[Figures]]) -> None:
-        """Measure a case; an exception is reported and ends this case only.
+    def case(self, case: str, measure: Callable[[], Iterable[Figures]]) -> bool:
+        """Measure a case, and return whether it was measured; an exception is reported and ends this case only.
 
         A case that starts with less time than the longest one before took is skipped.
         """
         if (left := self.seconds_left()) < self._longest:
             self.skip(case, f"{max(left, 0):.0f} s left, and the longest case took {self._longest:.0f} s")
-            return
-        began = time.monotonic()
+            return False
+        began, measured = time.monotonic(), False
         try:
             for figures in measure():
                 self._write({"event": "figures", "case": case, "figures": dict(figures)})
+            measured = True
         except Exception as error:  # noqa: BLE001 - the other cases and sections are measured in spite of any error
             self._write({"event": "error", "case": case, "error": describe(error), "traceback": traceback.format_exc()})
         self._longest = max(self._longest, time.monotonic() - began)
         free_memory()
+        return measured
 
     def skip(self, case: str, reason: str) -> None:
         """Report a case that is not measured."""

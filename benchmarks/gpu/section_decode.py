@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ def measure(report: Report, options: Options) -> None:
     report.case("model is loaded", lambda: [{"seconds": seconds_of(device_of(options), lambda: decoders.model)}])
     for together in options.sizes.concurrency:
         for decoder in ("generate", "engine"):
-            report.case(f"{together} together", lambda together=together, decoder=decoder: decoders.measure(decoder, together))
+            report.case(f"{together} together", partial(decoders.measure, decoder, together))
     decoders.close()
 
 
@@ -48,7 +48,8 @@ class Decoders:
     def model(self) -> Any:
         """The model of transformers, which does not end a completion before the wanted length."""
         dtype = getattr(torch, self._options.sizes.dtype)
-        model = AutoModelForCausalLM.from_pretrained(self._options.model, dtype=dtype).to(device_of(self._options)).eval()
+        model: Any = AutoModelForCausalLM.from_pretrained(self._options.model, dtype=dtype)
+        model.to(device_of(self._options)).eval()
         model.generation_config.eos_token_id = None
         return model
 

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -33,7 +34,7 @@ def measure(report: Report, options: Options) -> None:
     engines = ["transformers", *(name for name in SERVERS if not options.tiny and importlib.util.find_spec(name))]
     for number, engine in enumerate(engines):
         seconds = (report.seconds_left() - STOP_SECONDS) / (len(engines) - number)
-        report.case(engine, lambda engine=engine, seconds=seconds: run(options, engine, seconds))
+        report.case(engine, partial(run, options, engine, seconds))
     for engine in SERVERS:
         if engine not in engines:
             report.skip(engine, "--tiny runs the embedded engine only" if options.tiny else f"this interpreter has no {engine}")
@@ -83,7 +84,7 @@ def run(options: Options, engine: str, seconds: float) -> Iterator[Figures]:
 
 
 def _wait(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Wait for the end of the run, and stop it after so many seconds; returns whether it ended by itself."""
+    """Wait for the end of the run, and stop it after `seconds`; returns whether it ended by itself."""
     try:
         process.wait(max(seconds, 0.0))
     except subprocess.TimeoutExpired:

@@ -48,7 +48,5 @@ def random_model(tokenizer: Tokenizer, options: Options) -> Any:
     )
     torch.manual_seed(0)
     with device_of(options):
-        model = Qwen2ForCausalLM(config)
-    with torch.no_grad():
-        model.model.norm.weight.fill_(options.sizes.head_scale)
+        model: Any = Qwen2ForCausalLM(config)
     return model.to(torch.bfloat16)

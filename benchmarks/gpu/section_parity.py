@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from measuring import complete, device_of, make_engine, make_trainer, random_prompts, training_sequence, with_engine
-from options import GROUP, Options
+from options import GROUP, Dtype, Options
 from report import Figures, Report, free_memory
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -17,10 +19,10 @@ from areal_actors.core.values import TrainingSequence
 def measure(report: Report, options: Options) -> None:
     """Compare them in each dtype."""
     for dtype in options.sizes.dtypes:
-        report.case(dtype, lambda dtype=dtype: compare(options, dtype))
+        report.case(dtype, partial(compare, options, dtype))
 
 
-def compare(options: Options, dtype: str) -> Iterator[Figures]:
+def compare(options: Options, dtype: Dtype) -> Iterator[Figures]:
     """Yield the differences between each two of them, over all sampled tokens.
 
     In bfloat16 the engine and the plain forward have weights in bfloat16; the trainer has float32 weights with the same values, and
@@ -32,7 +34,7 @@ def compare(options: Options, dtype: str) -> Iterator[Figures]:
     plain = plain_logprobs(options, dtype, rows)
     free_memory()
     yield difference("engine - plain", engine, plain)
-    trainer = make_trainer(options, dtype, "off").logp(rows)
+    trainer = make_trainer(options, dtype).logp(rows)
     yield difference("engine - trainer", engine, trainer)
     yield difference("trainer - plain", trainer, plain)
 
@@ -49,7 +51,7 @@ def difference(pair: str, left: Tensor, right: Tensor) -> Figures:
     }
 
 
-def sampled_rows(options: Options, dtype: str) -> list[TrainingSequence]:
+def sampled_rows(options: Options, dtype: Dtype) -> list[TrainingSequence]:
     """Return rows of completions sampled by the engine, in groups with one prompt."""
     sizes = options.sizes
     prompts = [
@@ -64,9 +66,10 @@ def sampled_rows(options: Options, dtype: str) -> list[TrainingSequence]:
 
 
 @torch.inference_mode()
-def plain_logprobs(options: Options, dtype: str, rows: Sequence[TrainingSequence]) -> Tensor:
+def plain_logprobs(options: Options, dtype: Dtype, rows: Sequence[TrainingSequence]) -> Tensor:
     """Return the log-probabilities from the model's own forward pass over each row alone: float32 `[tokens]` on the CPU."""
-    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=getattr(torch, dtype)).to(device_of(options)).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(options.model, dtype=getattr(torch, dtype))
+    model.to(device_of(options)).eval()
     found = []
     for row in rows:
         ids = torch.from_numpy(row.token_ids).to(model.device)

@@ -1,13 +1,17 @@
-"""Section `trainer`: an optimizer step with and without prefix sharing, in groups of sequences with one prompt."""
+"""Section `trainer`: optimizer steps with and without prefix sharing, in groups of sequences with one prompt.
+
+`mfu` is 6 N tokens / seconds / peak for N parameters and the tokens of all rows; `mfu_computed` counts a shared prompt once.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import torch
 from measuring import FIRST_ID, count_parameters, device_of, make_trainer, random_prompts, seconds_of, training_sequence
-from options import GROUP, Options
+from options import GROUP, Options, Sharing
 from report import Figures, Report
 from torch import Tensor
 
@@ -23,33 +27,38 @@ def measure(report: Report, options: Options) -> None:
     """Measure a step with `trainer.prefix_sharing` off and on."""
     found: dict[str, Tensor] = {}
     rows = random_rows(options)
-    for sharing in ("off", "on"):
-        report.case(f"prefix_sharing={sharing}", lambda sharing=sharing: step(options, rows, sharing, found))
+    kinds: tuple[Sharing, ...] = ("off", "on")
+    for sharing in kinds:
+        for microbatch in options.sizes.microbatches:
+            if report.case(f"prefix_sharing={sharing}", partial(steps, options, rows, sharing, microbatch, found)):
+                break
     if len(found) == 2:
         report.case("on - off", lambda: [difference(found)])
 
 
-def step(options: Options, rows: list[TrainingSequence], sharing: str, found: dict[str, Tensor]) -> Iterator[Figures]:
-    """Yield the fastest step after the first, and keep the log-probabilities before it in `found`."""
-    sizes, device = options.sizes, device_of(options)
-    trainer = make_trainer(options, sizes.dtype, sharing, steps=sizes.timed_steps + 1)
+def steps(options: Options, rows: list[TrainingSequence], sharing: Sharing, microbatch: int, found: dict[str, Tensor]) -> Iterator[Figures]:
+    """Yield each step, the first of which warms up, and keep the log-probabilities before them in `found`."""
+    device = device_of(options)
+    trainer = make_trainer(options, options.sizes.dtype, sharing, microbatch, steps=options.sizes.steps)
     found[sharing] = trainer.logp(rows)
-    first = trainer.step(rows)
-    seconds = min(seconds_of(device, lambda: trainer.step(rows)) for _ in range(sizes.timed_steps))
     tokens = sum(len(row.token_ids) for row in rows)
-    computed = int(first["computed_tokens"])
-    flops = FLOPS_PER_PARAMETER * count_parameters(options.model)
-    figures: dict[str, float | int | str] = {
-        "tokens": tokens,
-        "computed_tokens": computed,
-        "seconds": seconds,
-        "tokens_per_second": tokens / seconds,
-        "tflops": flops * tokens / seconds / 1e12,
-    }
-    if peak := peak_tflops(device):
-        figures["mfu"] = flops * tokens / seconds / 1e12 / peak
-        figures["mfu_computed"] = flops * computed / seconds / 1e12 / peak
-    yield figures
+    parameters, peak = count_parameters(options.model), peak_tflops(device)
+    for number in range(1, options.sizes.steps + 1):
+        metrics: dict[str, float] = {}
+        seconds = seconds_of(device, lambda metrics=metrics: metrics.update(trainer.step(rows)))
+        computed = int(metrics["computed_tokens"])
+        tflops = FLOPS_PER_PARAMETER * parameters * tokens / seconds / 1e12
+        utilisation = {"mfu": tflops / peak, "mfu_computed": tflops / peak * computed / tokens} if peak else {}
+        yield {
+            "microbatch": microbatch,
+            "step": number,
+            "tokens": tokens,
+            "computed_tokens": computed,
+            "seconds": seconds,
+            "tokens_per_second": tokens / seconds,
+            "tflops": tflops,
+            **utilisation,
+        }
 
 
 def difference(found: dict[str, Tensor]) -> Figures:
