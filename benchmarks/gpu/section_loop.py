@@ -112,8 +112,9 @@ def steps_of(metrics: Path, began: float) -> dict[str, Any]:
 
 
 def last_lines(folder: Path) -> str:
-    """Return the ends of the run's output and of the logs of its processes."""
-    files = [folder / "output.txt", *sorted((folder / RUN).rglob("*.log"))]
+    """Return the ends of the run's output and of that of its processes."""
+    logs = folder / RUN / "logs"
+    files = [folder / "output.txt", *sorted(logs.glob("*.failure")), *sorted(logs.glob("*.out"))]
     return "\n".join(f"--- {file.name}\n" + "\n".join(_lines(file)[-LAST_LINES:]) for file in files if file.exists())
 
 
