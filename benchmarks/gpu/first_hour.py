@@ -49,6 +49,8 @@ SECTIONS = (
     Section("loop", 160),
 )
 """Their seconds are shares of `--seconds`."""
+CLEANUP_SECONDS = 10.0
+"""Part of `--seconds` in which the last section may be stopped and folders are removed."""
 WITHOUT_MODEL = ("machine", "model")
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where a run has its weights, too
 PREFIX = "areal-first-hour-"
@@ -122,7 +124,7 @@ def main() -> None:
 
     with folders(tiny=arguments.tiny) as (folder, shared):
         options = Options(device=arguments.device, tiny=arguments.tiny, folder=str(folder), shared=str(shared), deadline=0.0)
-        run_sections(arguments.sections, options, arguments.seconds, progress)
+        run_sections(arguments.sections, options, max(arguments.seconds - CLEANUP_SECONDS, 1.0), progress)
     printer.conclude(outcomes, time.time() - began)
     if any(outcome.status == "failed" for outcome in outcomes):
         sys.exit(1)

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
 import torch
-from measuring import FIRST_ID, count_parameters, device_of, make_trainer, random_prompts, seconds_of, training_sequence
+from measuring import FIRST_ID, count_parameters, device_of, make_trainer, random_prompts, synchronize, training_sequence
 from options import GROUP, Options, Sharing
 from report import Figures, Report
 from torch import Tensor
@@ -44,8 +45,11 @@ def steps(options: Options, rows: list[TrainingSequence], sharing: Sharing, micr
     tokens = sum(len(row.token_ids) for row in rows)
     parameters, peak = count_parameters(options.model), peak_tflops(device)
     for number in range(1, options.sizes.steps + 1):
-        metrics: dict[str, float] = {}
-        seconds = seconds_of(device, lambda metrics=metrics: metrics.update(trainer.step(rows)))
+        synchronize(device)
+        began = time.perf_counter()
+        metrics = trainer.step(rows)
+        synchronize(device)
+        seconds = time.perf_counter() - began
         computed = int(metrics["computed_tokens"])
         tflops = FLOPS_PER_PARAMETER * parameters * tokens / seconds / 1e12
         utilisation = {"mfu": tflops / peak, "mfu_computed": tflops / peak * computed / tokens} if peak else {}
