@@ -21,7 +21,7 @@ from areal_actors.embedded.batch_invariance import (
     pad_rows,
     padded_positions,
 )
-from areal_actors.embedded.slots import prefill_batches
+from areal_actors.embedded.prefill import prefill_batches
 from areal_actors.embedded.transformers import TransformersEngine
 from areal_actors.generation.engine import TokenChunk
 from areal_actors.generation.settings import GenerationSettings

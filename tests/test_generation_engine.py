@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 import torch
-from support.tiny_engine import CONTEXT, SETTINGS, SHAPE, VOCABULARY, complete, prompt_of, random_qwen, running, save
+from support.tiny_engine import (
+    CONTEXT,
+    SETTINGS,
+    SHAPE,
+    VOCABULARY,
+    complete,
+    difference,
+    plain_logprobs,
+    prompt_of,
+    random_qwen,
+    running,
+    save,
+)
 from transformers import (
     AutoModelForCausalLM,
     GPT2Config,
@@ -46,18 +57,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def new_weights(tmp_path_factory: pytest.TempPathFactory, folder: str) -> WeightsLocation:
     return write_weights(random_qwen(1).state_dict(), tmp_path_factory.mktemp("weights") / "v1", folder)
-
-
-@torch.no_grad()
-def plain_logprobs(model: torch.nn.Module, prompt: Sequence[int], columns: TokenColumns, temperature: float) -> np.ndarray:
-    """Log-probabilities of a completion's tokens by one ordinary forward over the full sequence."""
-    ids = torch.tensor([[*prompt, *columns.ids_array().tolist()]])
-    logits = model(ids).logits[0, len(prompt) - 1 : -1] / (temperature or 1.0)
-    return torch.log_softmax(logits.float(), -1).gather(1, ids[0, len(prompt) :, None])[:, 0].numpy()
-
-
-def difference(model: torch.nn.Module, prompt: Sequence[int], columns: TokenColumns, temperature: float) -> float:
-    return float(np.abs(plain_logprobs(model, prompt, columns, temperature) - columns.logprobs_array()).max())
 
 
 async def test_log_probabilities_are_those_of_a_plain_forward_whatever_shares_the_batch(folder: str) -> None:

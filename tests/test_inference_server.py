@@ -31,7 +31,7 @@ from areal_actors.generation.inference_worker import InferenceWorker
 from areal_actors.generation.named import engine_factory
 from areal_actors.generation.servers.server_process import ServerClient, ServerProcess, flags, free_port, interpreter, message_of
 from areal_actors.generation.settings import GenerationSettings, ServerSettings
-from areal_actors.messages import EngineLost, EngineStarting, Generate, Generated, WeightsLoaded
+from areal_actors.messages import EngineLost, EngineStarting, Generate, Generated, Throughput, WeightsLoaded
 from areal_actors.recipe.checks import problems
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.runtime.actor import Tick
@@ -52,6 +52,7 @@ class Serving:
     def __init__(self, *, loads: int = 1000) -> None:
         self.weight_version = 0
         self.gone, self.closed, self.loads = False, False, loads
+        self.counters = EngineCounters()
 
     async def generate(self, request_id, prompt_ids, sampling, *, stream=False, resumed_tokens=0):
         if self.gone:
@@ -68,7 +69,7 @@ class Serving:
         return "loading shard 3 of 8" if self.gone else ""
 
     def take_counters(self):
-        return EngineCounters()
+        return self.counters
 
     async def close(self):
         self.closed = True
@@ -107,6 +108,17 @@ async def test_a_lost_server_is_reported_once_and_its_successor_loads_the_same_w
     assert engines[1].weight_version == 4
     (answer,) = await send(worker, ASKED)
     assert answer.finish_reason == "stop"
+
+
+async def test_what_the_engine_counted_is_its_throughput(send, engines):
+    worker = worker_of(engines)
+    await send(worker, published(0))
+    assert await send(worker, Tick(), now=100.0) == []
+    engines[0].counters = EngineCounters(tokens=7, prefilled_tokens=20, cached_tokens=300, busy_seconds=0.5, running=2)
+    (throughput,) = await send(worker, Tick(), now=102.0)
+    assert throughput == Throughput(
+        actor=WORKER, side="generation", tokens=7, started=100.0, seconds=0.5, concurrent=2, prefilled_tokens=20, cached_tokens=300
+    )
 
 
 async def test_of_many_completions_that_a_server_takes_with_it_one_reports_it(send, engines):

@@ -8,8 +8,8 @@ import torch
 
 from areal_actors.core.values import SamplingParams
 from areal_actors.embedded.logits_processor import LogitsProcessor
+from areal_actors.embedded.prefill import prefill_batches
 from areal_actors.embedded.sampling import SampledTokens, Sampler, filter_probabilities, uniforms
-from areal_actors.embedded.slots import prefill_batches
 
 CPU = torch.device("cpu")
 

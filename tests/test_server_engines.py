@@ -217,6 +217,9 @@ async def test_a_greedy_completion_is_the_same_streamed_whole_and_cut_anywhere(g
             rest = SamplingParams(max_tokens=12 - cut, temperature=0)
             (later,) = await chunks_of(engine, PROMPT + ids[:cut], rest, resumed_tokens=cut)
             assert later.columns.ids_array().tolist() == ids[cut:]
+        counters = engine.take_counters()
+        sent = 2 * len(PROMPT) + sum(len(PROMPT) + cut for cut in range(1, len(ids)))
+        assert counters.prefilled_tokens + counters.cached_tokens == sent
 
 
 async def test_the_most_likely_tokens_are_beside_each_sampled_one(genuine: Genuine) -> None:

@@ -8,7 +8,8 @@ thread, these are the places where they do, and what is done about each:
 - Softmax and products over positions use other kernels for lengths that are short, no multiple of a vector, or beyond a block
   of the library: attention reads at least `MIN_POSITIONS` positions, a multiple of `VECTOR`, and sums values of `BLOCK`
   positions at a time. Positions beyond a row's own have probability 0, and adding 0 changes no bit.
-- Attention over a prompt depends on its padded length: only prompts of equal length share a prefill batch.
+- Attention over a prompt depends on its padded length: only prompts of equal length share a prefill batch, and no prompt continues a
+  cached prefix (`prefix_cache`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Invariants: the KV cache always belongs to the current weights, so every log-probability equals that of a plain forward
 over the full sequence under the weight version of the token. The cache of a slot holds all its tokens but the last, which
-the next step feeds.
+the next step feeds. The slot of an ended completion keeps them until another request needs it (`prefix_cache`).
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import msgspec
@@ -20,14 +21,13 @@ import numpy as np
 import torch
 
 from areal_actors.core.errors import EngineError, RequestError
-from areal_actors.embedded.batch_invariance import pad_rows, padded_row_count
+from areal_actors.embedded.batch_invariance import pad_rows
 from areal_actors.embedded.decoders import SlotDecoder
+from areal_actors.embedded.prefill import prefill
+from areal_actors.embedded.prefix_cache import PrefixCache
 from areal_actors.embedded.sampling import Sampler
-from areal_actors.embedded.slots import DecodeRequest, DecodeSlots, prefill_batches
+from areal_actors.embedded.slots import DecodeRequest, DecodeSlots
 from areal_actors.generation.engine import EngineCounters, TokenChunk
-
-PREFILL_TOKENS = 4096
-"""Padded tokens per prefill batch: fits CPU caches and bounds memory."""
 
 
 class Abort(NamedTuple):
@@ -64,6 +64,7 @@ class DecodeLoop:
         self._model = model
         self._decoder = decoder
         self._slots = slots
+        self._prefixes = PrefixCache(slots, decoder.kv_cache)
         self._threads = threads
         self._invariant = decoder.kv_cache.batch_invariant
         self._waiting: deque[DecodeRequest] = deque()
@@ -127,41 +128,47 @@ class DecodeLoop:
                     return False
 
     def _admit(self) -> None:
-        """Assign free slots in order of arrival; prefills each prompt once for all requests that share it."""
-        if not self._waiting or len(self._slots) == self._slots.capacity:
+        """Assign free slots in order of arrival; computes each prompt, without its cached prefix, once for all requests that share it."""
+        computed, copied = self._place_waiting()
+        if self._plan is None:
+            self._prefixes.compact()
+        if not computed and not copied:
             return
-        holders = {request.prompt_key: row for row, request in enumerate(self._slots.running)}
-        computed, copied = [], []
-        while self._waiting and len(self._slots) < self._slots.capacity:
-            request = self._waiting.popleft()
-            row = self._slots.add(request)
-            holder = holders.setdefault(request.prompt_key, row)
-            if holder == row:
-                computed.append(row)
-            else:
-                copied.append((holder, row, len(request.prompt_ids) - 1))
-        self._prefill(computed, equal=self._invariant)
-        for holder, row, length in copied:
-            self._decoder.kv_cache.copy(holder, row, length)
-        self._plan = None
+        rows = [request.row for request in computed]
+        cached = int(self._slots.cached[rows].sum())
+        prefilled = prefill(self._decoder, self._slots, rows, equal=self._invariant)
+        for request, holder in copied:
+            length = len(request.prompt_ids) - 1
+            self._decoder.kv_cache.copy(holder.row, request.row, length)
+            self._slots.cached[request.row] = length
+            cached += length
+        self._count(prefilled_tokens=prefilled, cached_tokens=cached)
 
-    def _prefill(self, rows: Sequence[int], *, equal: bool) -> None:
-        """Compute the KV cache of all tokens but the last of these rows, in batches of similar or `equal` length."""
-        rows = [row for row in rows if self._slots.lengths[row] > 1]
-        lengths = [int(self._slots.lengths[row]) - 1 for row in rows]
-        for batch in prefill_batches(lengths, PREFILL_TOKENS, equal=equal):
-            members = [rows[index] for index in batch]
-            longest = max(lengths[index] for index in batch)
-            if self._invariant:
-                longest = padded_row_count(longest)
-            # Padding of a row is left over from an earlier request: its results are never read.
-            self._decoder.prefill(members, self._slots.tokens[members, :longest])
-        self._count(prefilled_tokens=sum(lengths))
+    def _place_waiting(self) -> tuple[list[DecodeRequest], list[tuple[DecodeRequest, DecodeRequest]]]:
+        """Requests that got a slot: those to prefill, and those to copy, each with the one that has the same prompt."""
+        arrived = list(islice(self._waiting, self._slots.capacity - len(self._slots)))
+        if not arrived:
+            return [], []
+        holders = {request.prompt_key: request for request in self._slots.running.values()}
+        computed, copied = [], []
+        for request in arrived:
+            holder = holders.setdefault(request.prompt_key, request)
+            if holder is request:
+                computed.append(request)
+            else:
+                copied.append((request, holder))
+        self._prefixes.place(computed)
+        for request, _ in copied:
+            self._prefixes.place_empty(request)
+        for _ in arrived:
+            self._waiting.popleft()
+        self._plan = None
+        return computed, copied
 
     def _step(self) -> None:
         """Sample one token for every slot in use."""
         if self._plan is None:
-            running = self._slots.running
+            running = [self._slots.running[row] for row in range(len(self._slots))]
             processors = [request.processor for request in running]
             sampler = Sampler([request.sampling for request in running], self._model.device, processors)
             watched = frozenset(row for row, one in enumerate(running) if one.stream or one.stops is not None)
@@ -190,19 +197,18 @@ class DecodeLoop:
         self._free(finished)
 
     def _free(self, rows: Sequence[int]) -> None:
-        for source, target, length in self._slots.remove(rows):
-            self._decoder.kv_cache.copy(source, target, length)
         if rows:
+            self._prefixes.retain(rows)
             self._plan = None
 
     def _abort(self, request: DecodeRequest) -> None:
-        if request in self._slots.running:
-            self._free([self._slots.running.index(request)])
+        if request.row >= 0:
+            self._free([request.row])
         elif request in self._waiting:
             self._waiting.remove(request)
 
     def _swap(self, swap: Swap) -> None:
-        """Load new weights and recompute the KV cache of all running requests."""
+        """Load new weights, recompute the KV cache of all running requests, and drop that of ended ones."""
         began = time.perf_counter()
         self._swapping = swap
         for name, tensor in self._model.state_dict().items():
@@ -210,10 +216,11 @@ class DecodeLoop:
                 tensor.copy_(swap.tensors[name])
         self._decoder.refresh()
         self.weight_version = swap.weight_version
+        self._prefixes.drop()
         # The moment at which weights arrive is random anyway, so the faster batches are used here.
-        self._prefill(range(len(self._slots)), equal=False)
+        prefilled = prefill(self._decoder, self._slots, list(self._slots.running), equal=False)
         self._swapping = None
-        self._count(busy_seconds=time.perf_counter() - began)
+        self._count(prefilled_tokens=prefilled, busy_seconds=time.perf_counter() - began)
         call_in_loop(swap.done.get_loop(), resolve_future, swap.done, None)
 
     def _deliver_chunks(self) -> None:
@@ -229,7 +236,7 @@ class DecodeLoop:
         """Fail all waiting and all later requests."""
         with self._lock:
             self._ended = error
-        waiting = [*self._slots.running, *self._waiting]
+        waiting = [*self._slots.running.values(), *self._waiting]
         swaps = [self._swapping] if self._swapping is not None else []
         while not self._inbox.empty():
             command = self._inbox.get()
@@ -242,11 +249,12 @@ class DecodeLoop:
         self._outgoing.extend((request, error) for request in waiting)
         self._deliver_chunks()
 
-    def _count(self, *, tokens: int = 0, prefilled_tokens: int = 0, busy_seconds: float = 0.0) -> None:
+    def _count(self, *, tokens: int = 0, prefilled_tokens: int = 0, cached_tokens: int = 0, busy_seconds: float = 0.0) -> None:
         with self._lock:
             self._counters = EngineCounters(
                 tokens=self._counters.tokens + tokens,
                 prefilled_tokens=self._counters.prefilled_tokens + prefilled_tokens,
+                cached_tokens=self._counters.cached_tokens + cached_tokens,
                 busy_seconds=self._counters.busy_seconds + busy_seconds,
             )
 

@@ -16,7 +16,7 @@ from transformers.utils import logging as transformers_logging
 
 from areal_actors.core.errors import SetupError
 from areal_actors.embedded.fused_decoder import FusedDecoder
-from areal_actors.embedded.kv_cache import DecodeStep, KVCache
+from areal_actors.embedded.kv_cache import DecodeStep, KVCache, SuffixStep
 from areal_actors.generation.settings import GenerationSettings
 from areal_actors.weights.torch_device import torch_device
 
@@ -33,6 +33,13 @@ class SlotDecoder(Protocol):
 
     def prefill(self, rows: Sequence[int], token_ids: NDArray[np.int64]) -> None:
         """Write the keys and values of prompts [len(rows), tokens], padded at the end, into these rows."""
+        ...
+
+    def extend(self, rows: Sequence[int], token_ids: NDArray[np.int64], starts: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+        """Write the keys and values of tokens that follow cached ones.
+
+        Row rows[i] gets the first counts[i] of token_ids[i] ([len(rows), max(counts)], padded at the end) from position starts[i] on.
+        """
         ...
 
     def refresh(self) -> None:
@@ -52,8 +59,8 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     def __init__(self, kv_cache: KVCache, layer: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.is_initialized = True
-        self.target: DecodeStep | Tensor = torch.empty(0)
-        """The step being decoded, or the rows being filled with prompts."""
+        self.target: DecodeStep | SuffixStep | Tensor = torch.empty(0)
+        """The step being decoded, the suffixes being added, or the rows being filled with prompts."""
         self._kv_cache = kv_cache
         self._layer = layer
 
@@ -64,12 +71,16 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         """Store new keys and values; returns all that attention may read."""
         if isinstance(self.target, DecodeStep):
             return self._kv_cache.write_tokens(self._layer, self.target, key_states, value_states)
+        if isinstance(self.target, SuffixStep):
+            return self._kv_cache.write_suffixes(self._layer, self.target, key_states, value_states)
         self._kv_cache.write_prompts(self._layer, self.target, key_states, value_states)
         return key_states, value_states
 
     def get_seq_length(self) -> int:
         """Number of cached tokens; the longest row's where rows differ."""
-        return self.target.longest - 1 if isinstance(self.target, DecodeStep) else 0
+        if isinstance(self.target, DecodeStep):
+            return self.target.longest - 1
+        return self.target.longest - self.target.width if isinstance(self.target, SuffixStep) else 0
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         """Length and offset of the keys that attention reads."""
@@ -106,6 +117,18 @@ class ModelDecoder:
             use_cache=True,
         )
 
+    def extend(self, rows: Sequence[int], token_ids: NDArray[np.int64], starts: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+        """See `SlotDecoder.extend`."""
+        step = SuffixStep(rows, starts, counts, self._model.device)
+        self._set_target(step)
+        self._model.base_model(
+            input_ids=torch.from_numpy(token_ids).to(self._model.device),
+            attention_mask=step.mask(self._model.dtype),
+            position_ids=step.positions,
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+
     def decode(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
         """See `SlotDecoder.decode`."""
         step = DecodeStep(positions, self._model.device, batch_invariant=self.kv_cache.batch_invariant)
@@ -120,7 +143,7 @@ class ModelDecoder:
         logits: Tensor = output.logits[:, -1].float()
         return logits
 
-    def _set_target(self, target: DecodeStep | Tensor) -> None:
+    def _set_target(self, target: DecodeStep | SuffixStep | Tensor) -> None:
         for layer in self._layers:
             layer.target = target
 
@@ -178,12 +201,15 @@ def sampled_logprob_difference(decoder: SlotDecoder, model: Any) -> float:
     It is the largest of several positions, in rows of unequal length.
     """
     length = min(12, decoder.kv_cache.context)
+    begun = length // 4
     token_ids = np.arange(3, 3 + length, dtype=np.int64) % model.config.get_text_config().vocab_size
-    starts = np.array([length // 2, length // 4])[: decoder.kv_cache.slots]
+    starts = np.array([length // 2, begun])[: decoder.kv_cache.slots]
     with torch.inference_mode():
         plain = torch.log_softmax(model(torch.from_numpy(token_ids)[None].to(model.device)).logits[0].float(), -1)
-        if length > 1:
-            decoder.prefill(range(len(starts)), np.stack([token_ids[: length // 2]] * len(starts)))
+        if begun:
+            decoder.prefill(range(len(starts)), np.stack([token_ids[:begun]] * len(starts)))
+        if starts[0] > begun:
+            decoder.extend([0], token_ids[None, begun : starts[0]], np.array([begun]), starts[:1] - begun)
         differences = []
         for step in range(length - int(starts[0])):
             logits = decoder.decode(token_ids[starts + step], starts + step)

@@ -7,7 +7,7 @@ views of the fused ones, so loading weights into the model loads them here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from areal_actors.embedded.batch_invariance import BLOCK
-from areal_actors.embedded.kv_cache import DecodeStep, KVCache
+from areal_actors.embedded.kv_cache import DecodeStep, KVCache, SuffixStep
 
 FAMILIES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 ROTARY_KINDS = ("default", "linear", "llama3", "yarn")
@@ -106,18 +106,46 @@ class FusedDecoder:
 
     def prefill(self, rows: Sequence[int], token_ids: NDArray[np.int64]) -> None:
         """See `SlotDecoder.prefill`."""
-        shape = token_ids.shape
         targets = torch.tensor(rows, device=self._device)
-        positions = torch.arange(shape[1], device=self._device).repeat(shape[0])
+
+        def write(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+            self.kv_cache.write_prompts(layer, targets, keys, values)
+            return keys, values
+
+        self._fill(token_ids, torch.arange(token_ids.shape[1], device=self._device).repeat(len(rows)), write)
+
+    def extend(self, rows: Sequence[int], token_ids: NDArray[np.int64], starts: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
+        """See `SlotDecoder.extend`."""
+        step = SuffixStep(rows, starts, counts, self._device)
+
+        def write(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+            return self.kv_cache.write_suffixes(layer, step, keys, values)
+
+        self._fill(token_ids, step.positions.view(-1), write, step.mask(self._embedding.dtype))
+
+    def _fill(
+        self,
+        token_ids: NDArray[np.int64],
+        positions: Tensor,
+        write: Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]],
+        mask: Tensor | None = None,
+    ) -> None:
+        """Compute keys and values of tokens [rows, width]; `write` stores those of a layer and returns all that its attention reads.
+
+        Without a mask these are of the same tokens, and attention is causal.
+        """
+        shape = token_ids.shape
         hidden = functional.embedding(torch.from_numpy(token_ids).to(self._device).view(-1), self._embedding)
         cos, sin = self._cos[positions], self._sin[positions]
         for index, layer in enumerate(self.layers):
             heads = (part.view(*shape, -1, self.head_dim).transpose(1, 2) for part in self._project(layer, hidden, cos, sin))
             queries, keys, values = heads
-            self.kv_cache.write_prompts(index, targets, keys, values)
+            keys, values = write(index, keys, values)
             if index == len(self.layers) - 1:
                 return
-            attended = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True, enable_gqa=True)
+            attended = functional.scaled_dot_product_attention(
+                queries, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=True
+            )
             hidden = self._finish(layer, hidden, attended.transpose(1, 2).reshape(hidden.shape[0], -1))
 
     def decode(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:

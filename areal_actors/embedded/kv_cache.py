@@ -1,6 +1,8 @@
-"""KV cache of all running completions: one row per slot, rows 0 to n - 1 in use."""
+"""KV cache of all slots: one row each. Running completions are in rows 0 to n - 1; other rows keep those of earlier ones."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -30,6 +32,38 @@ class DecodeStep:
         hidden = torch.arange(self.longest, device=self.positions.device) > self.positions[:, None]
         mask = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, torch.finfo(dtype).min)
         return mask[:, None].expand(-1, heads, -1).reshape(-1, 1, self.longest)
+
+
+class SuffixStep:
+    """Positions of tokens that follow cached ones: row rows[i] gets counts[i] tokens from position starts[i] on, padded at the end.
+
+    Every token attends to all positions of its row up to its own.
+    """
+
+    def __init__(self, rows: Sequence[int], starts: NDArray[np.int64], counts: NDArray[np.int64], device: torch.device) -> None:
+        self.rows = torch.tensor(rows, device=device)
+        """[rows], int64."""
+        self.width = int(counts.max())
+        """Number of tokens per row, padding included."""
+        self.longest = int((starts + counts).max())
+        """Number of positions that attention reads."""
+        offsets = np.arange(self.width)
+        positions = torch.from_numpy(starts[:, None] + offsets).to(device)
+        self._real = torch.from_numpy(offsets < counts[:, None]).to(device)
+        self._real_rows = self.rows[:, None].expand(-1, self.width)[self._real]
+        self._real_positions = positions[self._real]
+        self.positions = positions.clamp_(max=self.longest - 1)
+        """[rows, width], int64; those of padding are any."""
+
+    def mask(self, dtype: torch.dtype) -> Tensor:
+        """Additive attention mask, [rows, 1, width, longest]: 0 at visible positions, the lowest number elsewhere."""
+        hidden = torch.arange(self.longest, device=self.positions.device) > self.positions[:, None, :, None]
+        return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, torch.finfo(dtype).min)
+
+    def write(self, storage: Tensor, entries: Tensor) -> Tensor:
+        """Store entries [rows, heads, width, head_dim] without those of padding; a copy [rows, heads, longest, head_dim] of all."""
+        storage[self._real_rows, :, self._real_positions] = entries.transpose(1, 2)[self._real]
+        return storage[:, :, : self.longest].index_select(0, self.rows)
 
 
 class KVCache:
@@ -65,11 +99,29 @@ class KVCache:
             views.append(storage[: len(step), :, : step.longest])
         return views[0], views[1]
 
+    def write_suffixes(self, layer: int, step: SuffixStep, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Store keys and values [rows, heads, step.width, head_dim] of tokens that follow cached ones.
+
+        Returns:
+            copies [rows, heads, step.longest, head_dim] of all keys and values of the rows.
+        """
+        stored_keys, stored_values = self._storage(layer, keys, values)
+        return step.write(stored_keys, keys), step.write(stored_values, values)
+
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of one row to another."""
         for pair in self._layers:
             for storage in pair or ():
                 storage[target, :, :length] = storage[source, :, :length]
+
+    def exchange(self, first: int, second: int, first_length: int, second_length: int) -> None:
+        """Exchange the first `first_length` positions of one row with the first `second_length` of another."""
+        for pair in self._layers:
+            for storage in pair or ():
+                kept = storage[second, :, :second_length].clone() if second_length else None
+                storage[second, :, :first_length] = storage[first, :, :first_length]
+                if kept is not None:
+                    storage[first, :, :second_length] = kept
 
     def _storage(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         pair = self._layers[layer]

@@ -1,4 +1,7 @@
-"""Running completions as columns over slots: slot i of n in use is row i of every decode step."""
+"""Completions as columns over slots: the i-th of n running completions is row i of every decode step.
+
+Rows without a running completion keep the tokens of an earlier one, whose KV cache a later prompt may continue (`prefix_cache`).
+"""
 
 from __future__ import annotations
 
@@ -46,6 +49,8 @@ class DecodeRequest:
         stopped = self.detect_stop(prompt_ids[-resumed_tokens:].tolist()) if resumed_tokens else False
         self.finished = bool(resumed_tokens and (prompt_ids[-1] in tokenizer.stop_ids or stopped))
         """True if the other worker sampled the whole completion."""
+        self.row = -1
+        """Row of its slot; -1 before it is admitted and after its end."""
         self.delivered = 0
         """Number of tokens delivered in chunks."""
         self.top_ids = np.zeros((sampling.max_tokens, sampling.top_logprobs), dtype="<u4")
@@ -60,14 +65,17 @@ class DecodeRequest:
 
 
 class DecodeSlots:
-    """Tokens, log-probabilities and weight versions of every running completion, by position."""
+    """Tokens, log-probabilities and weight versions of every completion, by row and position."""
 
     def __init__(self, slots: int, context: int, vocabulary_size: int, tokenizer: ChatTokenizer) -> None:
-        self.running: list[DecodeRequest] = []
+        self.running: dict[int, DecodeRequest] = {}
+        """By row; `PrefixCache.compact` makes the rows 0 to n - 1 before a decode step."""
         self.capacity = slots
         self.tokens = np.zeros((slots, context), dtype=np.int64)
         self.lengths = np.zeros(slots, dtype=np.int64)
         """Tokens of prompt and completion so far."""
+        self.cached = np.zeros(slots, dtype=np.int64)
+        """Number of a row's first tokens whose keys and values are in the KV cache, of ended completions, too."""
         self._logprobs = np.zeros((slots, context), dtype=np.float32)
         self._versions = np.full((slots, context), PROMPT_VERSION, dtype=np.int32)
         self._uniforms = np.zeros((slots, context), dtype=np.float32)
@@ -79,33 +87,29 @@ class DecodeSlots:
     def __len__(self) -> int:
         return len(self.running)
 
-    def add(self, completion: DecodeRequest) -> int:
-        """Assign the next row to a completion; returns its index."""
-        row, length = len(self.running), len(completion.prompt_ids)
+    def add(self, row: int, completion: DecodeRequest) -> None:
+        """Assign a free row, which may hold the first `cached` tokens of the prompt already."""
+        length = len(completion.prompt_ids)
         limit = length + completion.sampling.max_tokens
-        self.running.append(completion)
+        self.running[row], completion.row = completion, row
         self.tokens[row, :length] = completion.prompt_ids
         self._uniforms[row, length:limit] = uniforms(completion.sampling.seed, limit - length, completion.resumed_tokens)
         self.lengths[row] = length
         self._limits[row] = limit
-        return row
 
-    def remove(self, rows: Iterable[int]) -> list[tuple[int, int, int]]:
-        """Free these rows and fill the gaps with the last ones.
+    def remove(self, rows: Iterable[int]) -> None:
+        """Free the rows of these completions; their tokens stay."""
+        for row in rows:
+            self.running.pop(row).row = -1
 
-        Returns:
-            (from, to, tokens) of every move, to be repeated in the KV cache.
-        """
-        moves = []
-        for row in sorted(rows, reverse=True):
-            last = len(self.running) - 1
-            if row != last:
-                for column in (self.tokens, self.lengths, self._logprobs, self._versions, self._uniforms, self._limits):
-                    column[row] = column[last]
-                self.running[row] = self.running[last]
-                moves.append((last, row, int(self.lengths[last])))
-            self.running.pop()
-        return moves
+    def move(self, source: int, target: int) -> None:
+        """Exchange a running completion with the tokens that a free row keeps."""
+        self.running[target] = self.running.pop(source)
+        self.running[target].row = target
+        for column in (self.lengths, self._logprobs, self._versions, self._uniforms, self._limits):
+            column[target] = column[source]
+        here, there = [source, target], [target, source]
+        self.tokens[here], self.cached[here] = self.tokens[there], self.cached[there]
 
     def step_inputs(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
         """Last token, its position, and the uniform number that draws the next one; each [rows]."""
@@ -120,6 +124,7 @@ class DecodeSlots:
         self._logprobs[rows, places] = logprobs
         self._versions[rows, places] = weight_version
         places += 1
+        self.cached[: len(self)] += 1
         return np.flatnonzero(self._stops[token_ids] | (places >= self._limits[: len(self)]))
 
     def set_top_logprobs(self, top: TopTokens) -> None:
@@ -150,14 +155,3 @@ class DecodeSlots:
             top_logprobs=completion.top_logprobs[start : completion.delivered].tobytes(),
             finish_reason=("stop" if stopped else "length") if finished else "",
         )
-
-
-def prefill_batches(lengths: Sequence[int], budget: int, *, equal: bool = False) -> list[list[int]]:
-    """Indices of sequences in batches of similar (or `equal`) length, each of at most `budget` padded tokens (or a single sequence)."""
-    batches: list[list[int]] = []
-    for index in sorted(range(len(lengths)), key=lengths.__getitem__):
-        # Lengths ascend, so the newest sequence is the longest of its batch and determines the padding.
-        if not batches or (len(batches[-1]) + 1) * lengths[index] > budget or (equal and lengths[batches[-1][0]] < lengths[index]):
-            batches.append([])
-        batches[-1].append(index)
-    return batches

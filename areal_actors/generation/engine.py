@@ -58,6 +58,8 @@ class EngineCounters(Value):
     """Sampled tokens."""
     prefilled_tokens: int = 0
     """Prompt tokens computed (shared ones once), and all tokens recomputed after weight updates."""
+    cached_tokens: int = 0
+    """Prompt tokens whose KV cache was reused: from an earlier completion, or from another one with the same prompt."""
     busy_seconds: float = 0.0
     running: int = 0
     waiting: int = 0

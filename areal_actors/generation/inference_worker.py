@@ -212,6 +212,8 @@ class InferenceWorker(Actor):
                 started=since,
                 seconds=min(counters.busy_seconds, context.now - since),
                 concurrent=counters.running,
+                prefilled_tokens=counters.prefilled_tokens,
+                cached_tokens=counters.cached_tokens,
             )
 
     async def _load(self, location: WeightsLocation, weight_version: int, context: Context) -> bool:

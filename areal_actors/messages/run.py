@@ -231,6 +231,10 @@ class Throughput(Telemetry):
     seconds: float
     concurrent: int = 0
     """Number of completions in progress."""
+    prefilled_tokens: int = 0
+    """Number of prompt tokens that the generation engine computed, and of tokens recomputed after weight updates."""
+    cached_tokens: int = 0
+    """Number of prompt tokens whose KV cache the generation engine reused."""
 
 
 class TrainerProgress(Telemetry):

@@ -12,7 +12,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from areal_actors.core.values import SamplingParams
+from areal_actors.core.values import SamplingParams, TokenColumns
 from areal_actors.embedded.transformers import TransformersEngine
 from areal_actors.generation.engine import TokenChunk
 from areal_actors.generation.settings import GenerationSettings
@@ -74,3 +74,15 @@ async def complete(engine: TransformersEngine, prompt: Sequence[int], sampling: 
 
 def prompt_of(length: int, seed: int = 0) -> list[int]:
     return np.random.default_rng([length, seed]).integers(2, VOCABULARY, length).tolist()
+
+
+@torch.no_grad()
+def plain_logprobs(model: torch.nn.Module, prompt: Sequence[int], columns: TokenColumns, temperature: float) -> np.ndarray:
+    """Log-probabilities of a completion's tokens by one ordinary forward over the full sequence."""
+    ids = torch.tensor([[*prompt, *columns.ids_array().tolist()]])
+    logits = model(ids).logits[0, len(prompt) - 1 : -1] / (temperature or 1.0)
+    return torch.log_softmax(logits.float(), -1).gather(1, ids[0, len(prompt) :, None])[:, 0].numpy()
+
+
+def difference(model: torch.nn.Module, prompt: Sequence[int], columns: TokenColumns, temperature: float) -> float:
+    return float(np.abs(plain_logprobs(model, prompt, columns, temperature) - columns.logprobs_array()).max())

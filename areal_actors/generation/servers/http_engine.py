@@ -165,7 +165,8 @@ class HttpEngine:
             async with aclosing(self.dialect.sample(self._server, segment)) as parts:
                 async for part in parts:
                     added = completion.add(part, version)
-                    self._counters = _plus(self._counters, tokens=added, prefilled=self._prefilled(segment, part))
+                    prefilled, cached = self._prompt_counts(segment, part)
+                    self._counters = _plus(self._counters, tokens=added, prefilled=prefilled, cached=cached)
                     running.ended = bool(part.finish_reason)
                     if part.finish_reason == "abort":
                         self._check_abort(running, completion)
@@ -194,8 +195,9 @@ class HttpEngine:
         if completion.aborts > MAX_ABORTS:
             raise EngineError(f"{self.dialect.title} ended the same completion {completion.aborts} times without an order to")
 
-    def _prefilled(self, segment: Segment, part: SegmentPart) -> int:
-        return len(segment.token_ids) - part.cached_tokens if part.finish_reason else 0
+    def _prompt_counts(self, segment: Segment, part: SegmentPart) -> tuple[int, int]:
+        """Prompt tokens that the server computed, and those that its prefix cache held; known with the last part."""
+        return (len(segment.token_ids) - part.cached_tokens, part.cached_tokens) if part.finish_reason else (0, 0)
 
     def _refuse_inexact(self, request_id: str, sampling: SamplingParams, resumed_tokens: int) -> None:
         """Refuse what this server would sample, score or continue in another way than the embedded engine.
@@ -377,9 +379,10 @@ def _stated(sampling: SamplingParams, names: Sequence[str]) -> list[str]:
     return [name for name in names if getattr(sampling, name) != getattr(DEFAULTS, name)]
 
 
-def _plus(counters: EngineCounters, *, tokens: int = 0, prefilled: int = 0, seconds: float = 0.0) -> EngineCounters:
+def _plus(counters: EngineCounters, *, tokens: int = 0, prefilled: int = 0, cached: int = 0, seconds: float = 0.0) -> EngineCounters:
     return EngineCounters(
         tokens=counters.tokens + tokens,
         prefilled_tokens=counters.prefilled_tokens + prefilled,
+        cached_tokens=counters.cached_tokens + cached,
         busy_seconds=counters.busy_seconds + seconds,
     )
