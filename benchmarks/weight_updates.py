@@ -35,7 +35,7 @@ QUICK = {"megabytes": [1, 2], "repeats": 1, "engines": ["transformers"]}
 
 
 def shape_of(megabytes: int) -> dict[str, int]:
-    """Return the shape of a model whose weights take about so many megabytes in float32."""
+    """Return the shape of a model whose weights take about this number of megabytes in float32."""
     if megabytes < 20:
         return {"hidden_size": 64, "num_hidden_layers": 4} if megabytes < 5 else {"hidden_size": 320, "intermediate_size": 1024}
     return {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": round(megabytes * MEGABYTE / LAYER_BYTES)}
