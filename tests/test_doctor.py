@@ -53,7 +53,7 @@ def test_a_machine_that_can_run_is_described_and_nothing_is_written(tmp_path):
     lines = ended.stdout.splitlines()
     assert [name for name in NAMES if not any(line[10:].startswith(f"{name} ") for line in lines)] == []
     assert f"ok        torch           {metadata.version('torch')}" in lines
-    assert "constraint:grammar      yes           no      no    no" in lines
+    assert "constraint:grammar      yes           yes     yes   no" in lines
     assert lines[-1].startswith("A run with the embedded defaults can start here: areal run ")
     assert list(tmp_path.iterdir()) == []
 

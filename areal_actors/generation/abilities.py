@@ -26,8 +26,8 @@ ADVISORY_ABILITIES = frozenset({"seed"})
 requests with equal seeds give equal tokens."""
 ENGINE_ABILITIES: Mapping[str, frozenset[str]] = {
     "transformers": SAMPLING_ABILITIES,
-    "sglang": SAMPLING_ABILITIES - {GRAMMAR, "seed"},
-    "vllm": SAMPLING_ABILITIES - {GRAMMAR, "seed"},
+    "sglang": SAMPLING_ABILITIES - {"seed"},
+    "vllm": SAMPLING_ABILITIES - {"seed"},
     "scripted": SAMPLING_ABILITIES - {*CONSTRAINT_ABILITIES.values(), "top_logprobs"},
 }
 """Abilities of the built-in engines by their names in a recipe."""

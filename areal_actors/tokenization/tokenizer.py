@@ -60,6 +60,11 @@ class ChatTokenizer:
         """Long prompts are tokenised beside the event loop."""
         self._cache: LRUCache[str, list[int]] = LRUCache(CACHED_CHARACTERS, getsizeof=lambda ids: 8 * len(ids) + 64)
 
+    def special_id(self, text: str) -> int | None:
+        """Id of a special token; None for any other text."""
+        number: int | None = self.tokenizer.token_to_id(text)
+        return number if number in self._special_ids else None
+
     @classmethod
     def load(cls, folder: str | Path) -> ChatTokenizer:
         """Read `tokenizer.json`, its configuration, the chat template and the model's end-of-sequence ids.

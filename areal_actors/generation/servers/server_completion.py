@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from msgspec.structs import replace
 
 from areal_actors.core.values import SamplingParams, TokenColumns
 from areal_actors.generation.engine import TokenChunk
 from areal_actors.generation.servers.dialect import SegmentPart
 from areal_actors.tokenization.tokenizer import ChatTokenizer, TextStream
+from areal_actors.tokenization.tool_parsers.grammar import resolve_delimiters
 
 
 class ServerCompletion:
@@ -18,7 +20,7 @@ class ServerCompletion:
     def __init__(self, prompt_ids: list[int], sampling: SamplingParams, tokenizer: ChatTokenizer, resumed_tokens: int) -> None:
         self.token_ids = prompt_ids
         """Prompt, and all tokens sampled so far."""
-        self.sampling = sampling
+        self.sampling = replace(sampling, constraint=sampling.constraint and resolve_delimiters(sampling.constraint, tokenizer.special_id))
         self.finish_reason = ""
         self.logprobs: list[float] = []
         self.aborts = 0

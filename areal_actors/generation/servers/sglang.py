@@ -18,6 +18,8 @@ from areal_actors.generation.settings import GenerationSettings
 ON_CPU = SERVER_SIDE / "sglang_on_cpu.py"
 SPARE_CONTEXT = 8
 """SGLang ends completions up to two tokens before its context is full."""
+CONSTRAINTS = {"json_schema": "json_schema", "regex": "regex", "lark": "ebnf"}
+"""Names of SGLang; its `ebnf` takes llguidance's grammars as they are."""
 CPU_CACHE_TOKENS = 2**17
 """Maximum KV cache of a server on a CPU, in tokens."""
 
@@ -136,7 +138,7 @@ def _sampling(segment: Segment) -> dict[str, Any]:
     if sampling.logit_bias:
         chosen["logit_bias"] = {str(token_id): bias for token_id, bias in sampling.logit_bias.items()}
     if sampling.constraint is not None:
-        chosen[sampling.constraint.kind] = sampling.constraint.text
+        chosen[CONSTRAINTS[sampling.constraint.kind]] = sampling.constraint.text
     return chosen
 
 

@@ -52,6 +52,7 @@ class VLLM:
             "logprobs-mode": _logprobs_mode(place),
             "generation-config": "vllm",
             "worker-extension-cls": "areal_reload.Reload",
+            "structured-outputs-config.backend": "guidance",  # the grammars are llguidance's
             "disable-uvicorn-access-log": True,
             **({"enforce-eager": True} if cpu_only else {"tensor-parallel-size": settings.tensor_parallel}),
             **({"gpu-memory-utilization": place.memory_fraction} if place.memory_fraction < 1 and not cpu_only else {}),
