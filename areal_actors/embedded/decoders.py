@@ -21,8 +21,8 @@ from areal_actors.generation.settings import GenerationSettings
 from areal_actors.weights.torch_device import torch_device
 
 LOGPROB_TOLERANCE_BY_DTYPE = {torch.float32: 1e-3, torch.bfloat16: 0.2}
-"""Maximum of `sampled_logprob_difference` between slot decoding and the plain forward, in nats. Sound bfloat16 kernels stay below 0.1
-with 28 layers, and differ by more only in tokens that are never sampled."""
+"""Maximum of `sampled_logprob_difference` between slot decoding and the plain forward, in nats. For bfloat16 it was chosen on random
+models of 28 layers, where sound decoding gives 0.003 to 0.7, the more the sharper their distributions: a sharp model may be refused."""
 
 
 class SlotDecoder(Protocol):
