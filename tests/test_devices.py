@@ -90,7 +90,10 @@ def test_ranks_of_other_hosts_leave_all_devices_to_the_workers():
 
 
 def test_a_served_model_is_on_every_device():
-    assert placed("3", serving=True) == {f"inference_worker-{place}": ((place,), 0.9) for place in range(3)}
+    everywhere = {f"inference_worker-{place}": ((place,), 0.9) for place in range(3)}
+    assert placed("3", serving=True) == everywhere
+    assert placed("3", "trainer.devices=[0]", serving=True) == everywhere, "devices of a trainer that does not run are free"
+    assert placed("3", "trainer.device=cpu", "trainer.devices=[0]") == everywhere
 
 
 def test_a_reward_model_is_beside_the_last_worker(tmp_path):

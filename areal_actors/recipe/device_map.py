@@ -75,8 +75,9 @@ def device_problems(recipe: Recipe, cuda: CudaDevices) -> Problems:
         return
     ranks, width, workers = _ranks(recipe), recipe.generation.tensor_parallel, _workers(recipe)
     shares = cuda.count == 1 and ranks <= 1 and width == 1
-    needed = (0 if recipe.trainer.devices else ranks) + (0 if recipe.generation.devices else workers * width)
-    free = cuda.count - len({*recipe.trainer.devices, *recipe.generation.devices})
+    training, generating = _named_devices(recipe)
+    needed = (0 if training else ranks) + (0 if generating else workers * width)
+    free = cuda.count - len({*training, *generating})
     if needed > free and not shares:
         yield _too_few(recipe, cuda, needed, free)
         return
@@ -119,7 +120,7 @@ def describe_devices(recipe: Recipe, cuda: CudaDevices) -> Iterator[tuple[str, s
 
 
 def _on_device(use: DeviceUse, device: int, cuda: CudaDevices) -> str:
-    """Returns one process on a device with its memory, such as `trainer rank 1, all of its memory`."""
+    """Returns one process on a device with its memory, such as `trainer rank 1: all of its memory`."""
     several = len(use.devices) > 1
     place = f" {'rank' if use.role == TRAINS else 'part'} {use.devices.index(device)}" if several else ""
     size = f" ({use.fraction * cuda.memory[device] / GIBIBYTE:.0f} GiB)" if cuda.memory else ""
@@ -145,13 +146,18 @@ def _workers(recipe: Recipe) -> int:
     return recipe.actors.inference_worker.count if _generates_here(recipe) else 0
 
 
+def _named_devices(recipe: Recipe) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the devices that the recipe names for ranks and for inference workers; none for what does not run on this machine's."""
+    return recipe.trainer.devices if _trains_here(recipe) else (), recipe.generation.devices if _generates_here(recipe) else ()
+
+
 def _assigned(recipe: Recipe, cuda: CudaDevices) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
     """Returns the trainer's devices and those of each inference worker: named ones first, then the free ones in their order."""
-    named = {*recipe.trainer.devices, *recipe.generation.devices}
-    free = [device for device in range(cuda.count) if device not in named]
+    training, generating = _named_devices(recipe)
+    free = [device for device in range(cuda.count) if device not in {*training, *generating}]
     ranks, width, workers = _ranks(recipe), recipe.generation.tensor_parallel, _workers(recipe)
-    trainer = recipe.trainer.devices[:ranks] or tuple(free[:ranks])
-    left: Sequence[int] = recipe.generation.devices or (free if recipe.trainer.devices else free[ranks:])
+    trainer = training or tuple(free[:ranks])
+    left: Sequence[int] = generating or (free if training else free[ranks:])
     if recipe.actors.trainer.process == recipe.actors.inference_worker.process and trainer:
         left = trainer
     if len(left) < workers * width:  # one device for all
