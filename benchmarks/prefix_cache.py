@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -33,6 +34,8 @@ RESULT = 100
 SAMPLED = (24, 40)
 """Fewest and most sampled tokens of a turn."""
 QUICK = {"together": [1, 4], "turns": 3, "repeats": 1}
+Sample = Callable[[list[int], SamplingParams], Awaitable[list[int]]]
+"""Samples a completion of a prompt."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,13 @@ class Episodes:
     cached_tokens: int
 
 
-async def run_episode(engine: TransformersEngine, seeds: tuple[int, int], turns: int, *, reuse: bool) -> None:
+async def sampled(engine: TransformersEngine, prompt: list[int], sampling: SamplingParams) -> list[int]:
+    """Return the tokens of a completion."""
+    chunks = [chunk async for chunk in engine.generate("benchmark", prompt, sampling)]
+    return [token_id for chunk in chunks for token_id in chunk.columns.ids_array().tolist()]
+
+
+async def run_episode(sample: Sample, seeds: tuple[int, int], turns: int, *, reuse: bool = True) -> None:
     """Play one conversation; the seeds determine its tokens and its lengths."""
     numbers, lengths = map(np.random.default_rng, seeds)
     history: list[int] = numbers.integers(0, VOCABULARY, PROMPT).tolist()
@@ -52,8 +61,7 @@ async def run_episode(engine: TransformersEngine, seeds: tuple[int, int], turns:
         if not reuse:
             history[0] = (history[0] + 1) % VOCABULARY
         sampling = SamplingParams(max_tokens=int(lengths.integers(SAMPLED[0], SAMPLED[1] + 1)), seed=turn)
-        async for chunk in engine.generate("benchmark", history, sampling):
-            history += chunk.columns.ids_array().tolist()
+        history += await sample(history, sampling)
         history += numbers.integers(0, VOCABULARY, RESULT).tolist()
 
 
@@ -61,7 +69,8 @@ async def run_episodes(engine: TransformersEngine, first: int, together: int, tu
     """Play `together` conversations at once; `first` is the seed of the first one's tokens."""
     engine.take_counters()
     began = time.perf_counter()
-    await asyncio.gather(*(run_episode(engine, (first + index, index), turns, reuse=reuse) for index in range(together)))
+    sample = functools.partial(sampled, engine)
+    await asyncio.gather(*(run_episode(sample, (first + index, index), turns, reuse=reuse) for index in range(together)))
     seconds, counters = time.perf_counter() - began, engine.take_counters()
     return Episodes(seconds, counters.prefilled_tokens, counters.cached_tokens)
 

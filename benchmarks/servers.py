@@ -53,13 +53,13 @@ def available(names: list[str], report: Callable[[str], None]) -> list[str]:
     return found
 
 
-async def started(name: str, folder: str, location: WeightsLocation) -> tuple[GenerationEngine, float]:
-    """Return an engine with weights, and the seconds until it had sampled a token."""
+async def started(name: str, folder: str, location: WeightsLocation, adapter_rank: int = 0) -> tuple[GenerationEngine, float]:
+    """Return an engine with weights, which are adapters if they have a rank, and the seconds until it had sampled a token."""
     # The model has no end-of-sequence token, so that all completions have the same length; grammars need one.
     options = {"grammar-backend": "none"} if name == "sglang" else {}
     settings = GenerationSettings(engine=name, device="cpu", max_num_seqs=128, max_model_len=CONTEXT, options=options)
     began = time.perf_counter()
-    make = engine_factory(settings, ENGINES, Path.cwd(), EnginePlace(logs=Path(folder) / "logs"))
+    make = engine_factory(settings, ENGINES, Path.cwd(), EnginePlace(logs=Path(folder) / "logs", adapter_rank=adapter_rank))
     engine = await asyncio.to_thread(make, folder)
     await engine.load_weights(location, 0)
     await first_token(engine)

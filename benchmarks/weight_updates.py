@@ -1,16 +1,18 @@
 """Seconds from an optimizer step to the first token with new weights, by the size of the weights and by engine.
 
-    python benchmarks/weight_updates.py [--engines transformers sglang vllm] [--megabytes 1 10 100 1000] [--repeats 3]
+    python benchmarks/weight_updates.py [--engines transformers sglang vllm] [--megabytes 1 10 100 1000] [--repeats 3] [--rank 16]
 
 `publish` writes the trainer's tensors as a folder in shared memory, with their checksum; `load` is from the order to load the folder to
-the first token that it sampled, while 8 completions run. The fastest repetition counts. Random models in float32; servers need their
-environments (`just environments sglang vllm`), an engine without one is left out.
+the first token that it sampled, while 8 completions run. Each size twice: the whole model, and an adapter of all linear layers of its
+blocks. The fastest repetition counts. Random models in float32; servers need their environments (`just environments sglang vllm`), an
+engine without one is left out.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import tempfile
 import time
 from collections.abc import Callable
@@ -24,6 +26,8 @@ from transformers import AutoModelForCausalLM
 
 from areal_actors.core.values import WeightsLocation
 from areal_actors.generation.settings import SERVER_ENGINES
+from areal_actors.training.lora import Lora
+from areal_actors.training.settings import LoraSettings
 from areal_actors.weights.folders import SHARED_MEMORY
 from areal_actors.weights.transfer import write_weights
 
@@ -41,17 +45,26 @@ def shape_of(megabytes: int) -> dict[str, int]:
     return {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": round(megabytes * MEGABYTE / LAYER_BYTES)}
 
 
-async def one_size(name: str, megabytes: int, repeats: int) -> dict[str, float]:
-    """Return bytes and seconds of one engine for one size."""
+def publisher(folder: str, rank: int) -> Callable[[Path], WeightsLocation]:
+    """Return what publishes the model of a folder, or an adapter of this rank, into another folder."""
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    if not rank:
+        return lambda published: write_weights(model.state_dict(), published, folder)
+    lora = Lora(model, folder, LoraSettings(rank=rank), seed=0)
+    return lambda published: lora.publish(model.state_dict(), str(published))
+
+
+async def one_size(name: str, megabytes: int, repeats: int, rank: int) -> dict[str, float]:
+    """Return bytes and seconds of one engine for one size; rank 0 for whole models."""
     with tempfile.TemporaryDirectory() as temporary, tempfile.TemporaryDirectory(dir=_shared_memory()) as shared:
         folder = make_folder(Path(temporary), HEAD, **shape_of(megabytes))
-        tensors = AutoModelForCausalLM.from_pretrained(folder).state_dict()
-        publish, load, location = [], [], write_weights(tensors, Path(shared) / "v0", folder)
-        engine, start = await started(name, folder, location)
+        publish_into = publisher(folder, rank)
+        publish, load, location = [], [], publish_into(Path(shared) / "v0")
+        engine, start = await started(name, folder, location, rank)
         try:
             for version in range(1, repeats + 1):
                 began = time.perf_counter()
-                location = write_weights(tensors, Path(shared) / f"v{version % 2}", folder)
+                location = publish_into(Path(shared) / f"v{version % 2}")
                 publish.append(time.perf_counter() - began)
                 load.append(await update_seconds(engine, location, TOGETHER))
         finally:
@@ -70,14 +83,14 @@ def _bytes(location: WeightsLocation) -> int:
 async def measure(options: argparse.Namespace, report: Callable[[str], None]) -> dict[str, object]:
     """All sizes and engines, one after the other, reported line by line and returned as one table."""
     torch.set_num_threads(1)
-    report(f"{'engine':>14}{'MB':>10}{'publish s':>12}{'load s':>12}{'MB/s':>10}")
+    report(f"{'engine':>14}{'model MB':>10}{'weights':>10}{'MB':>10}{'publish s':>12}{'load s':>12}")
     rows = []
     for name in available(options.engines, report):
-        for megabytes in options.megabytes:
-            figures = await one_size(name, megabytes, options.repeats)
-            rows.append({"engine": name, **figures})
-            size, seconds = figures["bytes"] / MEGABYTE, figures["publish"] + figures["load"]
-            report(f"{name:>14}{size:>10,.1f}{figures['publish']:>12.3f}{figures['load']:>12.3f}{size / seconds:>10,.0f}")
+        for megabytes, rank in itertools.product(options.megabytes, (0, options.rank)):
+            figures = await one_size(name, megabytes, options.repeats, rank)
+            rows.append({"engine": name, "megabytes": megabytes, "rank": rank, **figures})
+            size, kind = figures["bytes"] / MEGABYTE, "adapter" if rank else "whole"
+            report(f"{name:>14}{megabytes:>10,}{kind:>10}{size:>10,.1f}{figures['publish']:>12.3f}{figures['load']:>12.3f}")
     return {"together": TOGETHER, "cases": rows}
 
 
@@ -87,6 +100,7 @@ def main() -> None:
     parser.add_argument("--engines", nargs="+", default=["transformers", *SERVER_ENGINES], help="engines to measure")
     parser.add_argument("--megabytes", type=int, nargs="+", default=[1, 10, 100, 1000], help="sizes of the weights in float32")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--rank", type=int, default=16, help="rank of the adapters")
     arguments = parse_arguments(parser, QUICK)
     figures = asyncio.run(measure(arguments, print))
     if not arguments.no_history:

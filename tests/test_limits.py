@@ -157,8 +157,11 @@ def test_weights_are_published_in_the_precision_of_the_engines(main, settings, p
     assert main(*settings).trainer.published_dtype == published
 
 
-def test_inference_servers_are_given_an_adapter_merged(main):
+def test_servers_started_elsewhere_are_given_an_adapter_merged_and_others_the_adapter(main):
+    elsewhere = ("generation.engine=sglang", 'generation.server.urls=["http://127.0.0.1:30000"]')
     assert main("trainer.lora.rank=4").trainer.lora.published == "adapter"
-    assert main("trainer.lora.rank=4", "generation.engine=sglang").trainer.lora.published == "merged"
-    with pytest.raises(RecipeError, match=r"`trainer.lora.published`: found \"adapter\", but vllm is given whole weights"):
-        main("trainer.lora.rank=4", "generation.engine=vllm", "trainer.lora.published=adapter")
+    assert main("trainer.lora.rank=4", "generation.engine=vllm").trainer.lora.published == "adapter"
+    assert main("trainer.lora.rank=4", *elsewhere).trainer.lora.published == "merged"
+    assert main("trainer.lora.rank=4", *elsewhere, "trainer.lora.published=adapter").trainer.lora.published == "adapter"
+    with pytest.raises(RecipeError, match=r"`trainer.lora.rank`: found 1024, but vLLM takes adapters up to rank 512"):
+        main("trainer.lora.rank=1024", "generation.engine=vllm")

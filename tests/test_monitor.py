@@ -250,7 +250,7 @@ async def test_a_follower_shows_history_then_what_happens_until_the_end(live):
     assert not following.done()
     for envelope in envelopes[30:]:
         await publish(bus, envelope)
-    await asyncio.wait_for(following, 5)
+    await asyncio.wait_for(following, 30)
     text = console.file.getvalue()
     if live:
         assert "Finished after 40 steps." in text

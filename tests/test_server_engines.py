@@ -12,37 +12,30 @@ import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import psutil
 import pytest
 import torch
 from support.engine_cases import CASES, EngineHarness, chunks_of, joined
+from support.genuine_servers import DIALECTS, PROMPT, ROOT, Genuine, settings_of, started, until_it_runs
 from support.recorded_server import RecordedServer
 from support.server_processes import signal_all
 from support.tiny_engine import CONTEXT, MARK, VOCABULARY, random_qwen, save
 
 from areal_actors.core.errors import EngineError, EngineUnavailable, RequestError, SetupError
-from areal_actors.core.values import Constraint, SamplingParams, TokenColumns, WeightsLocation
+from areal_actors.core.values import Constraint, SamplingParams, TokenColumns
 from areal_actors.generation.engine import EnginePlace
 from areal_actors.generation.named import ENGINES_WITHOUT_TORCH, engine_factory
 from areal_actors.generation.servers.http_engine import HttpEngine
-from areal_actors.generation.servers.server_process import ServerClient, ServerProcess, free_port
-from areal_actors.generation.servers.sglang import SGLang
-from areal_actors.generation.servers.vllm import VLLM
-from areal_actors.generation.settings import GenerationSettings, ServerSettings
+from areal_actors.generation.settings import GenerationSettings
 from areal_actors.tokenization.tool_parsers.grammar import Grammar
 from areal_actors.weights.transfer import write_weights
 
-ROOT = Path(__file__).parent.parent
-DIALECTS = {"sglang": SGLang, "vllm": VLLM}
 SEEDED = {"a_seed_gives_the_same_tokens_streamed_or_whole", "a_completion_cut_anywhere_continues_as_if_it_had_not_been"}
 """Cases that need equal tokens for equal seeds, which not every server promises; greedy ones below replace them."""
 PAUSED = {"closing_the_engine_fails_what_runs"}
 """A case in which a completion must not end by itself: the one below pauses the server."""
-PROMPT = [5, 60, 7, 8, 90, 10, 11]
-EXACT = 1e-4
 
 GENUINE = [pytest.param(name, marks=pytest.mark.long) for name in DIALECTS]
 RECORDED = [f"recorded {name}" for name in DIALECTS]
@@ -54,38 +47,10 @@ genuine_only = pytest.mark.parametrize("genuine", GENUINE, indirect=True)
 """For tests in which time, files or processes of the server matter."""
 
 
-class Genuine(NamedTuple):
-    name: str
-    settings: GenerationSettings
-    folder: str
-    versions: dict[int, WeightsLocation]
-    models: dict[int, torch.nn.Module]
-    process: ServerProcess | None
-
-    def make(self) -> HttpEngine:
-        return HttpEngine(DIALECTS[self.name](), self.folder, self.settings, EnginePlace())
-
-    def logprobs(self, version: int, prompt: list[int], token_ids: list[int], temperature: float = 1.0) -> list[float]:
-        with torch.no_grad():
-            logits = self.models[version](torch.tensor([prompt + token_ids])).logits[0]
-        scores = torch.log_softmax(logits / temperature, -1)
-        return [scores[len(prompt) - 1 + place, token].item() for place, token in enumerate(token_ids)]
-
-    def assert_exact(self, columns: TokenColumns, *, prompt: list[int] = PROMPT, temperature: float = 1.0) -> None:
-        """Each token's log-probability is that of a plain forward with the weights of its version, under the whole text before it."""
-        ids, versions = columns.ids_array().tolist(), columns.versions_array().tolist()
-        expected = [self.logprobs(version, prompt, ids[: place + 1], temperature)[place] for place, version in enumerate(versions)]
-        assert np.abs(columns.logprobs_array() - np.array(expected)).max() < EXACT
-
-
 def calls_grammar() -> Constraint:
     """A grammar as of tool calls: two delimiters, of which one is a special token, around free text."""
     grammar = Grammar()
     return grammar.constraint(f"{grammar.delimiter(MARK)} {grammar.rule('/[a-d]{3}/')} {grammar.delimiter('[end]')}")
-
-
-def settings_of(name: str, **server: object) -> GenerationSettings:
-    return GenerationSettings(engine=name, device="cpu", max_num_seqs=8, max_model_len=CONTEXT, server=ServerSettings(**server))
 
 
 @pytest.fixture(scope="module", params=[*GENUINE, *RECORDED])
@@ -99,23 +64,10 @@ def genuine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         if request.param in RECORDED:
             process, url = None, served(stack, RecordedServer(RECORDINGS / f"{name}.json.gz"))
         else:
-            process, url = started(stack, name, folder, tmp_path_factory.mktemp("logs"))
+            process, url = started(stack, name, folder, tmp_path_factory.mktemp("logs"), EnginePlace())
             if RECORDS:
                 url = served(stack, RecordedServer(RECORDINGS / f"{name}.json.gz", url))
         yield Genuine(name, settings_of(name, urls=(url,)), folder, versions, models, process)
-
-
-def started(stack: ExitStack, name: str, folder: str, logs: Path) -> tuple[ServerProcess, str]:
-    python = ROOT / ".environments" / name / "bin" / "python"
-    if not python.exists():
-        pytest.skip(f"`just environments {name}` makes the environment")
-    port = free_port()
-    command, environment = DIALECTS[name]().command(str(python), folder, settings_of(name), EnginePlace(), port)
-    process = ServerProcess(name, command, environment, logs / "server.log")
-    stack.callback(process.stop)
-    url = f"http://127.0.0.1:{port}"
-    asyncio.run(until_it_serves(process, ServerClient(name, url)))
-    return process, url
 
 
 def served(stack: ExitStack, server: RecordedServer) -> str:
@@ -134,20 +86,6 @@ def served(stack: ExitStack, server: RecordedServer) -> str:
 
     stack.callback(stop)
     return server.url
-
-
-async def until_it_serves(process: ServerProcess, client: ServerClient) -> None:
-    try:
-        async with asyncio.timeout(300):
-            while not process.ended():
-                try:
-                    if await DIALECTS[client.name]().is_ready(client):
-                        return
-                except EngineUnavailable:
-                    await asyncio.sleep(0.5)
-        raise AssertionError(process.ended())
-    finally:
-        await client.close()
 
 
 @pytest.fixture
@@ -279,12 +217,6 @@ async def test_completions_in_flight_continue_under_new_weights_and_every_token_
                 pass
 
 
-async def until_it_runs(engine: HttpEngine) -> None:
-    async with asyncio.timeout(60):
-        while not engine.take_counters().running:  # noqa: ASYNC110 - the engine has no event for it
-            await asyncio.sleep(0.001)
-
-
 @genuine_only
 async def test_a_constrained_completion_is_awaited_before_weights_change(genuine: Genuine) -> None:
     async with serving(genuine) as engine:
@@ -337,6 +269,21 @@ async def test_many_at_once_are_counted_and_exact(genuine: Genuine) -> None:
         assert counters.running == 0
         assert math.isfinite(counters.busy_seconds)
         assert counters.busy_seconds > 0
+
+
+@genuine_only
+async def test_a_server_reports_what_waits_and_how_much_of_its_kv_cache_is_used(genuine: Genuine) -> None:
+    async with serving(genuine) as engine, asyncio.timeout(120):
+        prompts = [[*PROMPT, 30 + number] for number in range(40)]
+        tasks = [asyncio.create_task(chunks_of(engine, prompt, SamplingParams(max_tokens=80))) for prompt in prompts]
+        seen = []
+        while not all(task.done() for task in tasks):
+            seen.append(await engine.dialect.usage(engine._server))
+        await asyncio.gather(*tasks)
+        assert max(usage.waiting for usage in seen) > 0
+        assert 0 < max(usage.kv_cache for usage in seen) <= 1
+        while (await engine.dialect.usage(engine._server)).waiting:  # noqa: ASYNC110 - the server has no event for it
+            await asyncio.sleep(0.1)
 
 
 @genuine_only

@@ -25,8 +25,8 @@ def at_once(head, hidden, labels, temperature):
 @pytest.fixture
 def few_together(monkeypatch):
     """Chunks of 8 tokens, the probabilities of two of them kept."""
-    monkeypatch.setattr(module, "LOGITS", 8 * VOCABULARY)
-    monkeypatch.setattr(module, "KEPT", 16 * VOCABULARY)
+    monkeypatch.setattr(module, "LOGITS", {"cpu": 8 * VOCABULARY})
+    monkeypatch.setattr(module, "KEPT", {"cpu": 16 * VOCABULARY})
     monkeypatch.setattr(module, "TOKENS", 1)
 
 

@@ -66,7 +66,8 @@ def _longest(state: RunState) -> str:
 def _bound(state: RunState, bound: str) -> str:
     words = _BOUNDS.get(bound, bound)
     gate = state.setting("staleness_gate") or {}
-    return words.format(max_staleness=gate.get("max_staleness", "?"), max_concurrent=gate.get("max_concurrent", "?"))
+    concurrent = state.status("staleness_gate").get("max_concurrent", gate.get("max_concurrent", "?"))
+    return words.format(max_staleness=gate.get("max_staleness", "?"), max_concurrent=concurrent)
 
 
 def _number(status: dict[str, float | str], name: str) -> float:

@@ -22,8 +22,9 @@ from areal_actors.generation.abilities import ENGINE_ABILITIES
 from areal_actors.generation.engine import EngineCounters, TokenChunk, validate_prompt
 from areal_actors.generation.settings import GenerationSettings
 from areal_actors.tokenization.tokenizer import ChatTokenizer
-from areal_actors.weights.adapters import AdapterMerger, holds_adapter
-from areal_actors.weights.transfer import check_fit, read_weights
+from areal_actors.weights.adapters import AdapterMerger
+from areal_actors.weights.transfer import check_fit, model_tensors, read_weights
+from areal_actors.weights.weight_files import holds_adapter
 
 
 class TransformersEngine:
@@ -42,6 +43,7 @@ class TransformersEngine:
         self.vocabulary_size = int(model.config.get_text_config().vocab_size)
         decoder = make_decoder(model, settings.max_num_seqs, settings.max_model_len, batch_invariant=settings.batch_invariant == "on")
         slots = DecodeSlots(settings.max_num_seqs, settings.max_model_len, self.vocabulary_size, self.tokenizer)
+        self._model = model
         self._weights = model.state_dict()
         self._merger = AdapterMerger(model_folder, self._weights)
         self._device: torch.device = model.device
@@ -102,7 +104,7 @@ class TransformersEngine:
             if holds_adapter(location.folder):
                 tensors = await asyncio.to_thread(self._merger.merge, location)
             else:
-                tensors = await asyncio.to_thread(read_weights, location)
+                tensors = await asyncio.to_thread(lambda: model_tensors(self._model, read_weights(location)))
                 check_fit(self._weights, tensors, location.folder)
                 self._merger.discard_base()
             swap = Swap(tensors, weight_version, asyncio.get_running_loop().create_future())

@@ -44,6 +44,12 @@ class EnginePlace(NamedTuple):
     """Temperature of the completions that are trained."""
     memory_fraction: float = 1.0
     """Share of the memory of its CUDA devices, which are those in `CUDA_VISIBLE_DEVICES`; 1 without a limit."""
+    watches_usage: bool = False
+    """Asks a server every second how busy it is, for `EngineCounters.waiting` and `kv_cache_usage`."""
+    adapter_rank: int = 0
+    """Rank of the adapters that it is given as weights; 0 if it is given whole models."""
+    adapter_targets: tuple[str, ...] = ()
+    """Names of the layers that they change, such as `q_proj`; empty for the linear layers of the blocks."""
 
     @property
     def number(self) -> int:
@@ -63,6 +69,9 @@ class EngineCounters(Value):
     busy_seconds: float = 0.0
     running: int = 0
     waiting: int = 0
+    """Completions in progress without a slot or room in the KV cache."""
+    kv_cache_usage: float = 0.0
+    """Used share of the KV cache; 0 if the engine does not report it."""
 
 
 class GenerationEngine(Protocol):

@@ -13,7 +13,9 @@ import structlog
 from areal_actors.core.errors import EngineError, EngineUnavailable, RequestError, SetupError
 from areal_actors.core.values import WeightsLocation, unpack_ids
 from areal_actors.generation.engine import GenerationEngine, refuse_unable
+from areal_actors.generation.engine_load import LoadReporter
 from areal_actors.messages import (
+    EngineLoad,
     EngineLost,
     EngineMismatch,
     EngineStarting,
@@ -58,16 +60,19 @@ class InferenceWorker(Actor):
         load_seconds: float = RECYCLE_SECONDS,
         start_seconds: float = 0.0,
         run_folder: Path = Path(),
+        reports_load: bool = False,
     ) -> None:
         """Loading weights, creation of the engine included, may take `load_seconds`; then the worker fails.
 
         An engine that is a server has `start_seconds` more to start. Paths in events are relative to `run_folder`.
+        With `reports_load` the worker publishes an `EngineLoad` for each change of its engine's load.
         """
         self.run_folder = run_folder
         self.make_engine = make_engine
         self.name = name
         self.concurrency = concurrency
         self.load_seconds = load_seconds
+        self.load_reporter = LoadReporter(name) if reports_load else None
         self.start_seconds = start_seconds
         self.engine: GenerationEngine | None = None
         self.weight_version = -1
@@ -192,7 +197,7 @@ class InferenceWorker(Actor):
         raise EngineError("the engine ended the completion without a chunk that has a finish reason")
 
     @on
-    def tick(self, _: Tick, context: Context) -> Iterator[Throughput | EngineStarting]:
+    def tick(self, _: Tick, context: Context) -> Iterator[Throughput | EngineStarting | EngineLoad]:
         since, self.last_tick = self.last_tick or context.now, context.now
         if self.engine is None:
             return
@@ -204,6 +209,8 @@ class InferenceWorker(Actor):
             return
         self.starting_since = 0.0
         counters = self.engine.take_counters()
+        if self.load_reporter is not None and (load := self.load_reporter.changed(counters, context.now)):
+            yield load
         if counters.tokens:
             yield Throughput(
                 actor=self.name,

@@ -13,6 +13,9 @@ TENSOR_ENGINES = ("transformers",)
 SERVER_ENGINES = ("sglang", "vllm")
 """Engines that are servers of their own, asked over HTTP."""
 
+VLLM_RANK = 512
+"""Largest rank of an adapter that vLLM loads."""
+
 ENGINES = (*TENSOR_ENGINES, *SERVER_ENGINES, "scripted")
 
 

@@ -22,6 +22,17 @@ class CapacityGranted(Event):
     """Weight version at the grant."""
 
 
+class ConcurrencyChanged(Event):
+    """The staleness gate has adapted the number of groups that may run at once (`staleness_gate.max_concurrent = "auto"`)."""
+
+    subject: ClassVar[str] = "concurrency.changed"
+    groups: int
+    """Maximum number of groups running at once, from now on."""
+    before: int
+    """Maximum until now."""
+    reason: str
+
+
 class RunEpisode(Work):
     """Run the agent once on this task."""
 

@@ -7,6 +7,8 @@ from typing import Any, ClassVar, Literal
 from areal_actors.core.values import Value, WeightsLocation
 from bus.message import Event, Telemetry, Work
 
+LoadLevel = Literal["free", "busy", "full"]
+
 
 class TrajectoryRef(Value):
     """One trajectory of a batch."""
@@ -186,6 +188,21 @@ class EngineStarting(Telemetry):
     """The last line of the server's output."""
     seconds: float
     """Time since the start."""
+
+
+class EngineLoad(Event):
+    """The load of an inference worker's engine has changed, and stayed for two seconds."""
+
+    subject: ClassVar[str] = "engine.load"
+    worker: str
+    level: LoadLevel
+    """`full`: requests wait in the engine, or at least 95 % of its KV cache is used; `busy`: at least 85 %; `free`."""
+    running: int
+    """Number of completions in progress."""
+    waiting: int
+    """Number of completions that wait for a slot or for room in the KV cache."""
+    kv_cache_usage: float
+    """Used share of the KV cache; 0 if the engine does not report it."""
 
 
 class EngineLost(Event):

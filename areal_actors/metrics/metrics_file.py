@@ -44,6 +44,7 @@ class Metrics(Actor):
         | messages.TrainerRolledBack
         | messages.BusRestarted
         | messages.EngineMismatch
+        | messages.EngineLoad
         | messages.EngineLost
         | messages.RunStalled
         | messages.RunResumed
@@ -51,6 +52,7 @@ class Metrics(Actor):
         | messages.StepDiffered
         | messages.DiskLow
         | messages.RunFinished
+        | messages.ConcurrencyChanged
         | messages.Throughput,
         context: Context,
     ) -> None:

@@ -14,7 +14,7 @@ import msgspec
 
 from areal_actors.core.settings import CONCURRENT, SEVERAL
 from areal_actors.gateway.sessions.keys import weakness
-from areal_actors.generation.settings import ENGINES, SERVER_ENGINES, TENSOR_ENGINES, GenerationSettings, ServerSettings
+from areal_actors.generation.settings import ENGINES, SERVER_ENGINES, TENSOR_ENGINES, VLLM_RANK, GenerationSettings, ServerSettings
 from areal_actors.recipe.agent_checks import agent_problems, dotted_parts
 from areal_actors.recipe.chaos_checks import chaos_problems
 from areal_actors.recipe.complaints import Problems, is_installed, nearest, toml_value
@@ -188,8 +188,10 @@ def _servers(recipe: Recipe) -> Problems:
     if urls and len(urls) != workers:
         found = f"found {len(urls)} servers for actors.inference_worker.count = {workers}, and each worker has one of its own"
         yield key, f"{found}; write {workers}, or actors.inference_worker.count = {len(urls)}"
-    if recipe.trainer.lora is not None and recipe.trainer.lora.published == "adapter":
-        yield ("trainer", "lora", "published"), f'found "adapter", but {recipe.generation.engine} is given whole weights; write "merged"'
+    lora = recipe.trainer.lora
+    if recipe.generation.engine == "vllm" and lora is not None and lora.published == "adapter" and lora.rank > VLLM_RANK:
+        found = f"found {lora.rank}, but vLLM takes adapters up to rank {VLLM_RANK}"
+        yield ("trainer", "lora", "rank"), f'{found}; write a smaller one, or trainer.lora.published = "merged"'
 
 
 def _without_servers(generation: GenerationSettings) -> Problems:
@@ -259,7 +261,7 @@ def _training(recipe: Recipe) -> Problems:
         yield ("batcher", "filter"), 'found "signal", which is now `dynamic_sampling = true`'
     elif keeps and not dotted_parts(keeps):
         yield from _named_in_file(("batcher", "filter"), keeps, "function", "filters.py:keep")
-    batch, concurrent = recipe.trainer.batch_size, recipe.staleness_gate.max_concurrent
+    batch, concurrent = recipe.trainer.batch_size, recipe.concurrent_groups()
     if concurrent < batch:
         found = f"found {concurrent} groups at once, but one batch (trainer.batch_size) takes {batch}"
         yield ("staleness_gate", "max_concurrent"), f"{found}; write at least {batch}"

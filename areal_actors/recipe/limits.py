@@ -14,7 +14,6 @@ import msgspec
 from msgspec.structs import replace
 
 from areal_actors.core.settings import Placement
-from areal_actors.generation.settings import SERVER_ENGINES
 from areal_actors.recipe.checks import EMBEDDED
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import is_stated
@@ -52,9 +51,10 @@ def with_derived(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
 def limits(recipe: Recipe) -> list[Limit]:
     """Returns all limits of concurrent episodes, in the order in which an episode meets them."""
     gate, size, actors = recipe.staleness_gate, recipe.algorithm.group_size, recipe.actors
-    allowed = gate.max_concurrent * size
-    groups = f"{gate.max_concurrent} groups × {size} = {allowed} episodes"
-    found = [Limit("staleness_gate.max_concurrent", gate.max_concurrent, allowed, groups)]
+    concurrent = recipe.concurrent_groups()
+    allowed = concurrent * size
+    groups = f"{concurrent} groups × {size} = {allowed} episodes"
+    found = [Limit("staleness_gate.max_concurrent", concurrent, allowed, groups)]
     if not recipe.is_served():
         ahead = (gate.max_staleness + 1) * recipe.trainer.batch_size * size
         groups = f"({gate.max_staleness} + 1) × {recipe.trainer.batch_size} groups × {size} = {ahead} episodes ahead of the weights"
@@ -109,18 +109,18 @@ def _with_lengths(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
 
 
 def _with_published(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
-    """Publish weights as the engines take them: in their precision, and whole to inference servers, unless it is stated."""
+    """Publish weights as the engines take them: in their precision, and whole to servers started elsewhere, unless it is stated."""
     trainer, lora = recipe.trainer, recipe.trainer.lora
     if not is_stated(stated, ("trainer", "published_dtype")):
         trainer = replace(trainer, published_dtype=recipe.generation.dtype)
-    if lora is not None and recipe.generation.engine in SERVER_ENGINES and not is_stated(stated, ("trainer", "lora", "published")):
+    if lora is not None and recipe.generation.server.urls and not is_stated(stated, ("trainer", "lora", "published")):
         trainer = replace(trainer, lora=replace(lora, published="merged"))
     return replace(recipe, trainer=trainer)
 
 
 def _with_limits(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
     """Derive limits: every worker gets its share of the gate's limit, and the gateway all of it."""
-    episodes = recipe.staleness_gate.max_concurrent * recipe.algorithm.group_size
+    episodes = recipe.concurrent_groups() * recipe.algorithm.group_size
     held_out = min(recipe.evaluation.max_concurrent, recipe.evaluation.tasks)
     actors = recipe.actors
     calls = _share(episodes + held_out, actors.inference_worker)

@@ -127,9 +127,11 @@ def _staleness(recipe: Recipe) -> str:
     if bound == 0:
         return f"0 versions: synchronous, at most {recipe.trainer.batch_size} groups ahead of the weights"
     ahead = (bound + 1) * recipe.trainer.batch_size
+    adapted = recipe.staleness_gate.max_concurrent == "auto"
+    running = f"as many as the engines have room for, at first {recipe.trainer.batch_size}," if adapted else recipe.concurrent_groups()
     return (
         f"{bound} versions: at most ({bound} + 1) × {recipe.trainer.batch_size} = {ahead} groups ahead of the weights, "
-        f"{recipe.staleness_gate.max_concurrent} of them running; older tokens: {recipe.batcher.exit_policy}"
+        f"{running} of them running; older tokens: {recipe.batcher.exit_policy}"
     )
 
 

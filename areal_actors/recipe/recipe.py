@@ -113,6 +113,10 @@ class Recipe(Config):
         """Returns True if it serves a model without a trainer."""
         return self.actors.trainer.count == 0
 
+    def concurrent_groups(self) -> int:
+        """Returns the number of groups that run at once at most."""
+        return self.staleness_gate.most_concurrent(self.trainer.batch_size)
+
     def engine_settings(self) -> GenerationSettings:
         """Returns `[generation]` for inference workers: synchronous training is reproducible only with batch-invariant engines."""
         if self.generation.batch_invariant != "auto":

@@ -160,7 +160,7 @@ def _checkpointer(context: BuildContext) -> Actor:
 def _session_manager(context: BuildContext) -> Actor:
     """Capacity for external agents is granted by the gate in an online run, and fixed when a model is only served; otherwise none."""
     recipe, group_size = context.recipe, context.recipe.algorithm.group_size
-    slots = recipe.staleness_gate.max_concurrent * group_size if recipe.is_served() else 0
+    slots = recipe.concurrent_groups() * group_size if recipe.is_served() else 0
     return SessionManager(
         recipe.gateway,
         ChatTokenizer.load,
@@ -206,7 +206,10 @@ def inference_worker(engines: Mapping[str, GenerationEngineFactory]) -> Builder:
     def build(context: BuildContext) -> Actor:
         recipe, run_folder = context.recipe, context.folder.path
         place = EnginePlace(worker=context.instance, logs=run_folder / "logs", temperature=recipe.sampling.temperature)
-        place = place._replace(seed=recipe.seed + place.number, memory_fraction=memory_fraction())
+        adapted = recipe.staleness_gate.max_concurrent == "auto"
+        place = place._replace(seed=recipe.seed + place.number, memory_fraction=memory_fraction(), watches_usage=adapted)
+        if (lora := recipe.trainer.lora) is not None and lora.published == "adapter":
+            place = place._replace(adapter_rank=lora.rank, adapter_targets=lora.targets)
         make = engine_factory(recipe.engine_settings(), engines, Path.cwd(), place)
         return InferenceWorker(
             (lambda model: SpoilingEngine(make(model), run_folder, context.instance)) if recipe.chaos.injects("bad_completion") else make,
@@ -215,6 +218,7 @@ def inference_worker(engines: Mapping[str, GenerationEngineFactory]) -> Builder:
             load_seconds=recipe.watchdog.load_seconds,
             start_seconds=recipe.generation.server.start_seconds if recipe.generation.engine in SERVER_ENGINES else 0.0,
             run_folder=run_folder,
+            reports_load=adapted,
         )
 
     return build

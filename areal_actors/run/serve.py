@@ -144,7 +144,7 @@ class _Serving(Launch):
             BANNER.format(
                 model=recipe.model,
                 root=recipe.gateway.url(recipe.gateway.port),
-                sessions=recipe.staleness_gate.max_concurrent * recipe.algorithm.group_size,
+                sessions=recipe.concurrent_groups() * recipe.algorithm.group_size,
                 key=self.folder.admin_key(recipe),
             )
         )

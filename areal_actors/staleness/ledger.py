@@ -28,8 +28,13 @@ class StalenessGateConfig(Config):
 
     max_staleness: NonNegativeInt = 2
     """Maximum number of weight versions between sampling and training of a token; 0 is synchronous training."""
-    max_concurrent: PositiveInt = 48
-    """Maximum number of groups running at once."""
+    max_concurrent: PositiveInt | Literal["auto"] = 48
+    """Maximum number of groups running at once. `auto`: begins with one batch, grows while the engines have room and falls when one of them
+    is full; never above what `max_staleness` allows."""
+
+    def most_concurrent(self, batch_size: int) -> int:
+        """Returns the number of groups that run at once at most."""
+        return (self.max_staleness + 1) * batch_size if self.max_concurrent == "auto" else self.max_concurrent
 
 
 class Ledger(msgspec.Struct, metaclass=FrozenMeta):
@@ -96,8 +101,8 @@ class Ledger(msgspec.Struct, metaclass=FrozenMeta):
         """Returns the number of groups ahead of the trained weights."""
         return len(self.running) + len(self.complete) + len(self.in_batch)
 
-    def free_groups(self, config: StalenessGateConfig, batch_size: int, steps: int) -> tuple[int, Bound]:
-        """Returns the number of groups that may start now, and the limiting bound if none may."""
+    def free_groups(self, config: StalenessGateConfig, concurrent: int, batch_size: int, steps: int) -> tuple[int, Bound]:
+        """Returns the number of groups that may start now, and the limiting bound if none may; `concurrent` may run at once."""
         if self.weight_version < 0:
             return 0, "weights"
         synchronous = config.max_staleness == 0
@@ -106,7 +111,7 @@ class Ledger(msgspec.Struct, metaclass=FrozenMeta):
         rooms: dict[Bound, int] = {
             "steps": (steps - self.weight_version) * batch_size - self.ahead(),
             "staleness": (config.max_staleness + 1) * batch_size - self.ahead(),
-            "concurrency": config.max_concurrent - len(self.running),
+            "concurrency": concurrent - len(self.running),
         }
         bound = min(rooms, key=lambda name: rooms[name])
         return max(rooms[bound], 0), bound if rooms[bound] <= 0 else "none"

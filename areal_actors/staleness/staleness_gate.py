@@ -10,6 +10,8 @@ from areal_actors.messages import (
     ActorStopped,
     BatchFormed,
     CapacityGranted,
+    ConcurrencyChanged,
+    EngineLoad,
     EpisodeAbandoned,
     EvaluationCompleted,
     RunResumed,
@@ -20,6 +22,7 @@ from areal_actors.messages import (
     WeightsPublished,
 )
 from areal_actors.runtime.actor import Actor, on
+from areal_actors.staleness.concurrency_limit import ConcurrencyLimit, initial_limit
 from areal_actors.staleness.ledger import Ledger, StalenessGateConfig
 
 
@@ -29,6 +32,7 @@ class GateState(Value):
     ledger: Ledger
     awaited: frozenset[tuple[int, str]]
     stopped: bool
+    limit: ConcurrencyLimit | None = None
 
 
 class StalenessGate(Actor):
@@ -55,18 +59,23 @@ class StalenessGate(Actor):
         self.batch_size = batch_size
         self.steps = steps
         self.ledger = Ledger(group_size=group_size)
+        self.most = config.most_concurrent(batch_size)
+        self.limit = initial_limit(batch_size, self.most) if config.max_concurrent == "auto" else None
+        """Limit that follows the engines' load; None if it is fixed."""
         self.awaited = {(0, "sampled"), (0, "greedy")} if after_baseline else set[tuple[int, str]]()
         """Pending evaluations by version and mode."""
         self.evaluated_every, self.evaluated_mode = evaluations if config.max_staleness == 0 else (0, "")
         self.stopped = False
 
     def snapshot(self) -> GateState:
-        """The ledger, pending evaluations, and whether the run is stopping."""
-        return GateState(ledger=self.ledger, awaited=frozenset(self.awaited), stopped=self.stopped)
+        """The ledger, pending evaluations, whether the run is stopping, and the adapted limit."""
+        return GateState(ledger=self.ledger, awaited=frozenset(self.awaited), stopped=self.stopped, limit=self.limit)
 
     def restore(self, state: GateState) -> None:
         """Continue from this state."""
         self.ledger, self.awaited, self.stopped = state.ledger, set(state.awaited), state.stopped
+        if self.limit is not None:
+            self.limit = state.limit or self.limit
 
     @on
     def weights_published(self, event: WeightsPublished) -> Iterator[CapacityGranted]:
@@ -87,14 +96,21 @@ class StalenessGate(Actor):
         yield from self._grants()
 
     @on
-    def trajectory_exported(self, event: TrajectoryExported) -> Iterator[CapacityGranted]:
-        self.ledger = self.ledger.episode_ended(int(event.trajectory.group), event.trajectory.episode, exported=True)
+    def trajectory_exported(self, event: TrajectoryExported) -> Iterator[CapacityGranted | ConcurrencyChanged]:
+        yield from self._ended(self.ledger.episode_ended(int(event.trajectory.group), event.trajectory.episode, exported=True))
         yield from self._grants()
 
     @on
-    def episode_abandoned(self, event: EpisodeAbandoned) -> Iterator[CapacityGranted]:
+    def episode_abandoned(self, event: EpisodeAbandoned) -> Iterator[CapacityGranted | ConcurrencyChanged]:
         if event.work.purpose == "train" and event.work.attempts_left == 0:
-            self.ledger = self.ledger.episode_ended(int(event.work.group), event.work.episode, exported=False)
+            yield from self._ended(self.ledger.episode_ended(int(event.work.group), event.work.episode, exported=False))
+        yield from self._grants()
+
+    @on
+    def engine_load(self, event: EngineLoad) -> Iterator[CapacityGranted | ConcurrencyChanged]:
+        if self.limit is not None:
+            used = f"{event.running} running, {event.waiting} waiting, {event.kv_cache_usage:.0%} of the KV cache used"
+            yield from self._limited(self.limit.level_changed(event.worker, event.level), f"{event.worker} is {event.level}: {used}")
         yield from self._grants()
 
     @on
@@ -109,6 +125,7 @@ class StalenessGate(Actor):
     @on
     def actor_gone(self, event: ActorFailed | ActorStopped) -> Iterator[CapacityGranted]:
         self.ledger = self.ledger.worker_gone(event.actor)
+        self.limit = None if self.limit is None else self.limit.worker_gone(event.actor)
         yield from self._grants()
 
     @on
@@ -120,8 +137,26 @@ class StalenessGate(Actor):
         self.stopped = False
         yield from self._grants()
 
+    @property
+    def concurrent(self) -> int:
+        """Number of groups that may run at once now."""
+        return self.most if self.limit is None else self.limit.groups
+
+    def _ended(self, ledger: Ledger) -> Iterator[ConcurrencyChanged]:
+        """Continue with the ledger after the end of an episode, which may be the end of its group."""
+        running, self.ledger = len(self.ledger.running), ledger
+        if self.limit is not None and len(ledger.running) < running:
+            limit, full = self.limit.group_ended(limited=running >= self.limit.groups), self.limit.is_full()
+            yield from self._limited(limit, "an engine is still full" if full else "a group has ended and the engines have room")
+
+    def _limited(self, limit: ConcurrencyLimit, reason: str) -> Iterator[ConcurrencyChanged]:
+        """Continue with a limit."""
+        before, self.limit = self.concurrent, limit
+        if limit.groups != before:
+            yield ConcurrencyChanged(groups=limit.groups, before=before, reason=reason)
+
     def _grants(self) -> Iterator[CapacityGranted]:
-        groups, _ = self.ledger.free_groups(self.config, self.batch_size, self.steps)
+        groups, _ = self.ledger.free_groups(self.config, self.concurrent, self.batch_size, self.steps)
         if self.stopped or self.awaited or not groups:
             return
         first = self.ledger.granted
@@ -130,13 +165,14 @@ class StalenessGate(Actor):
 
     def status(self) -> dict[str, float | str]:
         """Limiting bound, and groups ahead of the trained weights."""
-        _, bound = self.ledger.free_groups(self.config, self.batch_size, self.steps)
+        _, bound = self.ledger.free_groups(self.config, self.concurrent, self.batch_size, self.steps)
         if self.awaited:
             bound = "evaluation" if self.ledger.weight_version > 0 else "baseline"
         return {
             "bound": "stopped" if self.stopped else bound,
             "weight_version": self.ledger.weight_version,
             "running": len(self.ledger.running),
+            "max_concurrent": self.concurrent,
             "complete": len(self.ledger.complete),
             "in_batch": len(self.ledger.in_batch),
             "trained": self.ledger.trained,

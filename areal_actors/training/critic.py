@@ -47,6 +47,7 @@ class Critic:
         self.scorer = ValueScorer(self.model, dtype)
         self.optimization = Optimization(self.model, msgspec.structs.replace(trainer.optimizer, lr=settings.lr), total_steps, ranks)
         self._sums = StepMetricSums()
+        self._loss = torch.zeros((), dtype=torch.float64, device=self._device)
         self._losses: list[float] = []
         self._norms: list[float] = []
 
@@ -59,7 +60,7 @@ class Critic:
     def zero_grad(self) -> None:
         """Start an update."""
         self.optimization.zero_grad()
-        self._losses.append(0.0)
+        self._loss = torch.zeros((), dtype=torch.float64, device=self._device)
 
     def backward(self, parts: Sequence[MicroBatch], seen: Sequence[Batch | None], weights: Tensor) -> None:
         """Add the gradient of micro-batches; `seen` is None for those without selected tokens."""
@@ -73,7 +74,7 @@ class Critic:
         token_losses = self._algorithm.critic_loss(seen, values)
         part = (token_losses.losses * weights[batch.token_index]).sum()
         self.optimization.backward(part)
-        self._losses[-1] += float(part.detach())
+        self._loss += part.detach()
         self._sums.add(batch, token_losses.measures)
 
     def clip(self, what: str) -> None:
@@ -82,7 +83,7 @@ class Critic:
         Raises:
             EngineError: loss or gradient is not finite.
         """
-        self._losses[-1] = float(self._ranks.all_reduce(torch.tensor(self._losses[-1], dtype=torch.float64, device=self._device)))
+        self._losses.append(float(self._ranks.all_reduce(self._loss)))
         self._norms.append(self.optimization.clip(self._losses[-1], f"the critic in {what}"))
 
     def take_metrics(self) -> dict[str, float]:

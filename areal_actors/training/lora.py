@@ -18,7 +18,8 @@ from torch import Tensor
 from areal_actors.core.errors import SetupError
 from areal_actors.core.values import WeightsLocation
 from areal_actors.training.settings import LoraSettings
-from areal_actors.weights.adapters import PREFIX, Adapter, AdapterConfig, pair_factors, save_adapter, write_adapter
+from areal_actors.weights.adapters import Adapter, AdapterConfig, pair_factors, save_adapter, write_adapter
+from areal_actors.weights.weight_files import ADAPTER_PREFIX
 
 NAME = "default"
 """peft's name for the only adapter of a model."""
@@ -87,4 +88,4 @@ class Lora:
 
     def factors(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The adapter's tensors by the names that peft uses in files."""
-        return {PREFIX + name.replace(f".{NAME}.", "."): tensor.detach() for name, tensor in state.items() if self.wanted(name)}
+        return {ADAPTER_PREFIX + name.replace(f".{NAME}.", "."): tensor.detach() for name, tensor in state.items() if self.wanted(name)}

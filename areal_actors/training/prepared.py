@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -233,17 +233,19 @@ class StepMetricSums:
     """Means over the trained tokens of a step (maxima for names ending in `_max`), and token counts."""
 
     def __init__(self) -> None:
-        self._sums: dict[str, float] = {}
-        self._largest: dict[str, float] = {}
+        self._sums: dict[str, Tensor] = {}
+        self._largest: dict[str, Tensor] = {}
         self._counts = dict.fromkeys(("trained_tokens", "sequence_tokens", "computed_tokens"), 0.0)
 
     def add(self, batch: MicroBatch, columns: dict[str, Tensor]) -> None:
-        """Add columns `[tokens]` of a micro-batch that has tokens."""
+        """Add columns `[tokens]` of a micro-batch that has tokens; the sums stay on its device, so that nothing waits for it."""
         for name, column in columns.items():
             if name.endswith("_max"):
-                self._largest[name] = max(self._largest.get(name, -math.inf), float(column.max()))
+                largest = column.detach().max()
+                self._largest[name] = torch.maximum(self._largest[name], largest) if name in self._largest else largest
             else:
-                self._sums[name] = self._sums.get(name, 0.0) + float(column.sum(dtype=torch.float64))
+                total = column.detach().sum(dtype=torch.float64)
+                self._sums[name] = self._sums[name] + total if name in self._sums else total
         self._counts["trained_tokens"] += len(batch.labels)
         self._counts["sequence_tokens"] += batch.sequence_tokens
         self._counts["computed_tokens"] += batch.computed_tokens
@@ -253,6 +255,13 @@ class StepMetricSums:
 
         Of the counts, `sequence_tokens` are tokens without prefix sharing, `computed_tokens` those computed.
         """
-        sums, largest = ranks.merge_metrics({**self._sums, **self._counts}, self._largest)
+        sums, largest = ranks.merge_metrics({**_values(self._sums), **self._counts}, _values(self._largest))
         counts = {name: sums.pop(name) for name in self._counts}
         return counts, {name: total / counts["trained_tokens"] for name, total in sums.items()} | largest
+
+
+def _values(scalars: Mapping[str, Tensor]) -> dict[str, float]:
+    """Numbers of scalars, copied from their device together."""
+    if not scalars:
+        return {}
+    return dict(zip(scalars, torch.stack([scalar.double() for scalar in scalars.values()]).tolist(), strict=True))

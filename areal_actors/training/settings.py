@@ -45,7 +45,7 @@ class LoraSettings(Config):
     """Scale by `alpha / sqrt(rank)` instead (arXiv:2312.03732)."""
     published: Literal["adapter", "merged"] = "adapter"
     """Contents of published weights: the adapter alone, or the whole model with the adapter merged into it. Unstated: `merged` for
-    `sglang` and `vllm`, which load whole weights, else `adapter`."""
+    servers that were started elsewhere (`generation.server.urls`), which may not take adapters, else `adapter`."""
 
 
 class TrainerSettings(Config):
@@ -73,7 +73,7 @@ class TrainerSettings(Config):
     """Processes that train together, each with a CUDA device of its own. Unstated: one, or half of the machine's CUDA devices for a
     model that is not embedded. Divided by the product of the next three settings, the number of data-parallel replicas."""
     tensor_parallel: PositiveInt = 1
-    """Ranks that split the heads and hidden units of every block."""
+    """Ranks that split the heads and hidden units, or experts, of every block."""
     sequence_parallel: PositiveInt = 1
     """Ranks that split the positions of every sequence."""
     pipeline_parallel: PositiveInt = 1

@@ -44,7 +44,7 @@ from areal_actors.training.prepared import (
 from areal_actors.training.ranks import SINGLE_PROCESS, Ranks
 from areal_actors.training.references import frozen_models
 from areal_actors.training.settings import TrainerSettings
-from areal_actors.weights.transfer import checksum, published_tensors, write_weights
+from areal_actors.weights.transfer import checkpoint_tensors, checksum, published_tensors, write_weights
 
 STATE = {"weight_version", "schedule", "generator", "older_weights"}
 """Fields of a checkpoint besides weights and optimizer."""
@@ -263,10 +263,9 @@ class TorchTrainer:
         tokens, advantages = prepared.tokens, prepared.advantages
         parts = self._micro_batches(prepared.sequences, indices)
         seen: list[Batch | None] = []
-        loss = 0.0
+        total = torch.zeros((), dtype=torch.float64, device=self._device)
 
         def backward(batch: MicroBatch, outputs: tuple[Tensor, dict[str, Tensor]]) -> None:
-            nonlocal loss
             logp, measures = outputs
             if len(logp) == 0:
                 proximal_of.add(batch, logp.detach())
@@ -279,7 +278,7 @@ class TorchTrainer:
             token_losses = self._algorithm.loss(batch_seen, logp)
             part = (token_losses.losses * weights[batch.token_index]).sum()
             self._optimization.backward(part)
-            loss += float(part.detach())
+            total.add_(part.detach())
             sums.add(batch, measures | token_losses.measures)
 
         self._optimization.zero_grad()
@@ -287,7 +286,7 @@ class TorchTrainer:
         if self._critic:
             self._critic.zero_grad()
             self._critic.backward(parts, seen, weights)
-        loss = float(self._ranks.all_reduce(torch.tensor(loss, dtype=torch.float64, device=self._device)))
+        loss = float(self._ranks.all_reduce(total))
         what = f"step {self.weight_version}"
         norm = self._optimization.clip(loss, what)
         if self._critic:
@@ -357,7 +356,9 @@ class TorchTrainer:
     def _state_to_publish(self) -> dict[str, Tensor]:
         """Returns the adapter's tensors if it is published alone, else those of the whole model, an adapter merged."""
         state = self._ranks.full_state_dict(self._model, Lora.wanted if self._adapter else None)
-        return self._lora.merged(state) if self._lora and not self._adapter and state else state
+        if self._adapter or not state:
+            return state
+        return dict(checkpoint_tensors(self._model, self._lora.merged(state) if self._lora else state))
 
     def save_model(self, folder: str) -> None:
         """Write a Hugging Face folder: configuration, weights (an adapter's merged), tokenizer and chat template."""

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from areal_actors.core.durable_files import fsync_path
 from areal_actors.core.errors import CheckpointError, EngineError
-from areal_actors.weights.transfer import check_fit
+from areal_actors.weights.transfer import check_fit, model_tensors
 
 STATE_FILE = "trainer_state.pt"
 FIELDS = {"optimizer", "adapter", "rest"}
@@ -90,6 +90,7 @@ def restore(model: torch.nn.Module, folder: Path, adapter: Mapping[str, Tensor])
         return
     try:
         saved = {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
+        saved = dict(model_tensors(model, saved))
         check_fit(model.state_dict(), saved, str(folder))
     except (OSError, SafetensorError, EngineError) as error:
         raise CheckpointError(f"{folder} does not contain weights of this model: {error}; resume from an earlier checkpoint") from error

@@ -19,11 +19,9 @@ from torch import Tensor
 from areal_actors.core.errors import EngineError
 from areal_actors.core.values import WeightsLocation
 from areal_actors.weights.transfer import atomic_folder, checksum, without_ties
+from areal_actors.weights.weight_files import ADAPTER_CONFIG, ADAPTER_PREFIX, FACTORS
 
-CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
-PREFIX = "base_model.model."
-FACTORS = (".lora_A.weight", ".lora_B.weight")
 
 
 class AdapterConfig(msgspec.Struct, frozen=True):
@@ -54,11 +52,6 @@ class Adapter(msgspec.Struct, frozen=True):
         }
 
 
-def holds_adapter(folder: str | Path) -> bool:
-    """True if a weight version is an adapter, False for full weights."""
-    return (Path(folder) / CONFIG).is_file()
-
-
 def write_adapter(tensors: Mapping[str, Tensor], config: str, folder: str | Path, model_folder: str | Path) -> WeightsLocation:
     """Write an adapter in peft's format; `folder` appears atomically.
 
@@ -77,7 +70,7 @@ def write_adapter(tensors: Mapping[str, Tensor], config: str, folder: str | Path
 def save_adapter(tensors: Mapping[str, Tensor], config: str, folder: Path) -> None:
     """Write an adapter in peft's format into an existing folder."""
     save_file(without_ties(tensors), folder / WEIGHTS, metadata={"format": "pt"})
-    (folder / CONFIG).write_text(config)
+    (folder / ADAPTER_CONFIG).write_text(config)
 
 
 def read_adapter(location: WeightsLocation) -> Adapter:
@@ -89,7 +82,7 @@ def read_adapter(location: WeightsLocation) -> Adapter:
     folder = Path(location.folder)
     try:
         tensors = load_file(folder / WEIGHTS)
-        config = msgspec.json.decode((folder / CONFIG).read_bytes(), type=AdapterConfig)
+        config = msgspec.json.decode((folder / ADAPTER_CONFIG).read_bytes(), type=AdapterConfig)
     except (OSError, SafetensorError, msgspec.MsgspecError) as error:
         raise EngineError(f"the adapter in {folder} cannot be read ({error}): wait for the next version") from error
     if (found := checksum(tensors)) != location.checksum:
@@ -106,7 +99,7 @@ def pair_factors(tensors: Mapping[str, Tensor], source: str) -> dict[str, tuple[
     halves: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         factor = next((factor for factor in FACTORS if name.endswith(factor)), "")
-        halves.setdefault(name.removeprefix(PREFIX).removesuffix(factor), {})[factor] = tensor.float()
+        halves.setdefault(name.removeprefix(ADAPTER_PREFIX).removesuffix(factor), {})[factor] = tensor.float()
     odd = [name for name, found in halves.items() if found.keys() != set(FACTORS)]
     if odd:
         raise EngineError(f"the adapter in {source} does not consist of pairs lora_A and lora_B: {', '.join(odd[:3])} ({len(odd)} in all)")

@@ -11,7 +11,9 @@ import shutil
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import torch
 import xxhash
@@ -19,6 +21,9 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, apply_converters, apply_renamings, dot_natural_key, revert_weight_conversion
 
 from areal_actors.core.errors import EngineError
 from areal_actors.core.values import WeightsLocation
@@ -137,6 +142,41 @@ def published_tensors(tensors: Mapping[str, Tensor], dtype: torch.dtype | None =
     """
     unique = without_ties(tensors)
     return {name: tensor.to(device="cpu", dtype=dtype if tensor.is_floating_point() else None) for name, tensor in unique.items()}
+
+
+def checkpoint_tensors(model: Any, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Tensors of a model by the names of its Hugging Face checkpoint, where each expert of a mixture has its own; else `state` itself."""
+    if not any(isinstance(conversion, WeightConverter) for conversion in _conversions(model)):
+        return state
+    converted: dict[str, Tensor] = revert_weight_conversion(model, dict(state))
+    return converted
+
+
+def model_tensors(model: Any, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """Tensors of a Hugging Face checkpoint by the names of the model, which fuses its experts; the inverse of `checkpoint_tensors`."""
+    conversions = _conversions(model)
+    converters = [conversion for conversion in conversions if isinstance(conversion, WeightConverter)]
+    if not converters:
+        return tensors
+    renamings = [conversion for conversion in conversions if not isinstance(conversion, WeightConverter)]
+    found: dict[str, Tensor] = {}
+    fused: dict[str, Any] = {}
+    for name in sorted(tensors, key=dot_natural_key):
+        renamed, pattern = apply_converters(apply_renamings(name, renamings), converters)
+        if pattern is None:
+            found[renamed] = tensors[name]
+            continue
+        converter = next(converter for converter in converters if pattern in converter.source_patterns)
+        fused.setdefault(renamed, deepcopy(converter)).add_tensor(renamed, name, pattern, tensors[name])
+    for name, converter in fused.items():
+        for target, value in converter.convert(name, model=model, config=model.config).items():
+            found[target] = value[0] if isinstance(value, list) else value
+    return found
+
+
+def _conversions(model: Any) -> list[Any]:
+    """The conversions that transformers makes between checkpoint and model; none for most models."""
+    return get_model_conversion_mapping(model, add_legacy=False) if isinstance(model, PreTrainedModel) else []
 
 
 def without_ties(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

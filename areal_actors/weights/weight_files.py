@@ -1,4 +1,4 @@
-"""Published weights as files: their checksum and shapes, read without torch.
+"""Published weights as files, whole models and adapters: their checksum and shapes, read without torch.
 
 A server that loads weights from a folder may end when a tensor has another shape or a file is cut short, so the folder is
 verified before the server loads it.
@@ -35,6 +35,12 @@ DTYPES = {
 """Names that torch gives to the types of safetensors."""
 LENGTH_BYTES = 8
 """A file of safetensors begins with the length of its header, u64 little-endian."""
+ADAPTER_CONFIG = "adapter_config.json"
+"""File in the folder of an adapter, in peft's format."""
+ADAPTER_PREFIX = "base_model.model."
+"""peft's prefix of a tensor's name."""
+FACTORS = (".lora_A.weight", ".lora_B.weight")
+"""peft's suffixes of a tensor's name: A `[rank, in]` and B `[out, rank]`."""
 
 
 class StoredTensor(NamedTuple):
@@ -76,6 +82,11 @@ def parameter_count(folder: str | Path) -> int:
         return 0
 
 
+def holds_adapter(folder: str | Path) -> bool:
+    """True if a weight version is an adapter, False for full weights."""
+    return (Path(folder) / ADAPTER_CONFIG).is_file()
+
+
 def verify_weights(location: WeightsLocation, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Verify the shapes and the checksum of published weights; `shapes`: those of the model that is to load them.
 
@@ -86,12 +97,53 @@ def verify_weights(location: WeightsLocation, shapes: Mapping[str, tuple[int, ..
     found = {
         "missing": sorted(shapes.keys() - tensors.keys()),
         "unknown": sorted(tensors.keys() - shapes.keys()),
-        "of another shape": [
-            f"{name} {list(tensors[name].shape)} for {list(shape)}"
-            for name, shape in sorted(shapes.items())
-            if name in tensors and tensors[name].shape != shape
-        ],
+        "of another shape": _of_another_shape(tensors, shapes),
     }
+    _refuse(location, tensors, found)
+
+
+def verify_adapter(location: WeightsLocation, shapes: Mapping[str, tuple[int, ...]], model_folder: str, rank: int) -> None:
+    """Verify a published adapter: its base model, the shapes of its factors and their checksum.
+
+    Args:
+        location: the adapter.
+        shapes: those of the base model's tensors.
+        model_folder: the base model as it was loaded.
+        rank: of all factors; 0 if adapters cannot be loaded.
+
+    Raises:
+        EngineError: adapters cannot be loaded or it belongs to another model, a file is missing or damaged, a tensor changes no
+            weight of the model, has no partner or another shape, or the checksum differs.
+    """
+    if not rank:
+        raise EngineError(f"the weights in {location.folder} are an adapter, and this server was started for whole models")
+    if Path(location.model).resolve() != Path(model_folder).resolve():
+        raise EngineError(f"the adapter in {location.folder} belongs to {location.model}, but this server has {model_folder}")
+    tensors = stored_tensors(location.folder)
+    expected = {}
+    for name, shape in shapes.items():
+        if len(shape) == 2:
+            layer = ADAPTER_PREFIX + name.removesuffix(".weight")
+            expected[layer + FACTORS[0]], expected[layer + FACTORS[1]] = (rank, shape[1]), (shape[0], rank)
+    layers = {name.removesuffix(factor) for factor in FACTORS for name in tensors if name.endswith(factor)}
+    found = {
+        "missing": sorted({layer + factor for layer in layers for factor in FACTORS} - tensors.keys()),
+        "unknown": sorted(tensors.keys() - expected.keys()),
+        "of another shape": _of_another_shape(tensors, expected),
+    }
+    _refuse(location, tensors, found)
+
+
+def _of_another_shape(tensors: Mapping[str, StoredTensor], shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
+    return [
+        f"{name} {list(tensors[name].shape)} for {list(shape)}"
+        for name, shape in sorted(shapes.items())
+        if name in tensors and tensors[name].shape != shape
+    ]
+
+
+def _refuse(location: WeightsLocation, tensors: Mapping[str, StoredTensor], found: Mapping[str, list[str]]) -> None:
+    """Raise EngineError if tensors differ from what the model needs, or their checksum from the published one."""
     if differences := "; ".join(f"{what}: {', '.join(names[:3])} ({len(names)} in all)" for what, names in found.items() if names):
         raise EngineError(f"the weights in {location.folder} do not fit this model: {differences}")
     if (checksum := checksum_of(tensors)) != location.checksum:

@@ -60,7 +60,7 @@ def run_cases(folder, cases, batches):
     ]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": f"{TESTS.parent}:{TESTS}"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=800, check=False)
-    assert done.returncode == 0, done.stderr[-6000:]
+    assert done.returncode == 0, done.stderr[-20000:]
     return {case.name: torch.load(folder / f"{case.name}.pt") for case in cases}
 
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from areal_actors.core.devices import detect_cuda
 from areal_actors.core.values import SamplingParams
 from areal_actors.generation.engine import EnginePlace
-from areal_actors.generation.servers.server_process import ServerClient
+from areal_actors.generation.servers.server_process import ServerClient, ServerProcess, free_port, interpreter
 from areal_actors.generation.settings import GenerationSettings
+
+USAGE_SECONDS = 5.0
+"""Time limit of a server's report about its load."""
 
 
 class Segment(NamedTuple):
@@ -22,6 +26,8 @@ class Segment(NamedTuple):
     max_tokens: int
     stop_ids: Sequence[int]
     streamed: bool
+    adapter: str = ""
+    """Name of the adapter that samples it; empty for the model itself."""
 
 
 class SegmentPart(NamedTuple):
@@ -35,6 +41,15 @@ class SegmentPart(NamedTuple):
     """`stop`, `length` or `abort` in the last part."""
     cached_tokens: int = 0
     """Prompt tokens that were not computed, in the last part."""
+
+
+class ServerUsage(NamedTuple):
+    """Load of a server."""
+
+    waiting: int = 0
+    """Requests that wait for a slot or for room in the KV cache."""
+    kv_cache: float = 0.0
+    """Used share of the KV cache, 0 to 1."""
 
 
 class ServerDialect(Protocol):
@@ -67,6 +82,15 @@ class ServerDialect(Protocol):
         """
         ...
 
+    async def usage(self, server: ServerClient) -> ServerUsage:
+        """Returns how busy the server is.
+
+        Raises:
+            EngineUnavailable: it does not answer.
+            EngineError: it has no such report.
+        """
+        ...
+
     def sample(self, server: ServerClient, segment: Segment) -> AsyncGenerator[SegmentPart, None]:
         """Yield a segment, in one part or as it is sampled.
 
@@ -77,8 +101,8 @@ class ServerDialect(Protocol):
         """
         ...
 
-    async def score(self, server: ServerClient, request_id: str, token_ids: Sequence[int], start: int) -> list[float]:
-        """Returns log_softmax(logits) of the tokens from `start` on, given those before."""
+    async def score(self, server: ServerClient, segment: Segment, token_ids: Sequence[int], start: int) -> list[float]:
+        """Returns log_softmax(logits) of the tokens from `start` on, given those before, under the weights of a segment."""
         ...
 
     async def abort(self, server: ServerClient, request_ids: Sequence[str]) -> None:
@@ -93,11 +117,28 @@ class ServerDialect(Protocol):
         """
         ...
 
+    async def load_adapter(self, server: ServerClient, folder: str, name: str, replaced: str, seconds: float) -> None:
+        """Load an adapter under a new name and unload the one that it replaces, if any; nothing is being sampled.
 
-def server_address(settings: GenerationSettings, place: EnginePlace) -> str:
-    """Address of the worker's server that was started elsewhere; empty if it starts one itself."""
-    urls = settings.server.urls
-    return urls[place.number % len(urls)] if urls else ""
+        Raises:
+            EngineUnavailable: the server refused it or is gone.
+        """
+        ...
+
+
+def server_of(dialect: ServerDialect, model_folder: str, settings: GenerationSettings, place: EnginePlace) -> ServerClient:
+    """Returns a client of the worker's server, which is started unless it was started elsewhere.
+
+    Raises:
+        SetupError: there is no interpreter with the server's package.
+    """
+    if urls := settings.server.urls:
+        return ServerClient(dialect.title, urls[place.number % len(urls)])
+    port = free_port()
+    python = interpreter(dialect.name, settings.server, Path.cwd())
+    command, environment = dialect.command(python, model_folder, settings, place, port)
+    process = ServerProcess(dialect.title, command, environment, place.logs / f"{dialect.name}-{place.number}.log")
+    return ServerClient(dialect.title, f"http://127.0.0.1:{port}", process)
 
 
 def on_cpu(settings: GenerationSettings) -> bool:

@@ -23,12 +23,12 @@ import structlog
 from areal_actors.core.errors import EngineError, EngineUnavailable, RequestError, SetupError
 from areal_actors.core.values import SamplingParams, TokenColumns, WeightsLocation
 from areal_actors.generation.engine import EngineCounters, EnginePlace, TokenChunk, validate_prompt
-from areal_actors.generation.servers.dialect import Segment, SegmentPart, ServerDialect, server_address
+from areal_actors.generation.servers.dialect import Segment, SegmentPart, ServerDialect, server_of
 from areal_actors.generation.servers.server_completion import ServerCompletion
-from areal_actors.generation.servers.server_process import ServerClient, ServerProcess, free_port, interpreter
+from areal_actors.generation.servers.usage_watch import UsageWatch
 from areal_actors.generation.settings import GenerationSettings
 from areal_actors.tokenization.tokenizer import ChatTokenizer, vocabulary_of
-from areal_actors.weights.weight_files import stored_tensors, verify_weights
+from areal_actors.weights.weight_files import holds_adapter, stored_tensors, verify_adapter, verify_weights
 
 POLL_SECONDS = 0.5
 ABORT_SECONDS = 0.2
@@ -76,10 +76,14 @@ class HttpEngine:
         self.tokenizer = ChatTokenizer.load(model_folder)
         self.context = settings.max_model_len
         self.vocabulary_size = vocabulary_of(model_folder) or self.tokenizer.largest_id + 1
+        self._model_folder = model_folder
         self._shapes = {name: tensor.shape for name, tensor in stored_tensors(model_folder).items()}
-        self._server = _server_of(dialect, model_folder, settings, place)
+        self._server = server_of(dialect, model_folder, settings, place)
+        self._watch = UsageWatch(dialect, self._server)
         self._ready = False
         self._closed = False
+        self._adapter = ""
+        """Name of the adapter that samples; empty for the model itself."""
         self._admitted = asyncio.Event()
         self._admitted.set()
         self._loading = asyncio.Lock()
@@ -158,6 +162,7 @@ class HttpEngine:
             completion.remaining,
             sorted(self.tokenizer.stop_ids),
             streamed=(stream and not altered) or bool(sampling.stop),
+            adapter=self._adapter,
         )
         version = self.weight_version
         self._enter(running)
@@ -177,15 +182,15 @@ class HttpEngine:
             if not (running.ended or completion.finish_reason):
                 self._check_abort(running, completion)  # the stream ended without a reason
             if altered:
-                await self._rescore(running, completion)
+                await self._rescore(segment, completion)
         finally:
             self._leave(running)
         grew(None)
 
-    async def _rescore(self, running: RunningSegment, completion: ServerCompletion) -> None:
+    async def _rescore(self, segment: Segment, completion: ServerCompletion) -> None:
         """Replace the log-probabilities by those of the unaltered logits; the weights cannot change before this segment is left."""
         start = len(completion.token_ids) - len(completion.logprobs)
-        completion.logprobs = await self.dialect.score(self._server, f"{running.request_id}.score", completion.token_ids, start)
+        completion.logprobs = await self.dialect.score(self._server, segment, completion.token_ids, start)
 
     def _check_abort(self, running: RunningSegment, completion: ServerCompletion) -> None:
         """Raises EngineError if the server ends this completion by itself again and again, or one that cannot be continued."""
@@ -266,6 +271,8 @@ class HttpEngine:
                 await asyncio.sleep(POLL_SECONDS)
             await self._try_out()
             self._ready = True
+            if self.place.watches_usage:
+                self._task(self._watch.run())
             logger.info("the server is ready", server=self.dialect.title, seconds=round(time.monotonic() - began, 1))
 
     def phase(self) -> str:
@@ -310,15 +317,27 @@ class HttpEngine:
             SetupError: the server could not be started.
         """
         async with self._loading:
-            await asyncio.to_thread(verify_weights, location, self._shapes)
+            adapter = self._adapter_name(location, weight_version)
+            if adapter:
+                await asyncio.to_thread(verify_adapter, location, self._shapes, self._model_folder, self.place.adapter_rank)
+            else:
+                await asyncio.to_thread(verify_weights, location, self._shapes)
             await self.until_ready()
             self._admitted.clear()
             try:
                 await self._end_segments()
-                await self.dialect.load(self._server, str(Path(location.folder)), weight_version, LOAD_SECONDS)
-                self.weight_version = weight_version
+                folder = str(Path(location.folder))
+                if adapter:
+                    await self.dialect.load_adapter(self._server, folder, adapter, self._adapter, LOAD_SECONDS)
+                else:
+                    await self.dialect.load(self._server, folder, weight_version, LOAD_SECONDS)
+                self.weight_version, self._adapter = weight_version, adapter
             finally:
                 self._admitted.set()
+
+    def _adapter_name(self, location: WeightsLocation, weight_version: int) -> str:
+        """Returns a name that this server has never had: one engine may load a version again, and another one at the same server."""
+        return f"v{weight_version}.{self._life}.{next(self._numbers)}" if holds_adapter(location.folder) else ""
 
     async def _end_segments(self) -> None:
         while self._segments:
@@ -338,7 +357,8 @@ class HttpEngine:
             now = time.monotonic()
             self._counters, self._busy_since = _plus(self._counters, seconds=now - self._busy_since), now
         counters, self._counters = self._counters, EngineCounters()
-        return msgspec.structs.replace(counters, running=len(self._segments))
+        waiting, kv_cache = self._watch.usage
+        return msgspec.structs.replace(counters, running=len(self._segments), waiting=waiting, kv_cache_usage=kv_cache)
 
     async def close(self) -> None:
         """Abort everything and end the server, unless it was started elsewhere; may be called twice."""
@@ -363,16 +383,6 @@ def engine_of(dialect: ServerDialect) -> Callable[[str, GenerationSettings, Engi
         return HttpEngine(dialect, model_folder, settings, place)
 
     return make
-
-
-def _server_of(dialect: ServerDialect, model_folder: str, settings: GenerationSettings, place: EnginePlace) -> ServerClient:
-    if url := server_address(settings, place):
-        return ServerClient(dialect.title, url)
-    port = free_port()
-    python = interpreter(dialect.name, settings.server, Path.cwd())
-    command, environment = dialect.command(python, model_folder, settings, place, port)
-    process = ServerProcess(dialect.title, command, environment, place.logs / f"{dialect.name}-{place.number}.log")
-    return ServerClient(dialect.title, f"http://127.0.0.1:{port}", process)
 
 
 def _stated(sampling: SamplingParams, names: Sequence[str]) -> list[str]:

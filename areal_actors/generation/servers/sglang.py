@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from areal_actors.core.errors import EngineUnavailable
+from areal_actors.core.errors import EngineError, EngineUnavailable
 from areal_actors.core.values import SamplingParams
 from areal_actors.generation.abilities import ENGINE_ABILITIES
 from areal_actors.generation.engine import EnginePlace
-from areal_actors.generation.servers.dialect import Segment, SegmentPart, merged_flags, on_cpu
+from areal_actors.generation.servers.dialect import USAGE_SECONDS, Segment, SegmentPart, ServerUsage, merged_flags, on_cpu
 from areal_actors.generation.servers.server_process import OK, SERVER_SIDE, ServerClient, flags, message_of
 from areal_actors.generation.settings import GenerationSettings
 
@@ -22,6 +22,10 @@ CONSTRAINTS = {"json_schema": "json_schema", "regex": "regex", "lark": "ebnf"}
 """Names of SGLang; its `ebnf` takes llguidance's grammars as they are."""
 CPU_CACHE_TOKENS = 2**17
 """Maximum KV cache of a server on a CPU, in tokens."""
+LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+"""Layers that an adapter may change if its recipe names none; SGLang's `all` also takes embedding and head."""
+ADAPTERS = 2
+"""Adapters that the server has room for: requests without one, as the first of a server, count as one."""
 
 
 class SGLang:
@@ -64,7 +68,7 @@ class SGLang:
         }
         gpu = {"tp-size": settings.tensor_parallel, **({"mem-fraction-static": place.memory_fraction} if place.memory_fraction < 1 else {})}
         program = [python, str(ON_CPU)] if cpu_only else [python, "-m", "sglang.launch_server"]
-        chosen = merged_flags({**common, **(cpu if cpu_only else gpu)}, settings.options)
+        chosen = merged_flags({**common, **(cpu if cpu_only else gpu), **_adapter_flags(place, cpu_only=cpu_only)}, settings.options)
         environment = {"HF_HUB_OFFLINE": "1", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
         return [*program, *flags(chosen)], {**environment, **({"OMP_NUM_THREADS": str(settings.threads)} if cpu_only else {})}
 
@@ -72,6 +76,14 @@ class SGLang:
         """True if the server samples; raises EngineUnavailable if it does not answer."""
         status, _ = await server.get("/model_info", seconds=5)
         return status == OK
+
+    async def usage(self, server: ServerClient) -> ServerUsage:
+        """Returns how busy the server is: its replicas together."""
+        status, answer = await server.get("/v1/loads?include=core", seconds=USAGE_SECONDS)
+        if status != OK:
+            raise EngineError(f"SGLang at {server.url} has no /v1/loads ({status}): {message_of(answer)}")
+        loads = answer["loads"]
+        return ServerUsage(sum(load["num_waiting_reqs"] for load in loads), max(load["token_usage"] for load in loads))
 
     async def sample(self, server: ServerClient, segment: Segment) -> AsyncGenerator[SegmentPart, None]:
         """Yield a segment, in one part or as it is sampled."""
@@ -82,6 +94,7 @@ class SGLang:
             "return_logprob": True,
             "top_logprobs_num": segment.sampling.top_logprobs,
             "stream": segment.streamed,
+            **_adapter(segment),
         }
         if not segment.streamed:
             status, answer = await server.post("/generate", body, seconds=None)
@@ -93,14 +106,15 @@ class SGLang:
             async for answer in answers:
                 yield _part(server, answer)
 
-    async def score(self, server: ServerClient, request_id: str, token_ids: Sequence[int], start: int) -> list[float]:
+    async def score(self, server: ServerClient, segment: Segment, token_ids: Sequence[int], start: int) -> list[float]:
         """Returns log_softmax(logits) of the tokens from `start` on, given those before."""
         body = {
-            "rid": request_id,
+            "rid": f"{segment.request_id}.score",
             "input_ids": token_ids,
             "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
             "return_logprob": True,
             "logprob_start_len": start - 1,
+            **_adapter(segment),
         }
         status, answer = await server.post("/generate", body, seconds=None)
         if status != OK:
@@ -118,6 +132,31 @@ class SGLang:
         status, answer = await server.post("/update_weights_from_disk", body, seconds=seconds)
         if status != OK or not answer.get("success"):
             raise EngineUnavailable(f"SGLang at {server.url} refused weight version {weight_version} ({status}): {message_of(answer)}")
+
+    async def load_adapter(self, server: ServerClient, folder: str, name: str, replaced: str, seconds: float) -> None:
+        """Load an adapter under a new name and unload the one that it replaces; prefixes are cached for each adapter by itself."""
+        steps = [("/unload_lora_adapter", {"lora_name": replaced})] if replaced else []
+        for path, body in (*steps, ("/load_lora_adapter", {"lora_name": name, "lora_path": folder})):
+            status, answer = await server.post(path, body, seconds=seconds)
+            if status != OK or not answer.get("success"):
+                raise EngineUnavailable(f"SGLang at {server.url} refused the adapter {name} ({status}): {message_of(answer)}")
+
+
+def _adapter_flags(place: EnginePlace, *, cpu_only: bool) -> dict[str, Any]:
+    if not place.adapter_rank:
+        return {}
+    return {
+        "enable-lora": True,
+        "max-lora-rank": place.adapter_rank,
+        "lora-target-modules": list(place.adapter_targets or LINEAR_LAYERS),
+        "max-loras-per-batch": ADAPTERS,
+        "max-loaded-loras": ADAPTERS,
+        **({"lora-backend": "torch_native"} if cpu_only else {}),
+    }
+
+
+def _adapter(segment: Segment) -> dict[str, str]:
+    return {"lora_path": segment.adapter} if segment.adapter else {}
 
 
 def _sampling(segment: Segment) -> dict[str, Any]:

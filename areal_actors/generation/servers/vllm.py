@@ -9,17 +9,19 @@ from typing import Any
 
 import msgspec
 
-from areal_actors.core.errors import EngineUnavailable
+from areal_actors.core.errors import EngineError, EngineUnavailable
 from areal_actors.core.values import Constraint
 from areal_actors.generation.abilities import ENGINE_ABILITIES
 from areal_actors.generation.engine import EnginePlace
-from areal_actors.generation.servers.dialect import Segment, SegmentPart, merged_flags, on_cpu
+from areal_actors.generation.servers.dialect import USAGE_SECONDS, Segment, SegmentPart, ServerUsage, merged_flags, on_cpu
 from areal_actors.generation.servers.server_process import OK, SERVER_SIDE, ServerClient, flags, message_of
 from areal_actors.generation.settings import GenerationSettings
 
 MODEL = "model"
 """Name of the model in requests."""
 CONSTRAINTS = {"json_schema": "json", "regex": "regex", "lark": "grammar"}
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Largest ranks of adapters that a server can be started for."""
 
 
 class VLLM:
@@ -56,9 +58,12 @@ class VLLM:
             "disable-uvicorn-access-log": True,
             **({"enforce-eager": True} if cpu_only else {"tensor-parallel-size": settings.tensor_parallel}),
             **({"gpu-memory-utilization": place.memory_fraction} if place.memory_fraction < 1 and not cpu_only else {}),
+            **({"enable-lora": True, "max-lora-rank": _rank(place.adapter_rank)} if place.adapter_rank else {}),
         }
         python_path = os.pathsep.join(filter(None, (str(SERVER_SIDE), os.environ.get("PYTHONPATH"))))
         environment = {"VLLM_SERVER_DEV_MODE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": python_path}
+        if place.adapter_rank:
+            environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
         on_cpu_only = {
             "OMP_NUM_THREADS": str(settings.threads),
             "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
@@ -75,6 +80,15 @@ class VLLM:
             status, _ = await server.post("/resume", {}, seconds=5)
         return status == OK
 
+    async def usage(self, server: ServerClient) -> ServerUsage:
+        """Returns how busy the server is: its engines together."""
+        status, text = await server.get("/metrics", seconds=USAGE_SECONDS)
+        if status != OK:
+            raise EngineError(f"vLLM at {server.url} has no /metrics ({status}): {message_of(text)}")
+        return ServerUsage(
+            int(sum(_gauges(text, "vllm:num_requests_waiting"))), max(_gauges(text, "vllm:kv_cache_usage_perc"), default=0.0)
+        )
+
     async def sample(self, server: ServerClient, segment: Segment) -> AsyncGenerator[SegmentPart, None]:
         """Yield a segment, in one part or as it is sampled."""
         body = _body(segment)
@@ -88,11 +102,11 @@ class VLLM:
             async for answer in answers:
                 yield _part(server, answer, segment)
 
-    async def score(self, server: ServerClient, request_id: str, token_ids: Sequence[int], start: int) -> list[float]:
+    async def score(self, server: ServerClient, segment: Segment, token_ids: Sequence[int], start: int) -> list[float]:
         """Returns log_softmax(logits) of the tokens from `start` on, given those before."""
         body = {
-            "request_id": request_id,
-            "model": MODEL,
+            "request_id": f"{segment.request_id}.score",
+            "model": segment.adapter or MODEL,
             "prompt": token_ids,
             "max_tokens": 1,
             "temperature": 0,
@@ -121,6 +135,24 @@ class VLLM:
             if status != OK:
                 raise EngineUnavailable(f"vLLM at {server.url} refused weight version {weight_version} ({status}): {message_of(answer)}")
 
+    async def load_adapter(self, server: ServerClient, folder: str, name: str, replaced: str, seconds: float) -> None:
+        """Load an adapter under a new name and unload the one that it replaces; prefixes are cached for each adapter by itself."""
+        steps = [("/v1/unload_lora_adapter", {"lora_name": replaced})] if replaced else []
+        for path, body in (*steps, ("/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder})):
+            status, answer = await server.post(path, body, seconds=seconds)
+            if status != OK:
+                raise EngineUnavailable(f"vLLM at {server.url} refused the adapter {name} ({status}): {message_of(answer)}")
+
+
+def _gauges(text: str, name: str) -> list[float]:
+    """Returns the values of a metric in Prometheus's text format, one for each engine."""
+    return [float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith((f"{name} ", f"{name}{{"))]
+
+
+def _rank(rank: int) -> int:
+    """Returns the smallest rank that a server can be started for and that has room for this one."""
+    return next((largest for largest in RANKS if largest >= rank), rank)
+
 
 def _logprobs_mode(place: EnginePlace) -> str:
     """Raw log-probabilities are those before everything, the temperature too; processed ones are those after everything.
@@ -135,7 +167,7 @@ def _body(segment: Segment) -> dict[str, Any]:
     sampling = segment.sampling
     body: dict[str, Any] = {
         "request_id": segment.request_id,
-        "model": MODEL,
+        "model": segment.adapter or MODEL,
         "prompt": segment.token_ids,
         "max_tokens": segment.max_tokens,
         "temperature": sampling.temperature,

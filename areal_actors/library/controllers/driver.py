@@ -89,7 +89,7 @@ class Driver:
         self._root = root
         self._name = secrets.token_hex(4)
         self._workflows = Workflows(recipe.task, root, group_size=recipe.algorithm.group_size)
-        slots = max(recipe.actors.rollout_worker.concurrency, recipe.staleness_gate.max_concurrent * recipe.algorithm.group_size)
+        slots = max(recipe.actors.rollout_worker.concurrency, recipe.concurrent_groups() * recipe.algorithm.group_size)
         self._slots = episodes_at_once(recipe.task, slots)
         self._held: deque[RunEpisode] = deque()
         """Training episodes waiting for a free slot."""

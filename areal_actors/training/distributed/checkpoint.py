@@ -30,6 +30,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_pieces
 
 from areal_actors.core.errors import CheckpointError
 from areal_actors.training import trainer_state
+from areal_actors.weights.transfer import model_tensors
 
 PIECES = "ranks"
 TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False, flatten_optimizer_state_dict=True)
@@ -122,7 +123,8 @@ def _load_whole(folder: Path, model: Any, optimizer: torch.optim.Optimizer, stat
 def _whole_weights(folder: Path, model: torch.nn.Module, adapter: Mapping[str, Tensor]) -> dict[str, Any]:
     """Trained tensors from the checkpoint of a single process, under all their names in the model."""
     try:
-        saved = dict(adapter) or {name: tensor for file in sorted(folder.glob("*.safetensors")) for name, tensor in load_file(file).items()}
+        files = sorted(folder.glob("*.safetensors"))
+        saved = adapter or model_tensors(model, {name: tensor for file in files for name, tensor in load_file(file).items()})
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{folder} does not contain weights of this model: {error}; resume from an earlier checkpoint") from error
     named = list(model.named_parameters(remove_duplicate=False))

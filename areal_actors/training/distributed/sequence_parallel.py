@@ -96,7 +96,7 @@ def shard_positions(plain: Forward, group: ProcessGroup, *, joined: bool) -> For
         return column.chunk(group.size(), dim=POSITIONS)[group.rank()].contiguous()
 
     def forward(input_ids: Tensor, **named: Any) -> Any:
-        if given := {name for name, value in named.items() if value is not None} - {"use_cache"}:
+        if given := {name for name, value in named.items() if value is not None and value is not False}:
             raise EngineError(f"trainer.sequence_parallel: only rows of token ids are supported, without {', '.join(sorted(given))}")
         rows, width = input_ids.shape
         padded = functional.pad(input_ids, (0, -width % group.size()))

@@ -115,9 +115,10 @@ def _gather_before_forward(model: Any, base: Any, forward: Forward) -> None:
         return model.gathered_forward(*arguments, **named)
 
     base.forward = fresh
-    # A separate class, so that code for the original class (the fused forward) does not match it.
-    base.__class__ = type(f"Sharded{type(base).__name__}", (type(base),), {})
-    model.__class__ = type(type(model).__name__, (type(model),), {"named_parameters": _named_pieces})
+    # A separate class, so that code for the original class (the fused forward) does not match it; its module stays that of
+    # transformers, which converts tensors between model and checkpoint for its own models only.
+    base.__class__ = type(f"Sharded{type(base).__name__}", (type(base),), {"__module__": type(base).__module__})
+    model.__class__ = type(type(model).__name__, (type(model),), {"__module__": type(model).__module__, "named_parameters": _named_pieces})
 
 
 def _named_pieces(model: Any, *arguments: Any, **named: Any) -> Iterator[tuple[str, nn.Parameter]]:

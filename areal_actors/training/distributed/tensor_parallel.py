@@ -1,5 +1,8 @@
 """Tensor parallelism of the Llama architecture (Llama, Qwen2, Qwen3): attention heads and hidden units of each block are split.
 
+In a mixture of experts (Qwen3-MoE) the experts of each block are divided among the ranks instead of its hidden units
+(`expert_parallel`).
+
 Matrices that produce heads and hidden units are split by column, those that consume them by row, so that a block needs two
 all-reduces (Shoeybi et al. 2019, Megatron-LM, https://arxiv.org/abs/1909.08053, section 3). Norms over single heads
 (Qwen3) have one weight for all heads: each rank's gradient is that of its own heads, and DTensor sums them. Embeddings and
@@ -26,6 +29,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from areal_actors.core.errors import SetupError
+from areal_actors.training.distributed.expert_parallel import EXPERTS, ExpertParallel, expert_problem
 from areal_actors.training.distributed.stages import FAMILIES, own_blocks
 
 BY_COLUMN = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "mlp.gate_proj", "mlp.up_proj")
@@ -39,13 +43,15 @@ def apply_tensor_parallel(base_model: Any, mesh: DeviceMesh) -> None:
     """Split every block's matrices over the mesh; all ranks must have the same weights before.
 
     Raises:
-        SetupError: the model family is not supported.
+        SetupError: the model family is not supported, or the number of parts does not divide its experts.
     """
     if base_model.config.model_type not in FAMILIES:
         raise SetupError(
             f"trainer.tensor_parallel = {mesh.size()} does not support model type {base_model.config.model_type}, "
             f"only {', '.join(FAMILIES)}; write 1"
         )
+    if problem := expert_problem(base_model.config, mesh.size()):
+        raise SetupError(problem)
     for block in own_blocks(base_model):
         parallelize_module(block, mesh, _plan(block))
 
@@ -74,11 +80,15 @@ def _plan(block: Any) -> dict[str, ParallelStyle]:
         "self_attn": PrepareModuleInput(
             input_kwarg_layouts={"hidden_states": Replicate()}, desired_input_kwarg_layouts={"hidden_states": Replicate()}
         ),
-        "mlp": PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),)),
     }
-    for name in BY_COLUMN:
+    mixture = hasattr(block.mlp, EXPERTS)
+    if mixture:
+        plan[f"mlp.{EXPERTS}"] = ExpertParallel()
+    else:
+        plan["mlp"] = PrepareModuleInput(input_layouts=(Replicate(),), desired_input_layouts=(Replicate(),))
+    for name in _matrices(BY_COLUMN, mixture=mixture):
         plan |= _linear(block, name, ColwiseParallel(), before=ReplicatedLinear(use_local_output=False), after=ColwiseParallel())
-    for name in BY_ROW:
+    for name in _matrices(BY_ROW, mixture=mixture):
         plan |= _linear(
             block, name, RowwiseParallel(), before=RowwiseParallel(use_local_output=False), after=ReplicatedLinear(use_local_output=True)
         )
@@ -89,6 +99,10 @@ def _plan(block: Any) -> dict[str, ParallelStyle]:
         if hasattr(attention, name.removeprefix("self_attn."))
     }
     return plan
+
+
+def _matrices(names: tuple[str, ...], *, mixture: bool) -> list[str]:
+    return [name for name in names if not (mixture and name.startswith("mlp."))]
 
 
 def _linear(block: Any, name: str, style: ParallelStyle, *, before: ParallelStyle, after: ParallelStyle) -> dict[str, ParallelStyle]:

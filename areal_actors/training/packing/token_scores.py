@@ -14,10 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-LOGITS = 2**22
-"""Approximate number of logits per chunk (16 MiB), which fit a CPU cache."""
-KEPT = 2**24
-"""Maximum of probabilities saved for the backward pass (64 MiB)."""
+LOGITS = {"cpu": 2**22, "cuda": 2**27}
+"""Approximate number of logits per chunk: 16 MiB, which fit a CPU's cache; 512 MiB, with which a GPU spends its time on products of
+matrices rather than on adding the gradients of chunks to that of the head."""
+KEPT = {"cpu": 2**24, "cuda": 2**27}
+"""Maximum of probabilities saved for the backward pass: 64 MiB, 512 MiB."""
 TOKENS = 256
 """Minimum tokens per chunk: with fewer, reading the head's weights dominates."""
 
@@ -35,9 +36,10 @@ def token_scores(head: Any, hidden: Tensor, labels: Tensor, temperature: float, 
     Returns:
         float32 `[tokens]` each.
     """
-    size = max(TOKENS, LOGITS // head.out_features) if hasattr(head, "out_features") else TOKENS
+    device = hidden.device.type
+    size = max(TOKENS, LOGITS[device] // head.out_features) if hasattr(head, "out_features") else TOKENS
     if _plain(head):
-        room = KEPT if torch.is_grad_enabled() else 0
+        room = KEPT[device] if torch.is_grad_enabled() else 0
         scores: tuple[Tensor, Tensor] = _LinearScores.apply(hidden, head.weight, head.bias, labels, temperature, size, room, dtype)  # type: ignore[no-untyped-call]
         return scores
 
@@ -85,8 +87,9 @@ class _LinearScores(torch.autograd.Function):
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         found, kept = [], list[Tensor]()
+        used = _cast(weight, bias, dtype)
         for chunk, wanted in zip(torch.split(hidden, size), torch.split(labels, size), strict=True):
-            logits = _logits(chunk, weight, bias, temperature, dtype)
+            logits = _logits(chunk, *used, temperature)
             logits.sub_(logits.amax(-1, keepdim=True))
             picked = logits.gather(1, wanted.unsqueeze(1)).squeeze(1)
             probabilities = logits.exp()
@@ -108,12 +111,12 @@ class _LinearScores(torch.autograd.Function):
         weight_grad = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
         bias_grad = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
         hidden_grads = []
-        used = weight.to(ctx.dtype)
+        used, used_bias = _cast(weight, bias, ctx.dtype)
         chunks = zip(*(column.split(ctx.size) for column in (hidden, labels, grad / ctx.temperature)), strict=True)
         for (chunk, wanted, scale), probabilities in itertools.zip_longest(chunks, kept):
             factor = scale.unsqueeze(1)
             if probabilities is None:
-                logits_grad = _logits(chunk, weight, bias, ctx.temperature, ctx.dtype).softmax(-1).mul_(-factor)
+                logits_grad = _logits(chunk, used, used_bias, ctx.temperature).softmax(-1).mul_(-factor)
             else:
                 logits_grad = probabilities * -factor
             logits_grad.scatter_add_(1, wanted.unsqueeze(1), factor)
@@ -126,8 +129,12 @@ class _LinearScores(torch.autograd.Function):
         return torch.cat(hidden_grads), weight_grad, bias_grad, None, None, None, None, None
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, dtype: torch.dtype) -> Tensor:
-    """Float32 `[tokens, vocabulary]`."""
-    cast = None if bias is None else bias.to(dtype)
-    logits = nn.functional.linear(hidden.to(dtype), weight.to(dtype), cast).float()
+def _cast(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+    """The head's weights in the dtype of its product: once, not for every chunk."""
+    return weight.to(dtype), None if bias is None else bias.to(dtype)
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+    """Float32 `[tokens, vocabulary]`, computed in the dtype of the weights."""
+    logits = nn.functional.linear(hidden.to(weight.dtype), weight, bias).float()
     return logits if temperature == 1.0 else logits.div_(temperature)

@@ -2,17 +2,19 @@
 
 Run as a program by the interpreter of the server's environment; nothing of this project is imported. SGLang has a platform for
 CPUs that needs a compiled `sgl_kernel`, which is not on PyPI. This program registers a platform that takes SGLang's native torch
-path instead, and stand-ins for imports of GPU libraries that this path never calls. SGLang spawns its scheduler as a new
+path instead, and stand-ins for imports of GPU libraries that this path never calls; page-locked memory, which adapters ask for and which
+only a GPU's driver gives, is ordinary memory. SGLang spawns its scheduler as a new
 interpreter that imports this file again, so all of it happens at import. The methods of the platform are SGLang's.
 """
 
+import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")  # compiling needs a C++ compiler or Triton; nothing is large enough to gain from it
@@ -86,6 +88,19 @@ if importlib.util.find_spec("triton") is None:
 _torchvision = torch.library.Library("torchvision", "DEF")
 for _operator in ("nms", "qnms"):
     _torchvision.define(f"{_operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+def _unpinned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    @functools.wraps(make)
+    def made(*values: Any, pin_memory: bool = False, **settings: Any) -> torch.Tensor:  # noqa: ARG001 - there is none
+        return make(*values, **settings)
+
+    return made
+
+
+for _name in ("arange", "empty", "ones", "tensor", "zeros"):
+    setattr(torch, _name, _unpinned(getattr(torch, _name)))
+torch.Tensor.pin_memory = lambda self, *_, **__: self  # type: ignore[method-assign]
 
 from sglang.srt import platforms
 from sglang.srt.platforms.cpu import CpuDeviceMixin

@@ -1,0 +1,89 @@
+"""An SGLang or vLLM server, and the plain models that tell what it must report."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from support.tiny_engine import CONTEXT
+
+from areal_actors.core.errors import EngineUnavailable
+from areal_actors.core.values import TokenColumns, WeightsLocation
+from areal_actors.generation.engine import EnginePlace
+from areal_actors.generation.servers.http_engine import HttpEngine
+from areal_actors.generation.servers.server_process import ServerClient, ServerProcess, free_port
+from areal_actors.generation.servers.sglang import SGLang
+from areal_actors.generation.servers.vllm import VLLM
+from areal_actors.generation.settings import GenerationSettings, ServerSettings
+
+ROOT = Path(__file__).parent.parent.parent
+DIALECTS = {"sglang": SGLang, "vllm": VLLM}
+PROMPT = [5, 60, 7, 8, 90, 10, 11]
+EXACT = 1e-4
+
+
+class Genuine(NamedTuple):
+    name: str
+    settings: GenerationSettings
+    folder: str
+    versions: dict[int, WeightsLocation]
+    models: dict[int, torch.nn.Module]
+    process: ServerProcess | None = None
+    place: EnginePlace = EnginePlace()
+
+    def make(self) -> HttpEngine:
+        return HttpEngine(DIALECTS[self.name](), self.folder, self.settings, self.place)
+
+    def logprobs(self, version: int, prompt: list[int], token_ids: list[int], temperature: float = 1.0) -> list[float]:
+        with torch.no_grad():
+            logits = self.models[version](torch.tensor([prompt + token_ids])).logits[0]
+        scores = torch.log_softmax(logits / temperature, -1)
+        return [scores[len(prompt) - 1 + place, token].item() for place, token in enumerate(token_ids)]
+
+    def assert_exact(self, columns: TokenColumns, *, prompt: list[int] = PROMPT, temperature: float = 1.0) -> None:
+        """Each token's log-probability is that of a plain forward with the weights of its version, under the whole text before it."""
+        ids, versions = columns.ids_array().tolist(), columns.versions_array().tolist()
+        expected = [self.logprobs(version, prompt, ids[: place + 1], temperature)[place] for place, version in enumerate(versions)]
+        assert np.abs(columns.logprobs_array() - np.array(expected)).max() < EXACT
+
+
+async def until_it_runs(engine: HttpEngine) -> None:
+    async with asyncio.timeout(60):
+        while not engine.take_counters().running:  # noqa: ASYNC110 - the engine has no event for it
+            await asyncio.sleep(0.001)
+
+
+def settings_of(name: str, **server: object) -> GenerationSettings:
+    return GenerationSettings(engine=name, device="cpu", max_num_seqs=8, max_model_len=CONTEXT, server=ServerSettings(**server))
+
+
+def started(stack: ExitStack, name: str, folder: str, logs: Path, place: EnginePlace) -> tuple[ServerProcess, str]:
+    python = ROOT / ".environments" / name / "bin" / "python"
+    if not python.exists():
+        pytest.skip(f"`just environments {name}` makes the environment")
+    port = free_port()
+    command, environment = DIALECTS[name]().command(str(python), folder, settings_of(name), place, port)
+    process = ServerProcess(name, command, environment, logs / "server.log")
+    stack.callback(process.stop)
+    url = f"http://127.0.0.1:{port}"
+    asyncio.run(until_it_serves(process, ServerClient(name, url)))
+    return process, url
+
+
+async def until_it_serves(process: ServerProcess, client: ServerClient) -> None:
+    try:
+        async with asyncio.timeout(300):
+            while not process.ended():
+                try:
+                    if await DIALECTS[client.name]().is_ready(client):
+                        return
+                except EngineUnavailable:
+                    await asyncio.sleep(0.5)
+        raise AssertionError(process.ended())
+    finally:
+        await client.close()
