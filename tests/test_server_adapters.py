@@ -100,6 +100,18 @@ async def test_completions_in_flight_continue_under_the_next_adapter(genuine: Ge
                 version = 3 - version
 
 
+async def test_adapters_are_replaced_while_more_completions_wait_than_run(genuine: Genuine) -> None:
+    """Requests that are aborted in the server's queue must not keep the adapter that they named."""
+    async with serving(genuine, 0) as engine, asyncio.timeout(120):
+        prompts = [[*PROMPT, 30 + number] for number in range(40)]
+        tasks = [asyncio.create_task(chunks_of(engine, prompt, SamplingParams(max_tokens=60))) for prompt in prompts]
+        await until_it_runs(engine)
+        for version in (1, 2, 1, 2):
+            await engine.load_weights(genuine.versions[version], version)
+        for prompt, chunks in zip(prompts, await asyncio.gather(*tasks), strict=True):
+            genuine.assert_exact(joined(chunks), prompt=prompt)
+
+
 async def test_an_adapter_that_is_not_whole_never_reaches_the_server(genuine: Genuine, tmp_path: Path) -> None:
     _, larger = random_adapter(tmp_path, genuine.folder, 3, rank=2 * RANK)
     async with serving(genuine, 1) as engine:

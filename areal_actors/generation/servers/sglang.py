@@ -15,7 +15,7 @@ from areal_actors.generation.servers.dialect import USAGE_SECONDS, Segment, Segm
 from areal_actors.generation.servers.server_process import OK, SERVER_SIDE, ServerClient, flags, message_of
 from areal_actors.generation.settings import GenerationSettings
 
-ON_CPU = SERVER_SIDE / "sglang_on_cpu.py"
+ON_CPU, WITH_ADAPTERS = SERVER_SIDE / "sglang_on_cpu.py", SERVER_SIDE / "sglang_adapters.py"
 SPARE_CONTEXT = 8
 """SGLang ends completions up to two tokens before its context is full."""
 CONSTRAINTS = {"json_schema": "json_schema", "regex": "regex", "lark": "ebnf"}
@@ -67,7 +67,8 @@ class SGLang:
             "sleep-on-idle": True,
         }
         gpu = {"tp-size": settings.tensor_parallel, **({"mem-fraction-static": place.memory_fraction} if place.memory_fraction < 1 else {})}
-        program = [python, str(ON_CPU)] if cpu_only else [python, "-m", "sglang.launch_server"]
+        on_gpu = [str(WITH_ADAPTERS)] if place.adapter_rank else ["-m", "sglang.launch_server"]
+        program = [python, *([str(ON_CPU)] if cpu_only else on_gpu)]
         chosen = merged_flags({**common, **(cpu if cpu_only else gpu), **_adapter_flags(place, cpu_only=cpu_only)}, settings.options)
         environment = {"HF_HUB_OFFLINE": "1", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
         return [*program, *flags(chosen)], {**environment, **({"OMP_NUM_THREADS": str(settings.threads)} if cpu_only else {})}

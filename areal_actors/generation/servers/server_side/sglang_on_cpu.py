@@ -135,7 +135,9 @@ class NativeCpuPlatform(CpuDeviceMixin, SRTPlatform):
 platforms._current_platform = NativeCpuPlatform()
 
 if __name__ == "__main__":
+    import sglang_adapters
     from sglang.launch_server import run_server
     from sglang.srt.server_args import prepare_server_args
 
+    sglang_adapters.mend()
     run_server(prepare_server_args(sys.argv[1:]))
