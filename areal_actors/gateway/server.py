@@ -21,7 +21,7 @@ from areal_actors.core.errors import RequestError, SessionError, SetupError
 from areal_actors.core.settings import GatewaySettings
 from areal_actors.gateway.listening import HttpConnection
 from areal_actors.gateway.protocols import DIALECTS, dialect_of_path
-from areal_actors.gateway.protocols.base import AnyDialect, Dialect
+from areal_actors.gateway.protocols.base import Dialect
 from areal_actors.gateway.protocols.openapi import GATEWAY_ENDPOINTS, openapi
 from areal_actors.gateway.protocols.session_requests import ENDPOINTS
 from areal_actors.messages import ModelRequest, ModelResponsePart, Refusal
@@ -308,12 +308,13 @@ async def errors_in_dialect_format(request: web.Request, handler: Handler) -> we
         if request.writer.output_size:
             raise  # the response has begun and can only be aborted
         status, message = 500, "the gateway failed; see its log"
-    return as_json(_dialect_of(request).error(readable(message), status, field, code), status, headers)
+    return as_json(dialect_of_path(_path_of(request)).error(readable(message), status, field, code), status, headers)
 
 
-def _dialect_of(request: web.Request) -> AnyDialect:
+def _path_of(request: web.Request) -> str:
+    """The path of the endpoint called; of one that does not exist, as the client sent it."""
     resource = request.match_info.route.resource
-    return dialect_of_path(request.path if resource is None else resource.canonical)
+    return request.path if resource is None else resource.canonical
 
 
 def id_of(request: web.Request) -> str:
@@ -324,8 +325,8 @@ def id_of(request: web.Request) -> str:
 
 
 async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
-    """Add the request id under the name that the protocol called has for it."""
-    response.headers[_dialect_of(request).request_id] = id_of(request)
+    """Add the request id under the name that the protocol called has for it: `request-id` in Anthropic's, `x-request-id` in others."""
+    response.headers["request-id" if "/messages" in _path_of(request) else "x-request-id"] = id_of(request)
 
 
 def _status_of(request: web.Request, refused: web.HTTPException) -> int:

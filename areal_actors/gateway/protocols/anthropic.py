@@ -32,7 +32,6 @@ from areal_actors.gateway.protocols.message_builder import MessageBuilder, conte
 from areal_actors.messages import ModelRequest
 
 BETA = ("anthropic-beta",)
-REQUEST_ID = "request-id"
 TOOL_HINTS = ("strict", "eager_input_streaming", "defer_loading")
 """Fields of tools that are accepted without effect; a tool whose loading is deferred is in the prompt from the start."""
 
@@ -222,7 +221,6 @@ MESSAGES = Dialect(
     error=error_body,
     ignored=_ignored,
     ignored_headers=BETA,
-    request_id=REQUEST_ID,
 )
 COUNT_TOKENS = Dialect(
     name="count_tokens",
@@ -234,5 +232,4 @@ COUNT_TOKENS = Dialect(
     error=error_body,
     ignored=_ignored,
     ignored_headers=BETA,
-    request_id=REQUEST_ID,
 )

@@ -59,8 +59,6 @@ class Dialect(Generic[R]):
     """Returns what the client sent and is accepted without effect, as paths of fields."""
     ignored_headers: tuple[str, ...] = ()
     """Request headers that are accepted without effect."""
-    request_id: str = "x-request-id"
-    """Name of the response header with the id of the request."""
 
     def decode(self, body: bytes) -> R:
         """Decode a request.

@@ -20,7 +20,7 @@ from areal_actors.gateway.protocols.call_fields import (
 from areal_actors.gateway.protocols.fields import Flag, RequestStruct, Text, TokenLimit, TopLogprobs, ignored_fields, unsupported
 from areal_actors.gateway.protocols.responses_answer import ResponseAnswer
 from areal_actors.gateway.protocols.responses_input import input_messages
-from areal_actors.gateway.protocols.responses_tools import client_tools, definitions, ignored, shown_tools
+from areal_actors.gateway.protocols.responses_tools import client_tools, declared_tools, definitions, ignored, shown_tools
 from areal_actors.messages import ModelRequest
 
 LOGPROBS = "message.output_text.logprobs"
@@ -112,7 +112,7 @@ def _call(request: ResponseRequest, session: str) -> ModelRequest:
         raise unsupported("background")
     continues = request.previous_response_id or ""
     choice = request.tool_choice
-    declared = request.tools or ()
+    declared = declared_tools(request.tools, request.input)
     check_encodable(declared, "tools")  # the answer repeats them, and the metadata
     check_encodable(request.metadata, "metadata")
     tools = tool_fields(definitions(declared), choice or "auto" if isinstance(choice, str | None) else NAMED_TOOL + choice.name)
@@ -142,14 +142,14 @@ def _constraint(text: ResponseText | None) -> Constraint | None:
 
 def _answer(request: ResponseRequest, created: int) -> ResponseAnswer:
     encrypted = ENCRYPTED_REASONING in (request.include or ())
-    return ResponseAnswer(_head(request, created), client_tools(request.tools or ()), encrypted=encrypted)
+    return ResponseAnswer(_head(request, created), client_tools(declared_tools(request.tools, request.input)), encrypted=encrypted)
 
 
 def _ignored(request: ResponseRequest) -> list[str]:
     found = [*ignored_fields(request), *ignored_fields(request.reasoning, "reasoning"), *ignored_fields(request.text, "text")]
     if request.truncation == "auto":
         found.append("truncation")
-    return [*found, *ignored(request.tools or ())]
+    return [*found, *ignored(declared_tools(request.tools, request.input))]
 
 
 def _head(request: ResponseRequest, created: int) -> dict[str, Any]:

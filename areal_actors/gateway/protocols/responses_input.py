@@ -15,7 +15,7 @@ from typing import Any, Literal
 from areal_actors.core.errors import RequestError
 from areal_actors.gateway.protocols.fields import RequestStruct, Text, convert, unsupported
 from areal_actors.gateway.protocols.message_builder import MessageBuilder, TextContent, content, image_part
-from areal_actors.gateway.protocols.responses_tools import custom_arguments, joined
+from areal_actors.gateway.protocols.responses_tools import ADDITIONAL, custom_arguments, joined
 
 ENCRYPTED_PREFIX = "areal:"
 """Prefix of reasoning sent as `encrypted_content`: opaque to clients, not secret."""
@@ -162,6 +162,8 @@ def input_messages(items: str | Sequence[dict[str, Any]], instructions: str | No
     for index, item in enumerate([{"role": "user", "content": items}] if isinstance(items, str) else items):
         where = f"input[{index}]"
         kind = item.get("type") or "message"
+        if kind == ADDITIONAL:
+            continue
         if kind == "item_reference":
             raise unsupported(f"{where}.type", "it is 'item_reference': send the item itself or 'previous_response_id'")
         if not isinstance(kind, str) or kind not in ITEMS:

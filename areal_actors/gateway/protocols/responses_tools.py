@@ -19,6 +19,8 @@ from areal_actors.gateway.protocols.hosted_tools import OPENAI, ignored_tools, i
 
 HINTS = ("strict", "defer_loading", "format", "output_schema")
 """Fields of tools that are accepted without effect; the grammar of a custom tool's `format` is in its description."""
+ADDITIONAL = "additional_tools"
+"""Type of the input items with more tools."""
 SEPARATOR = "__"
 INPUT = "input"
 """The argument of a custom tool."""
@@ -26,7 +28,7 @@ SHOWN = {"type": "function", "description": None, "parameters": None, "strict": 
 """Fields that every function of an answer's `tools` has."""
 
 
-class FunctionTool(RequestStruct, tag_field="type", tag="function", ignored=("strict", "defer_loading")):
+class ResponseFunction(RequestStruct, tag_field="type", tag="function", ignored=("strict", "defer_loading")):
     """A function that the model may call."""
 
     name: Text
@@ -36,7 +38,7 @@ class FunctionTool(RequestStruct, tag_field="type", tag="function", ignored=("st
     output_schema: Ignored = None
 
 
-class TextFormat(RequestStruct, tag_field="type", tag="text"):
+class CustomTextFormat(RequestStruct, tag_field="type", tag="text"):
     """Any text."""
 
 
@@ -52,7 +54,7 @@ class CustomTool(RequestStruct, tag_field="type", tag="custom", ignored=("defer_
 
     name: Text
     description: str | None = None
-    format: TextFormat | GrammarFormat | None = None
+    format: CustomTextFormat | GrammarFormat | None = None
     allowed_callers: list[Literal["direct"]] | None = None
 
 
@@ -64,6 +66,13 @@ class NamespaceTool(RequestStruct, tag_field="type", tag="namespace"):
     description: str | None = None
 
 
+class AdditionalTools(RequestStruct, ignored=("id", "status", "role")):
+    """An input item with more tools."""
+
+    tools: list[dict[str, Any]]
+    type: Literal["additional_tools"]
+
+
 @dataclass(frozen=True)
 class ClientTool:
     """A tool as the client knows it."""
@@ -71,6 +80,19 @@ class ClientTool:
     name: str
     namespace: str = ""
     is_custom: bool = False
+
+
+def declared_tools(tools: Sequence[dict[str, Any]] | None, items: str | Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the tools of a request, with those that items of its input add.
+
+    Raises:
+        RequestError: such an item is invalid.
+    """
+    found = list(tools or ())
+    for index, item in enumerate(() if isinstance(items, str) else items):
+        if item.get("type") == ADDITIONAL:
+            found += convert(item, AdditionalTools, f"input[{index}]").tools
+    return found
 
 
 def joined(name: str, namespace: str | None) -> str:
@@ -90,7 +112,7 @@ def definitions(tools: Sequence[dict[str, Any]], where: str = "tools", namespace
         field = f"{where}[{index}]"
         match kind := one.get("type", "function"):
             case "function":
-                function = convert(one, FunctionTool, field)
+                function = convert(one, ResponseFunction, field)
                 yield _definition(function.name, function.description, function.parameters, namespace, first=index == 0)
             case "custom":
                 yield _custom(convert(one, CustomTool, field), namespace, first=index == 0)
