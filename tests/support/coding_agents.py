@@ -33,6 +33,8 @@ TASK = "Create hello.py, which prints hello, change it to print hello world, run
 OUTPUT = "hello world"
 FIRST, LAST = "print('hello')\n", "print('hello world')\n"
 FINAL = f"It prints {OUTPUT}."
+CHANGE = "sed -i s/hello/hello\\ world/ hello.py"
+SHELL = f"{CHANGE} && python3 hello.py"
 PATCH = """\
 *** Begin Patch
 *** Update File: hello.py
@@ -88,6 +90,8 @@ class ClaudeCode:
     """Claude Code, over Anthropic's messages."""
 
     name, package, version, program = "claude-code", "@anthropic-ai/claude-code", "2.1.197", "claude"
+    parents = (-1, 0, 1, 2)
+    tools = "Write,Edit,Bash"
     environment = {"DISABLE_AUTOUPDATER": "1", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "IS_SANDBOX": "1"}
 
     @staticmethod
@@ -103,11 +107,37 @@ class ClaudeCode:
         return lambda prompt: lines[results_in(prompt)] if '"name": "Write"' in prompt else "A greeting"
 
     @classmethod
-    def command(cls, program, session, home, folder):
+    def command(cls, program, session):
         """Command line and environment."""
-        tools = ("--permission-mode", "acceptEdits", "--allowedTools", "Write,Edit,Bash")
+        tools = ("--permission-mode", "acceptEdits", "--allowedTools", cls.tools)
         given = {"ANTHROPIC_BASE_URL": session.base_url.removesuffix("/v1"), "ANTHROPIC_API_KEY": session.api_key}
         return [program, "-p", TASK, *tools], given | cls.environment
+
+
+class ClaudeCodeTeam(ClaudeCode):
+    """The same with thinking, two tool calls at once, and a second agent, which changes the file and runs it."""
+
+    name = "claude-code-team"
+    parents = (-1, 0, -1, 2, 1)
+    """The second agent begins a conversation of its own."""
+    tools = "Write,Bash,Agent"
+    subtask = "Change hello.py to print hello world."
+
+    @classmethod
+    def rule(cls, folder):
+        """See `ClaudeCode`."""
+        writing = [calling("Write", file_path=f"{folder}/{name}", content=FIRST) for name in ("hello.py", "first.py")]
+        second = calling("Agent", description="Change it", prompt=cls.subtask, subagent_type="general-purpose")
+        lines = ["\n".join(["<think>\nTwo files.\n</think>\n\nI create them.", *writing]), "", second, FINAL]
+        own = ["<think>\nOne command.\n</think>\n\n" + calling("Bash", command=SHELL, description="Change and run it"), FINAL]
+
+        def answer(prompt):
+            if '"name": "Write"' not in prompt:
+                return "A greeting"
+            is_second = cls.subtask in prompt and f'"prompt": "{cls.subtask}"' not in prompt
+            return (own if is_second else lines)[results_in(prompt)]
+
+        return answer
 
 
 class Codex:
@@ -115,7 +145,8 @@ class Codex:
 
     name, package, version, program = "codex", "@openai/codex", "0.169.0", "codex"
     model, tool = "areal", "exec_command"
-    commands = (f'echo "{FIRST.strip()}" > hello.py', "sed -i s/hello/hello\\ world/ hello.py", "python3 hello.py")
+    parents = (-1, 0, 1, 2)
+    commands = (f'echo "{FIRST.strip()}" > hello.py', CHANGE, "python3 hello.py")
 
     @classmethod
     def rule(cls, folder):
@@ -129,14 +160,11 @@ class Codex:
         return [calling("exec_command", cmd=command, workdir=folder) for command in cls.commands]
 
     @classmethod
-    def command(cls, program, session, home, folder):
-        """Command line and environment; `home` gets the configuration."""
-        (home / ".codex").mkdir()
-        (home / ".codex" / "config.toml").write_text(
-            f'model = "{cls.model}"\nmodel_provider = "areal"\n\n[model_providers.areal]\nname = "areal"\n'
-            f'base_url = "{session.base_url}"\nenv_key = "OPENAI_API_KEY"\nwire_api = "responses"\n'
-        )
-        how = ("--skip-git-repo-check", "--sandbox", "danger-full-access", "-C", str(folder))
+    def command(cls, program, session):
+        """Command line and environment."""
+        provider = f'{{name="areal", base_url="{session.base_url}", env_key="OPENAI_API_KEY", wire_api="responses"}}'
+        settings = (f"model={cls.model}", "model_provider=areal", f"model_providers.areal={provider}")
+        how = ("--skip-git-repo-check", "--sandbox", "danger-full-access", *[word for one in settings for word in ("-c", one)])
         return [program, "exec", *how, TASK], {"OPENAI_API_KEY": session.api_key}
 
 
@@ -168,7 +196,7 @@ class CodexScript(Codex):
         return f"const result = await tools.exec_command({json.dumps({'cmd': command, 'workdir': folder})});\ntext(result.output);\n"
 
 
-AGENTS = (ClaudeCode, Codex, CodexPatch, CodexScript)
+AGENTS = (ClaudeCode, ClaudeCodeTeam, Codex, CodexPatch, CodexScript)
 
 
 def installed(agent, folder):
@@ -186,7 +214,7 @@ def installed(agent, folder):
 
 async def run_program(agent, program, session, folder, home):
     """Run an agent on the task; returns its exit status and what it printed."""
-    command, environment = agent.command(str(program), session, home, folder)
+    command, environment = agent.command(str(program), session)
     own = {"HOME": str(home), "PATH": os.environ["PATH"], "TERM": "dumb", "LANG": "C.UTF-8"}
     process = await asyncio.create_subprocess_exec(
         *command,
@@ -228,7 +256,7 @@ def noting(requests):
 def impersonal(requests, folder, home):
     """Recorded requests without ids and folders of the machine that recorded them."""
     text = json.dumps(requests)
-    dashed = re.sub(r"\W", "-", str(folder))
+    dashed = re.sub(r"[^A-Za-z0-9]", "-", str(folder))
     for found, replaced in ((str(folder), FOLDER), (str(home), "/home"), (dashed, "-task")):
         text = text.replace(found, replaced)
     text = re.sub(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", "0" * 8 + "-0000-0000-0000-" + "0" * 12, text)

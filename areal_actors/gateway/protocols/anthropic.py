@@ -27,7 +27,7 @@ from areal_actors.gateway.protocols.fields import (
     ignored_fields,
     unsupported,
 )
-from areal_actors.gateway.protocols.hosted_tools import ANTHROPIC, ignored_tools, is_hosted
+from areal_actors.gateway.protocols.hosted_tools import ANTHROPIC, hosted_tools, ignored_tools, is_hosted
 from areal_actors.gateway.protocols.message_builder import MessageBuilder, content
 from areal_actors.messages import ModelRequest
 
@@ -175,6 +175,8 @@ def _conversation(request: CountTokensRequest, *, continued: bool) -> dict[str, 
         )
     choice, thinking = request.tool_choice or AutoChoice(), request.thinking or ThinkingAdaptive()
     tool_choice = NAMED_TOOL + choice.name if isinstance(choice, NamedChoice) else choice.tool_choice
+    if isinstance(choice, NamedChoice) and any(choice.name == one.get("name") for one in hosted_tools(request.tools or (), ANTHROPIC)):
+        raise unsupported("tool_choice", f"{choice.name!r:.80} is a tool that the provider runs: send a tool that the client runs")
     output = request.output_config or OutputConfig()
     if output.format and request.output_format:
         raise RequestError("'output_format' and 'output_config.format' are the same setting; set only one", "output_format")

@@ -16,6 +16,11 @@ def is_hosted(kind: object, hosted: re.Pattern[str]) -> bool:
     return isinstance(kind, str) and hosted.fullmatch(kind) is not None
 
 
+def hosted_tools(tools: Sequence[Mapping[str, Any]], hosted: re.Pattern[str]) -> list[Mapping[str, Any]]:
+    """Return the tools that are accepted without effect."""
+    return [one for one in tools if is_hosted(one.get("type"), hosted)]
+
+
 def ignored_tools(tools: Sequence[Mapping[str, Any]], hosted: re.Pattern[str], hints: Sequence[str], where: str = "tools") -> Iterator[str]:
     """Yield hosted tools, and the fields of other tools among `hints` that are set in any of them."""
     for index, one in enumerate(tools):
