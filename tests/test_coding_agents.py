@@ -82,9 +82,9 @@ REPORTED = {
     ClaudeCodeTeam: ["metadata, context_management, cache_control, anthropic-beta", "metadata, cache_control, anthropic-beta"],
     Codex: ["client_metadata, prompt_cache_key, reasoning.summary, tools[8] (web_search)"],
     CodexPatch: ["client_metadata, prompt_cache_key, text.verbosity, tools[8] (tool_search), tools[9] (web_search), tools[].format"],
-    CodexScript: ["client_metadata, prompt_cache_key, reasoning.context, text.verbosity, tools[0].tools[].format"],
+    CodexScript: ["client_metadata, prompt_cache_key, reasoning.context, text.verbosity, input[0].tools[0].tools[].format"],
 }
-"""What each agent sends that has no effect; a second agent of Claude Code has no thinking to manage."""
+"""Fields of each agent that have no effect; a second agent of Claude Code has no thinking to manage."""
 
 
 def commands_of(agent):

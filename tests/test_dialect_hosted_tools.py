@@ -95,6 +95,18 @@ def test_custom_tools_and_namespaces_are_functions_of_the_model():
     assert called(RESPONSES, tools=[CUSTOM], tool_choice={"type": "custom", "name": "apply_patch"}).tool_choice == "function:apply_patch"
 
 
+def test_items_of_the_input_may_add_tools():
+    items = [
+        {"type": "additional_tools", "role": "developer", "tools": [NAMESPACE, {"type": "web_search"}]},
+        {"role": "user", "content": "?"},
+    ]
+    request = RESPONSES.decode(json.dumps({"input": items, "tools": [FUNCTION]}).encode())
+    call = RESPONSES.call(request, "s")
+    assert [tool["function"]["name"] for tool in call.tools] == ["f", "mcp__files__f", "mcp__files__g"]
+    assert call.messages == ({"role": "user", "content": "?"},)
+    assert list(RESPONSES.ignored(request)) == ["input[0].tools[1] (web_search)"]
+
+
 def test_their_calls_are_read_back_under_the_model_s_names():
     items = [
         {"role": "user", "content": "?"},

@@ -96,6 +96,8 @@ OTHERS_REFUSED = [
     (RESPONSES, {"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
     (RESPONSES, {"tools": [{"type": "web_search", "x": 2**70}]}, "tools"),
     (RESPONSES, {"tool_choice": {"type": "custom", "name": "p"}}, "tool_choice"),
+    (RESPONSES, {"input": [USER, {"type": "additional_tools", "tools": 3}]}, "input[1].tools"),
+    (RESPONSES, {"input": [USER, {"type": "additional_tools", "tools": [{"type": "mcp"}]}]}, "input[1].tools[0].type"),
     (RESPONSES, {"include": ["everything"]}, "include[0]"),
     (RESPONSES, {"max_output_tokens": 0}, "max_output_tokens"),
     (RESPONSES, {"text": {"format": {"type": "grammar"}}}, "text.format.type"),

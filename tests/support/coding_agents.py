@@ -206,9 +206,10 @@ def installed(agent, folder):
     program = folder / "node_modules" / ".bin" / agent.program
     if not program.exists():
         command = ["npm", "install", "--prefix", str(folder), "--no-audit", "--no-fund", f"{agent.package}@{agent.version}"]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=False)
-        if done.returncode:
-            pytest.skip(f"npm cannot install {agent.package}@{agent.version}: {done.stderr[-300:]}")
+        try:
+            subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=True)
+        except subprocess.SubprocessError as error:
+            pytest.skip(f"npm cannot install {agent.package}@{agent.version}: {str(getattr(error, 'stderr', ''))[-300:] or error}")
     return program
 
 

@@ -112,10 +112,9 @@ def _call(request: ResponseRequest, session: str) -> ModelRequest:
         raise unsupported("background")
     continues = request.previous_response_id or ""
     choice = request.tool_choice
-    declared = declared_tools(request.tools, request.input)
-    check_encodable(declared, "tools")  # the answer repeats them, and the metadata
-    check_encodable(request.metadata, "metadata")
-    tools = tool_fields(definitions(declared), choice or "auto" if isinstance(choice, str | None) else NAMED_TOOL + choice.name)
+    check_encodable(request.metadata, "metadata")  # the answer repeats it
+    declared = definitions(declared_tools(request.tools, request.input))
+    tools = tool_fields(declared, choice or "auto" if isinstance(choice, str | None) else NAMED_TOOL + choice.name)
     return ModelRequest(
         session=session,
         messages=input_messages(request.input, request.instructions, continued=bool(continues)),

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from areal_actors.gateway.protocols.base import JSON
-from areal_actors.gateway.protocols.call_fields import tool_definition
+from areal_actors.gateway.protocols.call_fields import check_encodable, tool_definition
 from areal_actors.gateway.protocols.fields import Ignored, RequestStruct, Text, convert, unsupported
 from areal_actors.gateway.protocols.hosted_tools import OPENAI, ignored_tools, is_hosted
 
@@ -26,6 +26,10 @@ INPUT = "input"
 """The argument of a custom tool."""
 SHOWN = {"type": "function", "description": None, "parameters": None, "strict": None}
 """Fields that every function of an answer's `tools` has."""
+
+
+ToolLists: TypeAlias = dict[str, Sequence[dict[str, Any]]]
+"""Tools of a request, by the path of their list."""
 
 
 class ResponseFunction(RequestStruct, tag_field="type", tag="function", ignored=("strict", "defer_loading")):
@@ -82,16 +86,16 @@ class ClientTool:
     is_custom: bool = False
 
 
-def declared_tools(tools: Sequence[dict[str, Any]] | None, items: str | Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the tools of a request, with those that items of its input add.
+def declared_tools(tools: Sequence[dict[str, Any]] | None, items: str | Sequence[dict[str, Any]]) -> ToolLists:
+    """Return the tools of a request, and those that items of its input add.
 
     Raises:
         RequestError: such an item is invalid.
     """
-    found = list(tools or ())
+    found: ToolLists = {"tools": tools or ()}
     for index, item in enumerate(() if isinstance(items, str) else items):
         if item.get("type") == ADDITIONAL:
-            found += convert(item, AdditionalTools, f"input[{index}]").tools
+            found[f"input[{index}].tools"] = convert(item, AdditionalTools, f"input[{index}]").tools
     return found
 
 
@@ -102,12 +106,18 @@ def joined(name: str, namespace: str | None) -> str:
     return f"{namespace}{name}" if namespace.endswith(SEPARATOR) else f"{namespace}{SEPARATOR}{name}"
 
 
-def definitions(tools: Sequence[dict[str, Any]], where: str = "tools", namespace: NamespaceTool | None = None) -> Iterator[dict[str, Any]]:
+def definitions(declared: ToolLists) -> Iterator[dict[str, Any]]:
     """Yield the definitions of the tools for the model.
 
     Raises:
         RequestError: a tool is invalid, or its type is not supported.
     """
+    for where, tools in declared.items():
+        check_encodable(tools, where)  # the answer repeats them
+        yield from _definitions(tools, where)
+
+
+def _definitions(tools: Sequence[dict[str, Any]], where: str, namespace: NamespaceTool | None = None) -> Iterator[dict[str, Any]]:
     for index, one in enumerate(tools):
         field = f"{where}[{index}]"
         match kind := one.get("type", "function"):
@@ -118,7 +128,7 @@ def definitions(tools: Sequence[dict[str, Any]], where: str = "tools", namespace
                 yield _custom(convert(one, CustomTool, field), namespace, first=index == 0)
             case "namespace" if namespace is None:
                 group = convert(one, NamespaceTool, field)
-                yield from definitions(group.tools, f"{field}.tools", group)
+                yield from _definitions(group.tools, f"{field}.tools", group)
             case _ if not is_hosted(kind, OPENAI):
                 raise unsupported(f"{field}.type", f"it is {kind!r:.60}: send functions or custom tools")
 
@@ -143,13 +153,17 @@ def _definition(
     return tool_definition(joined(name, namespace.name), description, parameters)
 
 
-def client_tools(tools: Sequence[dict[str, Any]], namespace: str = "") -> dict[str, ClientTool]:
+def client_tools(declared: ToolLists) -> dict[str, ClientTool]:
     """Return the tools that the client knows otherwise than the model does, by the model's names; they are valid."""
+    return {name: tool for tools in declared.values() for name, tool in _client_tools(tools).items()}
+
+
+def _client_tools(tools: Sequence[dict[str, Any]], namespace: str = "") -> dict[str, ClientTool]:
     found: dict[str, ClientTool] = {}
     for one in tools:
         kind = one.get("type", "function")
         if kind == "namespace":
-            found |= client_tools(one["tools"], one["name"])
+            found |= _client_tools(one["tools"], one["name"])
         elif kind == "custom" or (kind == "function" and namespace):
             found[joined(one["name"], namespace)] = ClientTool(one["name"], namespace, is_custom=kind == "custom")
     return found
@@ -160,12 +174,13 @@ def shown_tools(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return [SHOWN | one if one.get("type", "function") == "function" else one for one in tools]
 
 
-def ignored(tools: Sequence[dict[str, Any]]) -> Iterator[str]:
+def ignored(declared: ToolLists) -> Iterator[str]:
     """Yield what the tools have that is accepted without effect."""
-    yield from ignored_tools(tools, OPENAI, HINTS)
-    for index, one in enumerate(tools):
-        if one.get("type") == "namespace":
-            yield from ignored_tools(one["tools"], OPENAI, HINTS, f"tools[{index}].tools")
+    for where, tools in declared.items():
+        yield from ignored_tools(tools, OPENAI, HINTS, where)
+        for index, one in enumerate(tools):
+            if one.get("type") == "namespace":
+                yield from ignored_tools(one["tools"], OPENAI, HINTS, f"{where}[{index}].tools")
 
 
 def custom_arguments(text: str) -> str:
