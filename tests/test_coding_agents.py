@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 
 import aiohttp
 import pytest
@@ -130,15 +131,10 @@ async def test_the_tool_calls_of_codex_arrive_as_it_declared_the_tools():
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory):
-    """The program of an agent; each package is installed once."""
-    folders = {}
-
-    def program(agent):
-        if agent.package not in folders:
-            folders[agent.package] = tmp_path_factory.mktemp("npm")
-        return installed(agent, folders[agent.package])
-
-    return program
+    """The program of an agent; each package is installed once, and removed: the two have 640 MB."""
+    folder = tmp_path_factory.mktemp("npm")
+    yield lambda agent: installed(agent, folder / agent.program)
+    shutil.rmtree(folder)
 
 
 @pytest.mark.long

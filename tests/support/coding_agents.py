@@ -92,7 +92,7 @@ class ClaudeCode:
     name, package, version, program = "claude-code", "@anthropic-ai/claude-code", "2.1.197", "claude"
     parents = (-1, 0, 1, 2)
     tools = "Write,Edit,Bash"
-    environment = {"DISABLE_AUTOUPDATER": "1", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "IS_SANDBOX": "1"}
+    environment = {"DISABLE_AUTOUPDATER": "1", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
 
     @staticmethod
     def rule(folder):
