@@ -15,7 +15,7 @@ from areal_actors.messages import ModelResponsePart
 USER = [{"role": "user", "content": "2 + 2?"}]
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
 TOOL = {"name": "weather", "description": "It", "input_schema": SCHEMA}
-SEARCH = {"type": "web_search_20250305", "name": "web_search", "max_uses": 5}
+BASH = {"type": "bash_20250124", "name": "bash"}
 OURS = {"type": "function", "function": {"name": "weather", "description": "It", "parameters": SCHEMA}}
 
 
@@ -200,4 +200,4 @@ async def test_an_error_reaches_the_client_whole_or_in_the_middle_of_a_stream(cl
         with pytest.raises(anthropic.APIStatusError, match="no worker answered"):
             [event async for event in await client.messages.create(model="m", max_tokens=10, messages=USER, stream=True)]
         with pytest.raises(anthropic.BadRequestError, match=r"'tools\[0\]\.type'"):
-            await client.messages.create(model="m", max_tokens=10, messages=USER, tools=[SEARCH])
+            await client.messages.create(model="m", max_tokens=10, messages=USER, tools=[BASH])

@@ -37,8 +37,17 @@ RESPONSES_BODY = {
         {"type": "reasoning", "id": "y", "summary": [], "encrypted_content": "areal:aGk="},
         {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
         {"type": "function_call_output", "call_id": "a", "output": "4"},
+        {"type": "custom_tool_call", "call_id": "b", "name": "patch", "input": "x"},
+        {"type": "custom_tool_call_output", "call_id": "b", "output": "done"},
+        {"type": "additional_tools", "role": "developer", "tools": [{"type": "custom", "name": "exec"}]},
     ],
-    "tools": [{"type": "function", "name": "f", "parameters": SCHEMA}],
+    "tools": [
+        {"type": "function", "name": "f", "parameters": SCHEMA},
+        {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "lark", "definition": "x"}},
+        {"type": "namespace", "name": "files", "tools": [{"type": "function", "name": "f"}, {"type": "tool_search"}]},
+        {"type": "web_search", "filters": {"allowed_domains": ["a"]}},
+    ],
+    "client_metadata": {"a": "b"},
     "tool_choice": {"type": "function", "name": "f"},
     "text": {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}},
     "reasoning": {"effort": "low"},
@@ -55,7 +64,8 @@ MESSAGES_BODY = {
         {"role": "assistant", "content": [{"type": "thinking", "thinking": "x", "signature": "s"}, {"type": "text", "text": "t"}, USE]},
         {"role": "user", "content": [RESULT, {"type": "image", "source": {"type": "url", "url": "http://x"}}]},
     ],
-    "tools": [{"name": "f", "input_schema": SCHEMA}],
+    "tools": [{"name": "f", "input_schema": SCHEMA, "strict": True}, {"type": "web_search_20250305", "name": "web_search"}],
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
     "tool_choice": {"type": "tool", "name": "f"},
     "thinking": {"type": "enabled", "budget_tokens": 3},
     "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": SCHEMA}},
@@ -110,6 +120,7 @@ def test_one_thing_wrong_is_refused_by_name_or_answered_all_the_same(dialect, bo
             named = refused.field
         else:
             named = "none"
+            assert all(field.isprintable() for field in dialect.ignored(request))
             assert msgspec.json.encode(dialect.answer(request, 1).whole([ANSWER]))
             assert dialect.answer(request, 1).part(ANSWER)
         assert named, mutated

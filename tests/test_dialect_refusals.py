@@ -8,6 +8,7 @@ from support.dialect_harness import CALL, CHAT_TOOL, COMPLETIONS, COUNT, MESSAGE
 from areal_actors.core.errors import RequestError
 from areal_actors.gateway.protocols import CHAT, DIALECTS
 
+WEB_SEARCH = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
 CHAT_REFUSED = [
     ({"messages": []}, "messages"),
     ({"messages": ["hi"]}, "messages[0]"),
@@ -87,7 +88,16 @@ OTHERS_REFUSED = [
     (RESPONSES, {"background": True}, "background"),
     (RESPONSES, {"conversation": "conv_1"}, "conversation"),
     (RESPONSES, {"prompt": {"id": "pmpt"}}, "prompt"),
-    (RESPONSES, {"tools": [{"type": "web_search"}]}, "tools[0].type"),
+    (RESPONSES, {"tools": [{"type": "code_interpreter"}]}, "tools[0].type"),
+    (RESPONSES, {"tools": [{"type": None, "name": "f"}]}, "tools[0].type"),
+    (RESPONSES, {"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "namespace"}]}]}, "tools[0].tools[0].type"),
+    (RESPONSES, {"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "function"}]}]}, "tools[0].tools[0].name"),
+    (RESPONSES, {"tools": [{"type": "custom", "name": "p", "format": {"type": "regex"}}]}, "tools[0].format.type"),
+    (RESPONSES, {"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
+    (RESPONSES, {"tools": [{"type": "web_search", "x": 2**70}]}, "tools"),
+    (RESPONSES, {"tool_choice": {"type": "custom", "name": "p"}}, "tool_choice"),
+    (RESPONSES, {"input": [USER, {"type": "additional_tools", "tools": 3}]}, "input[1].tools"),
+    (RESPONSES, {"input": [USER, {"type": "additional_tools", "tools": [{"type": "mcp"}]}]}, "input[1].tools[0].type"),
     (RESPONSES, {"include": ["everything"]}, "include[0]"),
     (RESPONSES, {"max_output_tokens": 0}, "max_output_tokens"),
     (RESPONSES, {"text": {"format": {"type": "grammar"}}}, "text.format.type"),
@@ -102,7 +112,8 @@ OTHERS_REFUSED = [
         "messages[0].content[0].tool_use_id",
     ),
     (MESSAGES, {"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
-    (MESSAGES, {"tools": [{"name": "f", "input_schema": SCHEMA, "defer_loading": True}]}, "tools[0].defer_loading"),
+    (MESSAGES, {"tools": [{"name": "f", "input_schema": SCHEMA, "input_examples": [{}]}]}, "tools[0].input_examples"),
+    (MESSAGES, {"tools": [WEB_SEARCH], "tool_choice": {"type": "tool", "name": "web_search"}}, "tool_choice"),
     (MESSAGES, {"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
     (MESSAGES, {"container": "c"}, "container"),
     (MESSAGES, {"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
+import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from functools import partial
@@ -38,6 +39,10 @@ JSON_TYPES = ("application/json", "text/json", "text/plain", "application/octet-
 REQUEST_IDS = ("Idempotency-Key", "X-Client-Request-Id")
 """Headers with a client's request id, for the deduplication of retries."""
 PREFIXES = ("", "/v1", "/{session}", "/{session}/v1")
+IGNORED = "x-areal-ignored"
+"""Response header that lists what the request had and is accepted without effect."""
+MAX_IGNORED = 1000
+"""Maximum length of its value: clients limit the size of headers."""
 
 BACKLOG = 1024
 """Connections in the accept queue: a thousand agents may connect at once."""
@@ -48,6 +53,8 @@ LONG_BYTES: Final = 128 << 10
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 P = ParamSpec("P")
 R = TypeVar("R")
+
+REQUEST_ID = web.RequestKey("request_id", str)
 
 _ENCODER = msgspec.json.Encoder()
 logger = structlog.get_logger(__name__)
@@ -108,6 +115,8 @@ class Gateway:
             app.router.add_get(f"{prefix}/models", self.models)
             app.router.add_get(f"{prefix}/models/{{model}}", self.model)
         app.router.add_get("/health", self.health)
+        app.router.add_get("/", self.health)
+        app.on_response_prepare.append(add_request_id)
         app.router.add_get("/openapi.json", self.description)
         self.add_routes(app, self)
         self._runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_SECONDS, handler_cancellation=True)
@@ -155,19 +164,21 @@ class Gateway:
         async def answer(request: web.Request) -> web.StreamResponse:
             session = self.session_of(request)
             body = await body_of(request)
-            asked, question = await self.long_work.run(len(body), _parse_request, dialect, body, session)
+            asked, question, ignored = await self.long_work.run(len(body), _parse_request, dialect, body, session)
+            headers = _ignored_header([*ignored, *[name for name in dialect.ignored_headers if name in request.headers]])
             if request_id := next((name for header in REQUEST_IDS if (name := request.headers.get(header))), ""):
                 question = msgspec.structs.replace(question, request_id=readable(request_id))
             created = int(time.time())
             async with aclosing(self.submit(question)) as parts:
                 first = await anext(parts)
                 if question.stream and not first.error:
-                    return await _stream(request, dialect, asked, first, parts, created)
+                    return await _stream(request, dialect, asked, first, parts, created, headers)
                 answers = [first, *[part async for part in parts]] if not first.is_last() else [first]
             if failed := next((part for part in answers if part.error), None):
-                return as_json(dialect.error(failed.error, failed.error_status, failed.error_field, failed.error_code), failed.error_status)
+                error = dialect.error(failed.error, failed.error_status, failed.error_field, failed.error_code)
+                return as_json(error, failed.error_status, headers)
             answers.sort(key=lambda part: part.choice)
-            return as_json(dialect.answer(asked, created).whole(answers))
+            return as_json(dialect.answer(asked, created).whole(answers), headers=headers)
 
         return answer
 
@@ -182,10 +193,18 @@ class Gateway:
         return self.session_of_key(key, request.match_info.get("session", ""))
 
 
-def _parse_request(dialect: Dialect[Any], body: bytes, session: str) -> tuple[Any, ModelRequest]:
-    """A body as parsed by its dialect, and as a `ModelRequest`."""
+def _parse_request(dialect: Dialect[Any], body: bytes, session: str) -> tuple[Any, ModelRequest, Sequence[str]]:
+    """A body as parsed by its dialect, as a `ModelRequest`, and what it has that is ignored."""
     asked = dialect.decode(body)
-    return asked, msgspec.structs.replace(dialect.call(asked, session), body_bytes=len(body))
+    return asked, msgspec.structs.replace(dialect.call(asked, session), body_bytes=len(body)), dialect.ignored(asked)
+
+
+def _ignored_header(ignored: Sequence[str]) -> dict[str, str]:
+    """The response header that lists what is ignored, if anything is."""
+    if not ignored:
+        return {}
+    value = ", ".join(ignored)
+    return {IGNORED: value if len(value) <= MAX_IGNORED else f"{value[:MAX_IGNORED].rpartition(', ')[0]}, ..."}
 
 
 def key_of(request: web.Request) -> str:
@@ -227,10 +246,16 @@ def readable(header: str) -> str:
 
 
 async def _stream(
-    request: web.Request, dialect: Dialect[Any], asked: Any, first: ModelResponsePart, rest: AsyncIterator[ModelResponsePart], created: int
+    request: web.Request,
+    dialect: Dialect[Any],
+    asked: Any,
+    first: ModelResponsePart,
+    rest: AsyncIterator[ModelResponsePart],
+    created: int,
+    headers: dict[str, str],
 ) -> web.StreamResponse:
     """Send server-sent events, one per part."""
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache", **headers})
     await response.prepare(request)
     answer = dialect.answer(asked, created)
     part = first
@@ -267,7 +292,7 @@ async def errors_in_dialect_format(request: web.Request, handler: Handler) -> we
         status, message, field = error.refusal.status, error.refusal.reason, error.refusal.field
         headers = {hdrs.RETRY_AFTER: str(math.ceil(error.refusal.retry_after))} if error.refusal.retry_after else {}
     except web.HTTPException as refused:
-        status, message = refused.status, _refusal_message(request, refused)
+        status, message = _status_of(request, refused), _refusal_message(request, refused)
         headers = {name: value for name, value in refused.headers.items() if name in {hdrs.ALLOW, hdrs.CONNECTION}}
     except SessionError as error:
         status, message = 401, str(error)
@@ -279,13 +304,35 @@ async def errors_in_dialect_format(request: web.Request, handler: Handler) -> we
     except ConnectionError:
         raise  # the client disconnected in mid-answer
     except Exception:
-        logger.exception("a request failed", method=request.method, path=readable(request.path))
+        logger.exception("a request failed", method=request.method, path=readable(request.path), request_id=id_of(request))
         if request.writer.output_size:
             raise  # the response has begun and can only be aborted
         status, message = 500, "the gateway failed; see its log"
+    return as_json(dialect_of_path(_path_of(request)).error(readable(message), status, field, code), status, headers)
+
+
+def _path_of(request: web.Request) -> str:
+    """The path of the endpoint called; of one that does not exist, as the client sent it."""
     resource = request.match_info.route.resource
-    dialect = dialect_of_path(request.path if resource is None else resource.canonical)
-    return as_json(dialect.error(readable(message), status, field, code), status, headers)
+    return request.path if resource is None else resource.canonical
+
+
+def id_of(request: web.Request) -> str:
+    """The id of a request, for the response and the log."""
+    if REQUEST_ID not in request:
+        request[REQUEST_ID] = f"req_{secrets.token_hex(12)}"
+    return request[REQUEST_ID]
+
+
+async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
+    """Add the request id under the name that the protocol called has for it: `request-id` in Anthropic's, `x-request-id` in others."""
+    response.headers["request-id" if "/messages" in _path_of(request) else "x-request-id"] = id_of(request)
+
+
+def _status_of(request: web.Request, refused: web.HTTPException) -> int:
+    """The status of a refusal; 426 for a websocket, which makes Codex CLI send its request over HTTP."""
+    wants_websocket = request.headers.get(hdrs.UPGRADE, "").lower() == "websocket"
+    return 426 if wants_websocket and isinstance(refused, web.HTTPMethodNotAllowed) else refused.status
 
 
 def _refusal_message(request: web.Request, refused: web.HTTPException) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -9,15 +10,33 @@ import msgspec
 from areal_actors.core.config import Fraction, NonNegativeFloat
 from areal_actors.core.errors import RequestError
 from areal_actors.gateway.protocols.anthropic_answer import MessageAnswer, TokenCount, error_body
-from areal_actors.gateway.protocols.anthropic_messages import AnthropicMessage, AssistantTurn, TextBlock
+from areal_actors.gateway.protocols.anthropic_messages import AnthropicMessage, AssistantTurn, TextBlock, has_cache_hints
 from areal_actors.gateway.protocols.base import Dialect
 from areal_actors.gateway.protocols.call_fields import NAMED_TOOL, json_constraint, sampling, template_kwargs, tool_definition, tool_fields
-from areal_actors.gateway.protocols.fields import Flag, RequestStruct, Seed, Text, TokenLimit, TopK, TopP, UnsupportedList, unsupported
+from areal_actors.gateway.protocols.fields import (
+    Flag,
+    Ignored,
+    RequestStruct,
+    Seed,
+    Text,
+    TokenLimit,
+    TopK,
+    TopP,
+    UnsupportedList,
+    convert,
+    ignored_fields,
+    unsupported,
+)
+from areal_actors.gateway.protocols.hosted_tools import ANTHROPIC, hosted_tools, ignored_tools, is_hosted
 from areal_actors.gateway.protocols.message_builder import MessageBuilder, content
 from areal_actors.messages import ModelRequest
 
+BETA = ("anthropic-beta",)
+TOOL_HINTS = ("strict", "eager_input_streaming", "defer_loading")
+"""Fields of tools that are accepted without effect; a tool whose loading is deferred is in the prompt from the start."""
 
-class MessagesTool(RequestStruct, ignored=("strict", "cache_control", "eager_input_streaming")):
+
+class MessagesTool(RequestStruct, ignored=("cache_control", *TOOL_HINTS)):
     """A tool that the client runs."""
 
     name: Text
@@ -26,7 +45,6 @@ class MessagesTool(RequestStruct, ignored=("strict", "cache_control", "eager_inp
     type: Literal["custom"] | None = None
     allowed_callers: list[Literal["direct"]] | None = None
     input_examples: UnsupportedList | None = None
-    defer_loading: Flag = None
 
 
 class AutoChoice(RequestStruct, tag_field="type", tag="auto"):
@@ -58,7 +76,7 @@ class ThinkingAdaptive(RequestStruct, tag_field="type", tag="adaptive"):
     """Thinking is left to the chat template's default."""
 
     thinks: ClassVar[bool | None] = None
-    display: Literal["summarized"] | None = None
+    display: Literal["summarized", "omitted"] | None = None
 
 
 class ThinkingEnabled(ThinkingAdaptive, tag_field="type", tag="enabled"):
@@ -80,7 +98,7 @@ class MessagesFormat(RequestStruct, tag_field="type", tag="json_schema"):
     schema: dict[str, Any]
 
 
-class OutputConfig(RequestStruct):
+class OutputConfig(RequestStruct, ignored=("task_budget",)):
     """Format of the answer, and reasoning effort."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
@@ -97,21 +115,21 @@ class ThreadContinue(RequestStruct, tag_field="type", tag="continue"):
     previous_message_id: Text
 
 
-class CountTokensRequest(
-    RequestStruct, ignored=("cache_control", "speed", "billing_policy"), unsupported=("context_management", "compaction")
-):
+class CountTokensRequest(RequestStruct, ignored=("speed", "billing_policy"), unsupported=("compaction",)):
     """A request to `/v1/messages/count_tokens`."""
 
     messages: Annotated[list[AnthropicMessage], msgspec.Meta(min_length=1)]
     model: str = "default"
     system: str | list[TextBlock] | None = None
-    tools: list[MessagesTool] | None = None
+    tools: Annotated[list[dict[str, Any]], msgspec.Meta(description="`MessagesTool`, or a hosted tool without effect.")] | None = None
     tool_choice: AutoChoice | AnyChoice | NamedChoice | NoChoice | None = None
     thinking: ThinkingEnabled | ThinkingAdaptive | ThinkingDisabled | None = None
     output_config: OutputConfig | None = None
     output_format: MessagesFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     mcp_servers: UnsupportedList | None = None
+    cache_control: Ignored = None
+    context_management: Ignored = None
 
 
 class MessagesRequest(
@@ -155,23 +173,44 @@ def _conversation(request: CountTokensRequest, *, continued: bool) -> dict[str, 
         raise unsupported(
             "messages", "the last message has the role assistant, and a prefilled answer cannot be continued: end with a user message"
         )
-    for index, one in enumerate(request.tools or ()):
-        if one.defer_loading:
-            raise unsupported(f"tools[{index}].defer_loading")
     choice, thinking = request.tool_choice or AutoChoice(), request.thinking or ThinkingAdaptive()
     tool_choice = NAMED_TOOL + choice.name if isinstance(choice, NamedChoice) else choice.tool_choice
-    tools = [tool_definition(one.name, one.description, one.input_schema) for one in request.tools or ()]
+    if isinstance(choice, NamedChoice) and any(choice.name == one.get("name") for one in hosted_tools(request.tools or (), ANTHROPIC)):
+        raise unsupported("tool_choice", f"{choice.name!r:.80} is a tool that the provider runs: send a tool that the client runs")
     output = request.output_config or OutputConfig()
     if output.format and request.output_format:
         raise RequestError("'output_format' and 'output_config.format' are the same setting; set only one", "output_format")
     field, shape = ("output_config.format", output.format) if output.format else ("output_format", request.output_format)
     return {
         "messages": MessageBuilder(content(request.system), continued=continued).add_all(request.messages, "messages"),
-        **tool_fields(tools, tool_choice, continued=continued),
+        **tool_fields(_tools(request), tool_choice, continued=continued),
         "parallel_tool_calls": not choice.disable_parallel_tool_use,
         "constraint": json_constraint(shape.schema, f"{field}.schema") if shape else None,
         "template_kwargs": template_kwargs(request.chat_template_kwargs, output.effort, thinks=thinking.thinks),
     }
+
+
+def _tools(request: CountTokensRequest) -> Iterator[dict[str, Any]]:
+    for index, one in enumerate(request.tools or ()):
+        kind = one.get("type")
+        if kind not in (None, "custom"):
+            if not is_hosted(kind, ANTHROPIC):
+                raise unsupported(f"tools[{index}].type", f"it is {kind!r:.60}: send tools that the client runs, with an input_schema")
+            continue
+        tool = convert(one, MessagesTool, f"tools[{index}]")
+        yield tool_definition(tool.name, tool.description, tool.input_schema)
+
+
+def _ignored(request: CountTokensRequest) -> list[str]:
+    found = [*ignored_fields(request), *ignored_fields(request.output_config, "output_config")]
+    found += [name for name in ("cache_control", "context_management") if getattr(request, name) is not None]
+    if request.cache_control is None and has_cache_hints(request.system, request.tools or (), request.messages):
+        found.append("cache_control")
+    if isinstance(request.thinking, ThinkingEnabled):
+        found.append("thinking.budget_tokens")
+    if isinstance(request.thinking, ThinkingAdaptive) and request.thinking.display:
+        found.append("thinking.display")
+    return [*found, *ignored_tools(request.tools or (), ANTHROPIC, TOOL_HINTS)]
 
 
 MESSAGES = Dialect(
@@ -180,8 +219,10 @@ MESSAGES = Dialect(
     summary="Anthropic messages",
     request_type=MessagesRequest,
     call=_call,
-    answer=lambda request, _: MessageAnswer(request.model),
+    answer=lambda request, _: MessageAnswer(request.model, reports_edits=request.context_management is not None),
     error=error_body,
+    ignored=_ignored,
+    ignored_headers=BETA,
 )
 COUNT_TOKENS = Dialect(
     name="count_tokens",
@@ -191,4 +232,6 @@ COUNT_TOKENS = Dialect(
     call=_count_call,
     answer=lambda request, _: TokenCount(request.model),
     error=error_body,
+    ignored=_ignored,
+    ignored_headers=BETA,
 )

@@ -30,8 +30,10 @@ WIRE_NAMES = {"continues": "thread.previous_message_id", "stop": "stop_sequences
 class MessageAnswer:
     """One message; streamed, one content block is open at a time."""
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, *, reports_edits: bool = False) -> None:
+        """With `reports_edits` the answer states that no edit of the context was applied."""
         self._model = model
+        self._edits: dict[str, Any] = {"context_management": {"applied_edits": []}} if reports_edits else {}
         self._interaction = ""
         self._closed = 0
         """Number of closed blocks, the index of the open one."""
@@ -47,7 +49,7 @@ class MessageAnswer:
         if part.text or not part.tool_calls:
             blocks.append({"type": "text", "text": part.text, "citations": None})
         blocks += [{"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)} for call in part.tool_calls]
-        return {**self._head(part), "content": blocks, **_stop(part), "usage": _usage(part)}
+        return {**self._head(part), "content": blocks, **_stop(part), "usage": _usage(part), **self._edits}
 
     def part(self, part: ModelResponsePart) -> bytes:
         """See `AnswerWriter`."""
@@ -73,7 +75,7 @@ class MessageAnswer:
             yield from self._delta(call.index, block, "input_json_delta", "partial_json", call.arguments)
         if part.finish_reason:
             yield from self._close()
-            yield named_event("message_delta", delta=_stop(part), usage=_usage(part))
+            yield named_event("message_delta", delta=_stop(part), usage=_usage(part), **self._edits)
             yield named_event("message_stop")
 
     def _delta(self, key: str | int, block: dict[str, Any], kind: str, field: str, delta: str) -> Iterator[bytes]:

@@ -6,6 +6,8 @@ since the gateway's messages have no error field.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import chain
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -70,11 +72,21 @@ class ToolUseBlock(RequestStruct, tag_field="type", tag="tool_use", ignored=("ca
     input: dict[str, Any]
 
 
+class ToolReferenceBlock(RequestStruct, tag_field="type", tag="tool_reference", ignored=("cache_control",)):
+    """The name of a tool that the client found for the model; the prompt has all tools already."""
+
+    tool_name: Text
+
+    def part(self) -> dict[str, Any]:
+        """Convert to a content part."""
+        return text_part(self.tool_name)
+
+
 class ToolResultBlock(RequestStruct, tag_field="type", tag="tool_result", ignored=("cache_control",), unsupported=("toolset_name",)):
     """The result of a tool call."""
 
     tool_use_id: Text
-    content: str | list[TextBlock | ImageBlock] | None = None
+    content: str | list[TextBlock | ImageBlock | ToolReferenceBlock] | None = None
     is_error: bool | None = None
 
     def result(self) -> Content:
@@ -138,3 +150,10 @@ class SystemTurn(RequestStruct, tag_field="role", tag="system"):
 
 
 AnthropicMessage = UserTurn | AssistantTurn | SystemTurn
+
+
+def has_cache_hints(system: str | Sequence[TextBlock] | None, tools: Sequence[Any], messages: Sequence[AnthropicMessage]) -> bool:
+    """Return True if a block or a tool has `cache_control`."""
+    blocks = chain.from_iterable(one.content for one in messages if not isinstance(one.content, str))
+    own = chain(system if not isinstance(system, str) and system else (), blocks)
+    return any(one.get("cache_control") for one in tools) or any(getattr(block, "cache_control", None) for block in own)

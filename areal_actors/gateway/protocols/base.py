@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import msgspec
 
-from areal_actors.gateway.protocols.fields import RequestStruct, decode
+from areal_actors.gateway.protocols.fields import RequestStruct, decode, ignored_fields
 from areal_actors.messages import ModelRequest, ModelResponsePart
 
 R = TypeVar("R", bound=RequestStruct)
@@ -55,6 +55,10 @@ class Dialect(Generic[R]):
     answer: Callable[[R, int], AnswerWriter]
     """Begins the answer to a request of this time, in seconds."""
     error: ErrorBody
+    ignored: Callable[[R], Sequence[str]] = ignored_fields
+    """Returns what the client sent and is accepted without effect, as paths of fields."""
+    ignored_headers: tuple[str, ...] = ()
+    """Request headers that are accepted without effect."""
 
     def decode(self, body: bytes) -> R:
         """Decode a request.

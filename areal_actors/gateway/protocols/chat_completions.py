@@ -12,17 +12,27 @@ from areal_actors.gateway.protocols import openai_common as openai
 from areal_actors.gateway.protocols.base import Dialect
 from areal_actors.gateway.protocols.call_fields import NAMED_TOOL, json_constraint, sampling, template_kwargs, tool_definition, tool_fields
 from areal_actors.gateway.protocols.chat_messages import ChatMessage
-from areal_actors.gateway.protocols.fields import Flag, RequestStruct, Text, TokenLimit, TopLogprobs, UnsupportedList
+from areal_actors.gateway.protocols.fields import (
+    Flag,
+    Ignored,
+    RequestStruct,
+    Text,
+    TokenLimit,
+    TopLogprobs,
+    UnsupportedList,
+    ignored_fields,
+)
 from areal_actors.gateway.protocols.message_builder import MessageBuilder, tool_call
 from areal_actors.messages import ModelRequest, ModelResponsePart, ToolCallPart
 
 
-class ChatFunction(RequestStruct, ignored=("strict",)):
+class ChatFunction(RequestStruct):
     """A function that the model may call."""
 
     name: Text
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: Ignored = None
 
 
 class ChatTool(RequestStruct, tag_field="type", tag="function", ignored=("cache_control",)):
@@ -156,6 +166,13 @@ def _sampling(request: ChatRequest) -> dict[str, Any]:
     return sampling(request, max_tokens=max_tokens, stop=request.stop, top_logprobs=request.top_logprobs or None)
 
 
+def _ignored(request: ChatRequest) -> list[str]:
+    found = ignored_fields(request)
+    if any(tool.function.strict for tool in request.tools or ()):
+        found.append("tools[].function.strict")
+    return found
+
+
 def _logprobs(part: ModelResponsePart) -> dict[str, Any] | None:
     return {"content": openai.logprobs(part.logprobs), "refusal": None} if part.logprobs else None
 
@@ -168,4 +185,5 @@ CHAT = Dialect(
     call=_call,
     answer=ChatAnswer,
     error=openai.error,
+    ignored=_ignored,
 )

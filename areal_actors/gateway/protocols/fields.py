@@ -1,12 +1,13 @@
 """Field types and errors that the requests of all dialects share: strict structs, and errors that name the field and a remedy.
 
 A field of a request is one of three things. Supported: it has its type. Ignored: accepted because clients send it, without
-effect. Unsupported: only null is accepted. An unknown field is an error too: nothing is dropped silently.
+effect, and named in the response header `x-areal-ignored`. Unsupported: only null is accepted. An unknown field is an error
+too: nothing is dropped silently.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeVar, dataclass_transform
+from typing import Annotated, Any, ClassVar, TypeVar, dataclass_transform
 
 import msgspec
 
@@ -54,12 +55,24 @@ class RequestMeta(FrozenMeta):
         """Create the class; both are names of fields."""
         added = dict.fromkeys(ignored, Ignored) | dict.fromkeys(unsupported, Unsupported)
         namespace["__annotations__"] = namespace.get("__annotations__", {}) | added
-        return super().__new__(mcls, name, bases, namespace | dict.fromkeys(added), **options)
+        inherited = [field for base in bases for field in getattr(base, "ignored_names", ())]
+        names = {"ignored_names": (*inherited, *ignored)}
+        return super().__new__(mcls, name, bases, namespace | names | dict.fromkeys(added), **options)
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
 class RequestStruct(msgspec.Struct, metaclass=RequestMeta, frozen=True, forbid_unknown_fields=True):
     """An object of a request; an unknown field is an error."""
+
+    ignored_names: ClassVar[tuple[str, ...]] = ()
+    """Names of the ignored fields."""
+
+
+def ignored_fields(found: RequestStruct | None, where: str = "") -> list[str]:
+    """Return the ignored fields that the client sent in this object of the request, whose path is `where`."""
+    if found is None:
+        return []
+    return [_join(where, name) for name in found.ignored_names if getattr(found, name) is not None]
 
 
 def decode(body: bytes, kind: type[W]) -> W:

@@ -58,6 +58,7 @@ class Endpoint(NamedTuple):
 
 GATEWAY_ENDPOINTS = (
     Endpoint("get", "/v1/models/{model}", "The model, under any name"),
+    Endpoint("get", "/", "The same as /health, for probes of the base URL", needs_key=False),
     Endpoint("get", "/health", "Is the gateway up?", needs_key=False),
     Endpoint("get", "/openapi.json", "This description", needs_key=False),
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -16,12 +15,12 @@ from areal_actors.gateway.protocols.call_fields import (
     json_constraint,
     sampling,
     template_kwargs,
-    tool_definition,
     tool_fields,
 )
-from areal_actors.gateway.protocols.fields import Flag, Ignored, RequestStruct, Text, TokenLimit, TopLogprobs, UnsupportedList, unsupported
+from areal_actors.gateway.protocols.fields import Flag, RequestStruct, Text, TokenLimit, TopLogprobs, ignored_fields, unsupported
 from areal_actors.gateway.protocols.responses_answer import ResponseAnswer
 from areal_actors.gateway.protocols.responses_input import input_messages
+from areal_actors.gateway.protocols.responses_tools import client_tools, declared_tools, definitions, ignored, shown_tools
 from areal_actors.messages import ModelRequest
 
 LOGPROBS = "message.output_text.logprobs"
@@ -41,20 +40,14 @@ WIRE_NAMES = {"continues": "previous_response_id", "max_tokens": "max_output_tok
 """Fields of `ModelRequest` that have another name in this dialect."""
 
 
-class ResponseTool(RequestStruct, tag_field="type", tag="function"):
-    """A function that the model may call."""
+class ResponseToolChoice(RequestStruct, tag_field="type", tag="function"):
+    """The model must call this function."""
 
     name: Text
-    parameters: dict[str, Any] | None = None
-    description: str | None = None
-    strict: Flag = None
-    allowed_callers: list[Literal["direct"]] | None = None
-    output_schema: Ignored = None
-    defer_loading: Flag = None
 
 
-class ResponseToolChoice(RequestStruct, tag_field="type", tag="function"):
-    """The model must call this tool."""
+class ResponseCustomChoice(RequestStruct, tag_field="type", tag="custom"):
+    """The model must call this custom tool."""
 
     name: Text
 
@@ -82,7 +75,16 @@ class ResponseReasoning(RequestStruct, ignored=("summary", "generate_summary", "
 
 class ResponseRequest(
     openai.CallFields,
-    ignored=("max_tool_calls", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "service_tier"),
+    ignored=(
+        "client_metadata",
+        "context_management",
+        "max_tool_calls",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+    ),
     unsupported=("access_programs", "conversation", "image", "moderation", "prompt"),
 ):
     """A request to `/v1/responses`."""
@@ -90,8 +92,8 @@ class ResponseRequest(
     input: str | Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
     instructions: str | None = None
     previous_response_id: Text | None = None
-    tools: list[ResponseTool] | None = None
-    tool_choice: Literal["auto", "none", "required"] | ResponseToolChoice | None = None
+    tools: Annotated[list[dict[str, Any]], msgspec.Meta(description="Functions, custom tools, namespaces, hosted tools.")] | None = None
+    tool_choice: Literal["auto", "none", "required"] | ResponseToolChoice | ResponseCustomChoice | None = None
     parallel_tool_calls: Flag = None
     text: ResponseText | None = None
     reasoning: ResponseReasoning | None = None
@@ -103,7 +105,6 @@ class ResponseRequest(
     store: Flag = None
     truncation: Literal["auto", "disabled"] | None = None
     background: Flag = None
-    context_management: UnsupportedList | None = None
 
 
 def _call(request: ResponseRequest, session: str) -> ModelRequest:
@@ -111,8 +112,9 @@ def _call(request: ResponseRequest, session: str) -> ModelRequest:
         raise unsupported("background")
     continues = request.previous_response_id or ""
     choice = request.tool_choice
-    tools = tool_fields(_tools(request), NAMED_TOOL + choice.name if isinstance(choice, ResponseToolChoice) else choice or "auto")
     check_encodable(request.metadata, "metadata")  # the answer repeats it
+    declared = definitions(declared_tools(request.tools, request.input))
+    tools = tool_fields(declared, choice or "auto" if isinstance(choice, str | None) else NAMED_TOOL + choice.name)
     return ModelRequest(
         session=session,
         messages=input_messages(request.input, request.instructions, continued=bool(continues)),
@@ -128,14 +130,6 @@ def _call(request: ResponseRequest, session: str) -> ModelRequest:
     )
 
 
-def _tools(request: ResponseRequest) -> Iterator[dict[str, Any]]:
-    for index, one in enumerate(request.tools or ()):
-        if one.defer_loading:
-            raise unsupported(f"tools[{index}].defer_loading")
-        check_encodable(one.output_schema, f"tools[{index}].output_schema")  # the answer repeats it
-        yield tool_definition(one.name, one.description, one.parameters)
-
-
 def _constraint(text: ResponseText | None) -> Constraint | None:
     match text.format if text else None:
         case ResponseSchemaFormat(schema=schema):
@@ -146,7 +140,15 @@ def _constraint(text: ResponseText | None) -> Constraint | None:
 
 
 def _answer(request: ResponseRequest, created: int) -> ResponseAnswer:
-    return ResponseAnswer(_head(request, created), encrypted=ENCRYPTED_REASONING in (request.include or ()))
+    encrypted = ENCRYPTED_REASONING in (request.include or ())
+    return ResponseAnswer(_head(request, created), client_tools(declared_tools(request.tools, request.input)), encrypted=encrypted)
+
+
+def _ignored(request: ResponseRequest) -> list[str]:
+    found = [*ignored_fields(request), *ignored_fields(request.reasoning, "reasoning"), *ignored_fields(request.text, "text")]
+    if request.truncation == "auto":
+        found.append("truncation")
+    return [*found, *ignored(declared_tools(request.tools, request.input))]
 
 
 def _head(request: ResponseRequest, created: int) -> dict[str, Any]:
@@ -172,7 +174,7 @@ def _head(request: ResponseRequest, created: int) -> dict[str, Any]:
         "temperature": request.temperature,
         "text": {"format": msgspec.to_builtins((request.text and request.text.format) or openai.TextFormat())},
         "tool_choice": msgspec.to_builtins(choice) if choice else "auto",
-        "tools": msgspec.to_builtins(request.tools or []),
+        "tools": shown_tools(request.tools or ()),
         "top_logprobs": request.top_logprobs or 0,
         "top_p": request.top_p,
         "truncation": request.truncation or "disabled",
@@ -193,4 +195,5 @@ RESPONSES = Dialect(
     call=_call,
     answer=_answer,
     error=_error,
+    ignored=_ignored,
 )

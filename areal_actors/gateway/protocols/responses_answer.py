@@ -12,7 +12,8 @@ from typing import Any
 from areal_actors.gateway.protocols import openai_common as openai
 from areal_actors.gateway.protocols.base import named_event
 from areal_actors.gateway.protocols.responses_input import encode_reasoning
-from areal_actors.messages import ModelResponsePart, TokenLogprob
+from areal_actors.gateway.protocols.responses_tools import ClientTool, custom_input
+from areal_actors.messages import ModelResponsePart, TokenLogprob, ToolCallPart
 
 Event = tuple[str, dict[str, Any]]
 """Type and fields of an event; the stream adds the sequence number."""
@@ -48,6 +49,10 @@ class OutputItem:
                 self.part[name] += values
         return f"{self._event}.delta", {**self._place, "delta": text, **more}
 
+    def add_arguments(self, arguments: str) -> Iterator[Event]:
+        """Append arguments of a tool call, and yield the event for them."""
+        yield self.delta(arguments)
+
     def done(self, status: str) -> Iterator[Event]:
         """Yield the events after the last delta."""
         if self.part is not None:
@@ -63,11 +68,33 @@ class OutputItem:
         return {"output_index": self._index, "item": self.fields}
 
 
+class CustomCall(OutputItem):
+    """The call of a custom tool: its text is sent when the arguments are complete, since they are JSON around it."""
+
+    def __init__(self, index: int, fields: dict[str, Any]) -> None:
+        super().__init__(index, "custom_tool_call_input", fields | {"input": ""})
+        self._arguments = ""
+
+    def add_arguments(self, arguments: str) -> Iterator[Event]:
+        """See `OutputItem`."""
+        self._arguments += arguments
+        yield from ()
+
+    def done(self, status: str) -> Iterator[Event]:
+        """See `OutputItem`."""
+        self.fields["input"] = text = custom_input(self._arguments)
+        yield f"{self._event}.delta", {**self._place, "delta": text}
+        yield f"{self._event}.done", {**self._place, "input": text}
+        yield "response.output_item.done", self._item(status)
+
+
 class ResponseAnswer:
     """One answer; its events build the whole answer."""
 
-    def __init__(self, head: Mapping[str, Any], *, encrypted: bool) -> None:
+    def __init__(self, head: Mapping[str, Any], tools: Mapping[str, ClientTool], *, encrypted: bool) -> None:
+        """`tools` are those that the client knows otherwise than the model does."""
         self._response = {**head, "output": []}
+        self._tools = tools
         self._encrypted = encrypted
         self._number = 0
         self._items: dict[str | int, OutputItem] = {}
@@ -99,12 +126,21 @@ class ResponseAnswer:
         yield from self._text(part)
         for call in part.tool_calls:
             if call.index not in self._items:
-                fields = {"id": f"fc_{call.id}", "call_id": call.id, "name": call.name, "arguments": ""}
-                yield from self._add(call.index, "function_call_arguments", {"type": "function_call", **fields})
+                yield from self._call(call)
             if call.arguments:
-                yield self._items[call.index].delta(call.arguments)
+                yield from self._items[call.index].add_arguments(call.arguments)
         if part.finish_reason:
             yield from self._finished(part)
+
+    def _call(self, call: ToolCallPart) -> Iterator[Event]:
+        tool = self._tools.get(call.name) or ClientTool(call.name)
+        fields = {"call_id": call.id, "name": tool.name} | ({"namespace": tool.namespace} if tool.namespace else {})
+        if tool.is_custom:
+            self._items[call.index] = item = CustomCall(len(self._items), {"type": "custom_tool_call", "id": f"ctc_{call.id}", **fields})
+            yield from item.added()
+            return
+        fields = {"type": "function_call", "id": f"fc_{call.id}", **fields, "arguments": ""}
+        yield from self._add(call.index, "function_call_arguments", fields)
 
     def _reasoning(self, part: ModelResponsePart) -> Iterator[Event]:
         if "reasoning" not in self._items:

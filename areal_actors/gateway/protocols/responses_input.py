@@ -15,6 +15,7 @@ from typing import Any, Literal
 from areal_actors.core.errors import RequestError
 from areal_actors.gateway.protocols.fields import RequestStruct, Text, convert, unsupported
 from areal_actors.gateway.protocols.message_builder import MessageBuilder, TextContent, content, image_part
+from areal_actors.gateway.protocols.responses_tools import ADDITIONAL, custom_arguments, joined
 
 ENCRYPTED_PREFIX = "areal:"
 """Prefix of reasoning sent as `encrypted_content`: opaque to clients, not secret."""
@@ -68,25 +69,41 @@ class MessageItem(InputItem, ignored=("phase",)):
             builder.assistant()["content"] = text
 
 
-class FunctionCallItem(InputItem, ignored=("caller", "parsed_arguments"), unsupported=("async_", "namespace")):
+class FunctionCallItem(InputItem, ignored=("caller", "parsed_arguments"), unsupported=("async_",)):
     """A function call of the model."""
 
     call_id: Text
     name: Text
     arguments: str
     type: Literal["function_call"]
+    namespace: str | None = None
 
     def add_to(self, builder: MessageBuilder, where: str) -> None:
         """See `Turn`."""
-        builder.add_call(builder.assistant(), self.call_id, self.name, self.arguments, f"{where}.call_id")
+        builder.add_call(builder.assistant(), self.call_id, joined(self.name, self.namespace), self.arguments, f"{where}.call_id")
 
 
-class FunctionOutputItem(InputItem, ignored=("name", "caller"), unsupported=("namespace",)):
-    """The result of a function call."""
+class CustomCallItem(InputItem, ignored=("caller",)):
+    """A call of a custom tool by the model."""
+
+    call_id: Text
+    name: Text
+    input: str
+    type: Literal["custom_tool_call"]
+    namespace: str | None = None
+
+    def add_to(self, builder: MessageBuilder, where: str) -> None:
+        """See `Turn`."""
+        name, arguments = joined(self.name, self.namespace), custom_arguments(self.input)
+        builder.add_call(builder.assistant(), self.call_id, name, arguments, f"{where}.call_id")
+
+
+class FunctionOutputItem(InputItem, ignored=("name", "namespace", "caller")):
+    """The result of a function call or of a custom tool's call."""
 
     call_id: Text
     output: str | list[InputPart] | None
-    type: Literal["function_call_output"]
+    type: Literal["function_call_output", "custom_tool_call_output"]
 
     def add_to(self, builder: MessageBuilder, where: str) -> None:
         """See `Turn`."""
@@ -125,10 +142,12 @@ class ReasoningItem(InputItem):
         return "".join(part.text for part in self.summary or ())
 
 
-ITEMS: dict[str, type[MessageItem | FunctionCallItem | FunctionOutputItem | ReasoningItem]] = {
+ITEMS: dict[str, type[MessageItem | FunctionCallItem | CustomCallItem | FunctionOutputItem | ReasoningItem]] = {
     "message": MessageItem,
     "function_call": FunctionCallItem,
     "function_call_output": FunctionOutputItem,
+    "custom_tool_call": CustomCallItem,
+    "custom_tool_call_output": FunctionOutputItem,
     "reasoning": ReasoningItem,
 }
 
@@ -143,6 +162,8 @@ def input_messages(items: str | Sequence[dict[str, Any]], instructions: str | No
     for index, item in enumerate([{"role": "user", "content": items}] if isinstance(items, str) else items):
         where = f"input[{index}]"
         kind = item.get("type") or "message"
+        if kind == ADDITIONAL:
+            continue
         if kind == "item_reference":
             raise unsupported(f"{where}.type", "it is 'item_reference': send the item itself or 'previous_response_id'")
         if not isinstance(kind, str) or kind not in ITEMS:

@@ -1,0 +1,198 @@
+"""The tools of OpenAI's Responses. The model knows functions only: other kinds are functions of another name or with one argument.
+
+A custom tool takes free text: it is a function with the argument `input`, and its calls are `custom_tool_call` items. A function in a
+namespace has the joined name, `NAMESPACE__NAME`; its calls have the two apart, as the client declared it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+
+from areal_actors.gateway.protocols.base import JSON
+from areal_actors.gateway.protocols.call_fields import check_encodable, tool_definition
+from areal_actors.gateway.protocols.fields import Ignored, RequestStruct, Text, convert, unsupported
+from areal_actors.gateway.protocols.hosted_tools import OPENAI, ignored_tools, is_hosted
+
+HINTS = ("strict", "defer_loading", "format", "output_schema")
+"""Fields of tools that are accepted without effect; the grammar of a custom tool's `format` is in its description."""
+ADDITIONAL = "additional_tools"
+"""Type of the input items with more tools."""
+SEPARATOR = "__"
+INPUT = "input"
+"""The argument of a custom tool."""
+SHOWN = {"type": "function", "description": None, "parameters": None, "strict": None}
+"""Fields that every function of an answer's `tools` has."""
+
+
+ToolLists: TypeAlias = dict[str, Sequence[dict[str, Any]]]
+"""Tools of a request, by the path of their list."""
+
+
+class ResponseFunction(RequestStruct, tag_field="type", tag="function", ignored=("strict", "defer_loading")):
+    """A function that the model may call."""
+
+    name: Text
+    parameters: dict[str, Any] | None = None
+    description: str | None = None
+    allowed_callers: list[Literal["direct"]] | None = None
+    output_schema: Ignored = None
+
+
+class CustomTextFormat(RequestStruct, tag_field="type", tag="text"):
+    """Any text."""
+
+
+class GrammarFormat(RequestStruct, tag_field="type", tag="grammar"):
+    """Text that follows a grammar; the model reads it, its output is not constrained by it."""
+
+    syntax: Text
+    definition: str
+
+
+class CustomTool(RequestStruct, tag_field="type", tag="custom", ignored=("defer_loading",)):
+    """A tool that takes text."""
+
+    name: Text
+    description: str | None = None
+    format: CustomTextFormat | GrammarFormat | None = None
+    allowed_callers: list[Literal["direct"]] | None = None
+
+
+class NamespaceTool(RequestStruct, tag_field="type", tag="namespace"):
+    """A group of tools."""
+
+    name: Text
+    tools: list[dict[str, Any]]
+    description: str | None = None
+
+
+class AdditionalTools(RequestStruct, ignored=("id", "status", "role")):
+    """An input item with more tools."""
+
+    tools: list[dict[str, Any]]
+    type: Literal["additional_tools"]
+
+
+@dataclass(frozen=True)
+class ClientTool:
+    """A tool as the client knows it."""
+
+    name: str
+    namespace: str = ""
+    is_custom: bool = False
+
+
+def declared_tools(tools: Sequence[dict[str, Any]] | None, items: str | Sequence[dict[str, Any]]) -> ToolLists:
+    """Return the tools of a request, and those that items of its input add.
+
+    Raises:
+        RequestError: such an item is invalid.
+    """
+    found: ToolLists = {"tools": tools or ()}
+    for index, item in enumerate(() if isinstance(items, str) else items):
+        if item.get("type") == ADDITIONAL:
+            found[f"input[{index}].tools"] = convert(item, AdditionalTools, f"input[{index}]").tools
+    return found
+
+
+def joined(name: str, namespace: str | None) -> str:
+    """Return the name of a tool for the model."""
+    if not namespace:
+        return name
+    return f"{namespace}{name}" if namespace.endswith(SEPARATOR) else f"{namespace}{SEPARATOR}{name}"
+
+
+def definitions(declared: ToolLists) -> Iterator[dict[str, Any]]:
+    """Yield the definitions of the tools for the model.
+
+    Raises:
+        RequestError: a tool is invalid, or its type is not supported.
+    """
+    for where, tools in declared.items():
+        check_encodable(tools, where)  # the answer repeats them
+        yield from _definitions(tools, where)
+
+
+def _definitions(tools: Sequence[dict[str, Any]], where: str, namespace: NamespaceTool | None = None) -> Iterator[dict[str, Any]]:
+    for index, one in enumerate(tools):
+        field = f"{where}[{index}]"
+        match kind := one.get("type", "function"):
+            case "function":
+                function = convert(one, ResponseFunction, field)
+                yield _definition(function.name, function.description, function.parameters, namespace, first=index == 0)
+            case "custom":
+                yield _custom(convert(one, CustomTool, field), namespace, first=index == 0)
+            case "namespace" if namespace is None:
+                group = convert(one, NamespaceTool, field)
+                yield from _definitions(group.tools, f"{field}.tools", group)
+            case _ if not is_hosted(kind, OPENAI):
+                raise unsupported(f"{field}.type", f"it is {kind!r:.60}: send functions or custom tools")
+
+
+def _custom(tool: CustomTool, namespace: NamespaceTool | None, *, first: bool) -> dict[str, Any]:
+    grammar = tool.format if isinstance(tool.format, GrammarFormat) else None
+    description = tool.description or ""
+    if grammar is not None:
+        description += f"\n\nThe input follows this grammar ({grammar.syntax}):\n{grammar.definition}"
+    parameters = {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT], "additionalProperties": False}
+    return _definition(tool.name, description.strip(), parameters, namespace, first=first)
+
+
+def _definition(
+    name: str, description: str | None, parameters: dict[str, Any] | None, namespace: NamespaceTool | None, *, first: bool
+) -> dict[str, Any]:
+    """Return a definition; the first one of a namespace has the description of the namespace, too."""
+    if namespace is None:
+        return tool_definition(name, description, parameters)
+    if first and namespace.description:
+        description = "\n\n".join([part for part in (namespace.description, description) if part])
+    return tool_definition(joined(name, namespace.name), description, parameters)
+
+
+def client_tools(declared: ToolLists) -> dict[str, ClientTool]:
+    """Return the tools that the client knows otherwise than the model does, by the model's names; they are valid."""
+    return {name: tool for tools in declared.values() for name, tool in _client_tools(tools).items()}
+
+
+def _client_tools(tools: Sequence[dict[str, Any]], namespace: str = "") -> dict[str, ClientTool]:
+    found: dict[str, ClientTool] = {}
+    for one in tools:
+        kind = one.get("type", "function")
+        if kind == "namespace":
+            found |= _client_tools(one["tools"], one["name"])
+        elif kind == "custom" or (kind == "function" and namespace):
+            found[joined(one["name"], namespace)] = ClientTool(one["name"], namespace, is_custom=kind == "custom")
+    return found
+
+
+def shown_tools(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the tools as an answer repeats them."""
+    return [SHOWN | one if one.get("type", "function") == "function" else one for one in tools]
+
+
+def ignored(declared: ToolLists) -> Iterator[str]:
+    """Yield what the tools have that is accepted without effect."""
+    for where, tools in declared.items():
+        yield from ignored_tools(tools, OPENAI, HINTS, where)
+        for index, one in enumerate(tools):
+            if one.get("type") == "namespace":
+                yield from ignored_tools(one["tools"], OPENAI, HINTS, f"{where}[{index}].tools")
+
+
+def custom_arguments(text: str) -> str:
+    """Return the arguments of a custom tool's call, from its input."""
+    return JSON.encode({INPUT: text}).decode()
+
+
+def custom_input(arguments: str) -> str:
+    """Return the input of a custom tool's call; arguments of another form are returned as they are."""
+    try:
+        found = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, RecursionError):
+        return arguments
+    only = found.get(INPUT) if isinstance(found, dict) and len(found) == 1 else None
+    return only if isinstance(only, str) else arguments
