@@ -243,7 +243,8 @@ def sampled_logprob_difference(decoder: SlotDecoder, model: Any) -> float:
 
 
 def _probe_ids(length: int, model: Any) -> NDArray[np.int64]:
-    return np.arange(3, 3 + length, dtype=np.int64) % model.config.get_text_config().vocab_size
+    vocabulary: int = model.config.get_text_config().vocab_size
+    return np.arange(3, 3 + length, dtype=np.int64) % vocabulary
 
 
 def _expected_difference(expected: Tensor, found: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ This module validates requests and yields chunks in the event loop; `decode_loop
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 
 import torch
@@ -101,15 +101,19 @@ class TransformersEngine:
                 weights stay loaded.
         """
         async with self._loading:
+            tensors: Mapping[str, torch.Tensor]
             if holds_adapter(location.folder):
                 tensors = await asyncio.to_thread(self._merger.merge, location)
             else:
-                tensors = await asyncio.to_thread(lambda: model_tensors(self._model, read_weights(location)))
+                tensors = await asyncio.to_thread(self._read, location)
                 check_fit(self._weights, tensors, location.folder)
                 self._merger.discard_base()
             swap = Swap(tensors, weight_version, asyncio.get_running_loop().create_future())
             self._loop.send(swap)
             await swap.done
+
+    def _read(self, location: WeightsLocation) -> Mapping[str, torch.Tensor]:
+        return model_tensors(self._model, read_weights(location))
 
     def take_counters(self) -> EngineCounters:
         """Counts since the last call, for telemetry."""

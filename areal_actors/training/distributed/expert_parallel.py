@@ -43,7 +43,7 @@ class ExpertParallel(ParallelStyle):
             output = compute(own, _shared(hidden_states, device_mesh), index, weights)
             return _summed(output, device_mesh)
 
-        module.forward = forward  # type: ignore[method-assign]
+        module.forward = forward
         return module
 
 
