@@ -23,8 +23,8 @@ from areal_actors.generation.engine import EngineCounters, TokenChunk, validate_
 from areal_actors.generation.settings import GenerationSettings
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.weights.adapters import AdapterMerger
+from areal_actors.weights.folders import holds_adapter
 from areal_actors.weights.transfer import check_fit, model_tensors, read_weights
-from areal_actors.weights.weight_files import holds_adapter
 
 
 class TransformersEngine:

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from areal_actors.core.errors import EngineError
 from areal_actors.core.values import WeightsLocation
+from areal_actors.weights.folders import ADAPTER_CONFIG
 from areal_actors.weights.transfer import atomic_folder, checksum, without_ties
-from areal_actors.weights.weight_files import ADAPTER_CONFIG, ADAPTER_PREFIX, FACTORS
+from areal_actors.weights.weight_files import ADAPTER_PREFIX, FACTORS
 
 WEIGHTS = "adapter_model.safetensors"
 

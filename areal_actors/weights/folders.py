@@ -11,6 +11,9 @@ from pathlib import Path
 LOCK_SUFFIX = ".lock"
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the one place where a file is memory that other processes can map
 
+ADAPTER_CONFIG = "adapter_config.json"
+"""File in the folder of an adapter, in peft's format."""
+
 
 def version_folder(root: str | Path, weight_version: int) -> Path:
     """Folder of a weight version."""
@@ -42,6 +45,11 @@ def shared_memory_folder(run: str, run_folder: str | Path, needed_bytes: int = 0
         shared.mkdir(exist_ok=True)
         return shared
     return Path(run_folder).absolute() / "weights"
+
+
+def holds_adapter(folder: str | Path) -> bool:
+    """True if a weight version is an adapter, False for full weights."""
+    return (Path(folder) / ADAPTER_CONFIG).is_file()
 
 
 def prune(folder: str | Path, keep: int) -> None:

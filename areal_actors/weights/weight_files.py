@@ -35,8 +35,6 @@ DTYPES = {
 """Names that torch gives to the types of safetensors."""
 LENGTH_BYTES = 8
 """A file of safetensors begins with the length of its header, u64 little-endian."""
-ADAPTER_CONFIG = "adapter_config.json"
-"""File in the folder of an adapter, in peft's format."""
 ADAPTER_PREFIX = "base_model.model."
 """peft's prefix of a tensor's name."""
 FACTORS = (".lora_A.weight", ".lora_B.weight")
@@ -80,11 +78,6 @@ def parameter_count(folder: str | Path) -> int:
         return sum(math.prod(tensor.shape) for tensor in stored_tensors(folder).values())
     except EngineError:
         return 0
-
-
-def holds_adapter(folder: str | Path) -> bool:
-    """True if a weight version is an adapter, False for full weights."""
-    return (Path(folder) / ADAPTER_CONFIG).is_file()
 
 
 def verify_weights(location: WeightsLocation, shapes: Mapping[str, tuple[int, ...]]) -> None:

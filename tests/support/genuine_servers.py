@@ -1,4 +1,4 @@
-"""An SGLang or vLLM server, and the plain models that tell what it must report."""
+"""An SGLang or vLLM server, and the plain models with whose log-probabilities its own are compared."""
 
 from __future__ import annotations
 

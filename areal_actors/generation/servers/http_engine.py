@@ -28,7 +28,8 @@ from areal_actors.generation.servers.server_completion import ServerCompletion
 from areal_actors.generation.servers.usage_watch import UsageWatch
 from areal_actors.generation.settings import GenerationSettings
 from areal_actors.tokenization.tokenizer import ChatTokenizer, vocabulary_of
-from areal_actors.weights.weight_files import holds_adapter, stored_tensors, verify_adapter, verify_weights
+from areal_actors.weights.folders import holds_adapter
+from areal_actors.weights.weight_files import stored_tensors, verify_adapter, verify_weights
 
 POLL_SECONDS = 0.5
 ABORT_SECONDS = 0.2
