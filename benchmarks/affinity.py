@@ -1,10 +1,11 @@
 """Tokens prefilled and seconds of conversations of ten turns on two inference workers, with and without session affinity.
 
-    python benchmarks/affinity.py [--together 4 16 48] [--turns 10] [--repeats 3]
+    python benchmarks/affinity.py [--together 4 16 48] [--turns 10] [--tool-seconds 0.05] [--repeats 3]
 
 The gateway's choice of workers (`gateway/worker_pool.py`) over two embedded engines, each with its own prefix cache and thread, and the
-conversations of `prefix_cache.py`. Without affinity every call goes to the least busy worker, which is what the choice does for calls
-without a session. Runs of the two alternate on the same engines, and the fastest of each counts: compare the ratio.
+conversations of `prefix_cache.py`, with a tool between turns that takes an exponentially distributed time. Without affinity every call
+goes to the least busy worker, which is what the choice does for calls without a session. Runs of the two alternate on the same engines,
+and the fastest of each counts: compare the ratio.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 from engine import make_folder
 from history import append, parse_arguments
 from prefix_cache import CONTEXT, Episodes, run_episode, sampled
@@ -31,7 +33,9 @@ WAIT_SECONDS = 60.0
 QUICK = {"together": [2, 4], "turns": 3, "repeats": 1}
 
 
-async def run_episodes(engines: dict[str, TransformersEngine], first: int, together: int, turns: int, *, affinity: bool) -> Episodes:
+async def run_episodes(
+    engines: dict[str, TransformersEngine], first: int, together: int, options: argparse.Namespace, *, affinity: bool
+) -> Episodes:
     """Play `together` conversations at once; `first` is the seed of the first one's tokens."""
     pool = WorkerPool()
     for worker, engine in engines.items():
@@ -39,14 +43,16 @@ async def run_episodes(engines: dict[str, TransformersEngine], first: int, toget
         engine.take_counters()
 
     async def play(number: int) -> None:
-        session = f"session-{number}" if affinity else ""
+        session, tool = f"session-{number}" if affinity else "", np.random.default_rng([number, together])
 
         async def sample(prompt: list[int], sampling: SamplingParams) -> list[int]:
             worker = await pool.choose(WAIT_SECONDS, session)
             async with pool.count_call(worker, session):
-                return await sampled(engines[worker], prompt, sampling)
+                tokens = await sampled(engines[worker], prompt, sampling)
+            await asyncio.sleep(tool.exponential(options.tool_seconds))
+            return tokens
 
-        await run_episode(sample, (first + number, number), turns)
+        await run_episode(sample, (first + number, number), options.turns)
 
     began = time.perf_counter()
     await asyncio.gather(*(play(number) for number in range(together)))
@@ -67,7 +73,7 @@ async def measure(options: argparse.Namespace, report: Callable[[str], None]) ->
             runs: dict[bool, list[Episodes]] = {True: [], False: []}
             for _ in range(options.repeats):
                 for affinity, taken in runs.items():
-                    taken.append(await run_episodes(engines, first, together, options.turns, affinity=affinity))
+                    taken.append(await run_episodes(engines, first, together, options, affinity=affinity))
                     # The next run has other tokens, which no slot holds.
                     first += together
             with_affinity, without = (min(taken, key=lambda run: run.seconds) for taken in runs.values())
@@ -79,7 +85,7 @@ async def measure(options: argparse.Namespace, report: Callable[[str], None]) ->
             )
         for engine in engines.values():
             await engine.close()
-    return {"workers": WORKERS, "turns": options.turns, "cases": rows}
+    return {"workers": WORKERS, "turns": options.turns, "tool_seconds": options.tool_seconds, "cases": rows}
 
 
 def main() -> None:
@@ -87,6 +93,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--together", type=int, nargs="+", default=[4, 16, 48], help="episodes at once")
     parser.add_argument("--turns", type=int, default=10, help="turns of an episode, at most 13")
+    parser.add_argument("--tool-seconds", type=float, default=0.05, help="mean time of the tool between two turns")
     parser.add_argument("--repeats", type=int, default=3)
     arguments = parse_arguments(parser, QUICK)
     figures = asyncio.run(measure(arguments, print))
