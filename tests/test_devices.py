@@ -155,7 +155,8 @@ def test_weights_that_exceed_a_device_are_refused_before_the_start(tmp_path):
 )
 def test_the_models_of_the_main_recipe_fit_the_machines_that_it_names(profile, parameters, ranks, workers):
     """With as many GPUs of 80 GB: weights, gradients and optimizer state leave half of a rank's memory to activations."""
-    found = resolved(f"{ranks + workers}x80", f"profile={profile}")
+    files = [RECIPE] if profile == "cuda" else [RECIPE, RECIPE.with_name("qwen3.toml")]
+    found = load(files, [f"profile={profile}"], pretended_cuda(f"{ranks + workers}x80"), serving=False)
     trainer, generation = found.recipe.trainer, found.recipe.generation
     assert (trainer.ranks, found.recipe.actors.inference_worker.count) == (ranks, workers)
     assert (trainer.dtype, generation.dtype, trainer.published_dtype) == ("bfloat16",) * 3
