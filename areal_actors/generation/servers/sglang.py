@@ -12,7 +12,7 @@ from areal_actors.core.values import SamplingParams
 from areal_actors.generation.abilities import ENGINE_ABILITIES
 from areal_actors.generation.engine import EnginePlace
 from areal_actors.generation.servers.dialect import USAGE_SECONDS, Segment, SegmentPart, ServerUsage, merged_flags, on_cpu
-from areal_actors.generation.servers.server_process import OK, SERVER_SIDE, ServerClient, flags, message_of
+from areal_actors.generation.servers.server_process import IDLE_SECONDS, OK, SERVER_SIDE, ServerClient, flags, message_of
 from areal_actors.generation.settings import GenerationSettings
 
 ON_CPU, WITH_ADAPTERS = SERVER_SIDE / "sglang_on_cpu.py", SERVER_SIDE / "sglang_adapters.py"
@@ -70,7 +70,7 @@ class SGLang:
         on_gpu = [str(WITH_ADAPTERS)] if place.adapter_rank else ["-m", "sglang.launch_server"]
         program = [python, *([str(ON_CPU)] if cpu_only else on_gpu)]
         chosen = merged_flags({**common, **(cpu if cpu_only else gpu), **_adapter_flags(place, cpu_only=cpu_only)}, settings.options)
-        environment = {"HF_HUB_OFFLINE": "1", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1"}
+        environment = {"HF_HUB_OFFLINE": "1", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1", "SGLANG_TIMEOUT_KEEP_ALIVE": IDLE_SECONDS}
         return [*program, *flags(chosen)], {**environment, **({"OMP_NUM_THREADS": str(settings.threads)} if cpu_only else {})}
 
     async def is_ready(self, server: ServerClient) -> bool:

@@ -14,7 +14,7 @@ from areal_actors.core.values import Constraint
 from areal_actors.generation.abilities import ENGINE_ABILITIES
 from areal_actors.generation.engine import EnginePlace
 from areal_actors.generation.servers.dialect import USAGE_SECONDS, Segment, SegmentPart, ServerUsage, merged_flags, on_cpu
-from areal_actors.generation.servers.server_process import OK, SERVER_SIDE, ServerClient, flags, message_of
+from areal_actors.generation.servers.server_process import IDLE_SECONDS, OK, SERVER_SIDE, ServerClient, flags, message_of
 from areal_actors.generation.settings import GenerationSettings
 
 MODEL = "model"
@@ -62,6 +62,7 @@ class VLLM:
         }
         python_path = os.pathsep.join(filter(None, (str(SERVER_SIDE), os.environ.get("PYTHONPATH"))))
         environment = {"VLLM_SERVER_DEV_MODE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": python_path}
+        environment["VLLM_HTTP_TIMEOUT_KEEP_ALIVE"] = IDLE_SECONDS
         if place.adapter_rank:
             environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
         on_cpu_only = {
