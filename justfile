@@ -31,6 +31,12 @@ resume *args: setup
 serve *recipes_and_settings: setup
     @{{ python }} -m areal_actors serve --from '{{ invocation_directory() }}' "$@"
 
+# serve the Tinker API on this machine: `just tinker`, `just tinker --model FOLDER --port 0`
+[group("daily")]
+[no-exit-message]
+tinker *args: setup
+    @{{ python }} -m areal_actors tinker "$@"
+
 # validate a recipe and print the resolved configuration (dry run)
 [group("daily")]
 [no-exit-message]

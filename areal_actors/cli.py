@@ -1,4 +1,4 @@
-"""The command line: run | resume | serve | check | explain | monitor | export | audit | doctor."""
+"""The command line: run | resume | serve | tinker | check | explain | monitor | export | audit | doctor."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from areal_actors.recipe.plan import explain, to_json
 from areal_actors.recipe.reference import explain_settings, json_schema
 from areal_actors.run import auditing, doctor, launcher, monitor, serve
 from areal_actors.run.preflight import report_clean_up
+from areal_actors.tinker import command as tinker
 from bus.errors import BusError
 
 WRONG_RECIPE = 2
@@ -77,6 +78,10 @@ def _resume(options: argparse.Namespace) -> int:
 def _serve(options: argparse.Namespace) -> int:
     resolved = _load(options, serving=True)
     return serve.serve(resolved.recipe, profile=resolved.profile, reason=resolved.reason)
+
+
+def _tinker(options: argparse.Namespace) -> int:
+    return tinker.serve(tinker.TinkerOptions(**{field: getattr(options, field) for field in tinker.TinkerOptions.__struct_fields__}))
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -174,6 +179,20 @@ def _parser() -> argparse.ArgumentParser:
         _SETTINGS_HELP.format(verb="serve") + "\n\nServe a checkpoint with `model=runs/NAME/checkpoints/step-40`.",
     )
     _takes_recipe(serving)
+
+    about = (
+        "Serve a model through Thinking Machines' Tinker API until Ctrl-C: programs that use its client library train the model, save\n"
+        "it, and sample from it, with TINKER_BASE_URL as printed. Every API key that begins with `tml-` is accepted."
+    )
+    api = command("tinker", _tinker, "serve the Tinker API on this machine", about)
+    defaults = tinker.TinkerOptions()
+    api.add_argument("--model", default=defaults.model, help="Hugging Face folder or id, or `embedded` (default)")
+    api.add_argument("--name", default="", help="further name of the model, for programs that know certain names only")
+    api.add_argument("--host", default=defaults.host, help="address to listen on (default: %(default)s)")
+    api.add_argument("--port", type=int, default=defaults.port, help="port to listen on; 0: a free one (default: %(default)s)")
+    api.add_argument("--state", default=defaults.state, metavar="FOLDER", help="where checkpoints are written (default: %(default)s)")
+    api.add_argument("--threads", type=int, default=1, metavar="COUNT", help="CPU threads of training, and of sampling (default: 1)")
+    api.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="device (default: cuda if there is one)")
 
     check = command(
         "check",

@@ -3,6 +3,7 @@
 countdown.jsonl      numbers and a target, with one solution
 encyclopedia.txt     invented articles, one per line
 encyclopedia.jsonl   questions about the articles, answered by one or two of them
+word_problems.jsonl  word problems of two steps, such as the embedded model knows
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from areal_actors.tasks import arithmetic
+
 COUNTDOWN_TASKS = 500
+WORD_PROBLEMS = 500
 TOWNS = 100
 
 BEGINNINGS = ["Al", "Bren", "Cor", "Dun", "Er", "Fal", "Gor", "Hel", "Is", "Jor", "Kal", "Lor", "Mar", "Nor", "Or", "Pel", "Quen", "Ros"]
@@ -26,11 +30,12 @@ TRADES = ["amber", "barley", "cheese", "copper", "felt", "glass", "honey", "line
 
 
 def main(folder: Path) -> None:
-    """Write all three files."""
+    """Write all files."""
     towns = list(invented_towns(Random("encyclopedia")))
     write_rows(folder / "countdown.jsonl", countdown_tasks(Random("countdown")))
     (folder / "encyclopedia.txt").write_text("".join(f"{line}\n" for town in towns for line in articles(town)), encoding="utf-8")
     write_rows(folder / "encyclopedia.jsonl", questions(towns))
+    write_rows(folder / "word_problems.jsonl", word_problems())
 
 
 def write_rows(path: Path, rows: Sequence[dict[str, Any]] | Iterator[dict[str, Any]]) -> None:
@@ -52,6 +57,12 @@ def countdown_tasks(random: Random) -> Iterator[dict[str, Any]]:
         if 10 <= target <= 100 and question not in seen:
             seen.add(question)
             yield {"question": question, "answer": text, "numbers": sorted(numbers), "target": target}
+
+
+def word_problems() -> Iterator[dict[str, str]]:
+    """Word problems with their results."""
+    for row in arithmetic.rows("train", WORD_PROBLEMS, seed=0):
+        yield {"question": row["question"], "answer": row["answer"].rpartition("#### ")[2]}
 
 
 def invented_towns(random: Random) -> Iterator[dict[str, str]]:

@@ -149,7 +149,7 @@ number = 3
     [
         ("Agent", {"depth": 1}, "1 False why?"),
         ("Agent", {"depth": 1, "wide": True}, "1 True why?"),
-        ("Extra", {}, "u k"),
+        ("Extra", {}, "/k/u k"),
         ("play", {}, "why? u 0"),
         ("play", {"depth": 2}, "why? u 2"),
         ("plain", {}, "k"),

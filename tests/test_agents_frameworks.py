@@ -103,7 +103,11 @@ async def test_an_agent_in_a_framework_ends_well_whatever_the_model_does(environ
         assert len(trajectory.interactions) == 6
         assert_extends(harness, trajectory)
 
-        for odd in (call("no_such_tool", "{}"), '<tool_call>\n{"name": "calc', ""):
+        answer, trajectory = await harness.play(run, [call("no_such_tool", "{}"), FINAL])
+        assert answer in ("", FINAL)  # some frameworks answer a call of an unknown tool, others end there
+        assert_extends(harness, trajectory)
+
+        for odd in ('<tool_call>\n{"name": "calc', ""):
             answer, trajectory = await harness.play(run, [odd])
             assert answer == odd
             assert len(trajectory.interactions) == 1

@@ -54,7 +54,9 @@ def test_an_overlay_changes_the_agent_and_nothing_else_that_is_learned(name, mon
 def test_an_undefined_environment_is_refused_by_name():
     refused = subprocess.run([ROOT / "scripts" / "environments.sh", "langchain"], capture_output=True, text=True, check=False)
     assert refused.returncode == 1
-    assert refused.stderr == "environments: there is no environment langchain; known: camel crewai frameworks litellm sglang vllm\n"
+    assert (
+        refused.stderr == "environments: there is no environment langchain; known: camel crewai frameworks litellm verifiers sglang vllm\n"
+    )
     assert not (ROOT / ".environments" / "langchain").exists()
 
 

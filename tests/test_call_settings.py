@@ -145,18 +145,11 @@ def test_a_choice_of_a_tool_that_is_not_there_is_refused(tools, choice):
 
 
 def test_what_a_request_states_holds_and_the_session_s_own_for_the_rest():
-    assert sampling_of({}, DEFAULT, trained=True) is DEFAULT
+    assert sampling_of({}, DEFAULT) is DEFAULT
     stated = {"logit_bias": {7: -100.0}, "stop": ["x"], "seed": -5, "top_k": 3, "temperature": 0.8, "top_logprobs": 2, "max_tokens": 9}
-    sampling = sampling_of(stated, DEFAULT, trained=True)
+    sampling = sampling_of(stated, DEFAULT)
     assert (sampling.logit_bias, sampling.stop, sampling.seed, sampling.temperature) == ({7: -100.0}, ("x",), -5, 0.8)
     assert (sampling.top_k, sampling.top_logprobs, sampling.max_tokens, sampling.top_p) == (3, 2, 9, 1.0)
-
-
-def test_what_is_trained_is_sampled_at_the_temperature_at_which_it_is_trained():
-    with pytest.raises(RequestError, match=r"'temperature' is 0, but this run trains at 0.8") as refused:
-        sampling_of({"temperature": 0}, DEFAULT, trained=True)
-    assert refused.value.field == "temperature"
-    assert sampling_of({"temperature": 0}, DEFAULT, trained=False).temperature == 0
 
 
 @pytest.mark.parametrize(
@@ -170,7 +163,7 @@ def test_what_is_trained_is_sampled_at_the_temperature_at_which_it_is_trained():
 )
 def test_a_value_out_of_range_is_refused_by_name(stated, field):
     with pytest.raises(RequestError) as refused:
-        sampling_of(stated, DEFAULT, trained=True)
+        sampling_of(stated, DEFAULT)
     assert refused.value.field == field
 
 

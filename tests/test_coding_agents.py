@@ -12,7 +12,6 @@ from support.coding_agents import (
     AGENTS,
     FINAL,
     FIRST,
-    FOLDER,
     LAST,
     OUTPUT,
     PATCH,
@@ -21,19 +20,15 @@ from support.coding_agents import (
     Codex,
     CodexPatch,
     CodexScript,
-    impersonal,
     installed,
-    noting,
     opened_coding_gateway,
-    recorded_requests,
     run_program,
-    write_recorded,
 )
 from support.framework_harness import parents, prefixes
 from support.gateway_harness import root
+from support.recorded_requests import FOLDER, RECORD, impersonal, noting, recorded_requests, write_recorded
 
-RECORD = "AREAL_RECORD_AGENTS"
-"""Environment variable: with it the programs' requests are recorded."""
+CORPUS = "coding_agents"
 
 
 def events(text):
@@ -69,7 +64,7 @@ async def replayed(agent):
         session = await harness.open(harness.run, lease=600)
         key = {"Authorization": f"Bearer {session.api_key}"}
         async with aiohttp.ClientSession(root(session), headers=key) as http:
-            for one in recorded_requests(agent):
+            for one in recorded_requests(CORPUS, agent):
                 async with http.post(one["path"], json=one["body"], headers=one["headers"]) as response:
                     text = await response.text()
                     assert response.status == 200, text
@@ -81,7 +76,7 @@ async def replayed(agent):
 REPORTED = {
     ClaudeCode: ["metadata, context_management, cache_control, anthropic-beta"],
     ClaudeCodeTeam: ["metadata, context_management, cache_control, anthropic-beta", "metadata, cache_control, anthropic-beta"],
-    Codex: ["client_metadata, prompt_cache_key, reasoning.summary, tools[8] (web_search)"],
+    Codex: ["client_metadata, prompt_cache_key, tools[8] (web_search)"],
     CodexPatch: ["client_metadata, prompt_cache_key, text.verbosity, tools[8] (tool_search), tools[9] (web_search), tools[].format"],
     CodexScript: ["client_metadata, prompt_cache_key, reasoning.context, text.verbosity, input[0].tools[0].tools[].format"],
 }
@@ -155,4 +150,4 @@ async def test_the_program_completes_a_task_and_its_trajectory_has_the_sampled_t
     assert FINAL in printed
     assert prefixes(trajectory) == list(agent.parents)
     if os.environ.get(RECORD):
-        write_recorded(agent, impersonal(requests, folder, home))
+        write_recorded(CORPUS, agent, impersonal(requests, folder, home))

@@ -216,3 +216,62 @@ def test_no_source_loads_torch(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.split()[-1] == "False"
+
+
+OWN = """
+def rows():
+    return [{"question": f"{n} + 1?", "answer": str(n + 1)} for n in range(6)]
+
+def splits():
+    return {"train": rows(), "test": [{"question": "0 + 0?", "answer": "0"}]}
+
+def incomplete():
+    return [{"question": "q"}]
+
+def lazy():
+    yield from rows()
+
+def named():
+    return {"training": rows()}
+
+def fails():
+    return 1 / 0
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    (tmp_path / "own.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("own")
+def test_rows_of_a_function_are_a_dataset():
+    dataset = open_dataset("own.py:rows", seed=1, held_out=2)
+    assert (len(dataset.train), len(dataset.held_out)) == (4, 2)
+    assert set(questions(dataset.train)).isdisjoint(questions(dataset.held_out))
+    assert dataset.train.rows[0].id.startswith("rows-")
+    assert questions(open_dataset("own.py:splits", seed=1, held_out=1).held_out) == ["0 + 0?"]
+    assert not is_on_disk("own.py:rows")
+    assert not is_on_hub("own.py:rows")
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("incomplete", r"own.py:incomplete, row 0: `answer` is missing"),
+        ("lazy", r"own.py:lazy: expected a list of rows, .* got generator"),
+        ("named", r"own.py:named: expected the splits `train` and, if there is one, `test`; got 'training'"),
+        ("fails", r"own.py:fails: raised ZeroDivisionError: division by zero"),
+    ],
+)
+@pytest.mark.usefixtures("own")
+def test_what_is_wrong_with_the_rows_of_a_function_is_reported(name, complaint):
+    with pytest.raises(SetupError, match=complaint):
+        open_dataset(f"own.py:{name}", seed=1, held_out=0)
+
+
+@pytest.mark.usefixtures("own")
+def test_a_function_that_is_not_there_is_reported():
+    with pytest.raises(RecipeError, match="has no `row`; did you mean `rows`"):
+        open_dataset("own.py:row", seed=1)

@@ -17,10 +17,13 @@ FUNCTION = {"type": "function", "name": "f", "parameters": SCHEMA}
 GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: /.+/"}
 CUSTOM = {"type": "custom", "name": "apply_patch", "description": "Edit files.", "format": GRAMMAR}
 NAMESPACE = {"type": "namespace", "name": "mcp__files", "description": "Files.", "tools": [FUNCTION, FUNCTION | {"name": "g"}]}
+HINTED = ["stream_options.include_obfuscation", "cache_control"]
 IGNORED = [
     (CHAT, {}, []),
     (CHAT, {"user": "me", "verbosity": "low", "metadata": None}, ["user", "verbosity"]),
     (CHAT, {"tools": [CHAT_TOOL | {"function": CHAT_TOOL["function"] | {"strict": True}}]}, ["tools[].function.strict"]),
+    (CHAT, {"tools": [CHAT_TOOL | {"cache_control": EPHEMERAL}], "stream_options": {"include_obfuscation": False}}, HINTED),
+    (CHAT, {"messages": [{"role": "system", "content": [{"type": "text", "text": "s", "cache_control": EPHEMERAL}]}]}, ["cache_control"]),
     (RESPONSES, {}, []),
     (RESPONSES, {"tools": [FUNCTION | {"strict": False}], "truncation": "disabled", "text": {"format": {"type": "text"}}}, []),
     (
@@ -28,7 +31,7 @@ IGNORED = [
         {"client_metadata": {"a": "b"}, "prompt_cache_key": "k", "max_tool_calls": 2, "truncation": "auto"},
         ["client_metadata", "max_tool_calls", "prompt_cache_key", "truncation"],
     ),
-    (RESPONSES, {"reasoning": {"summary": "auto"}, "text": {"verbosity": "low"}}, ["reasoning.summary", "text.verbosity"]),
+    (RESPONSES, {"reasoning": {"summary": "auto", "mode": "pro"}, "text": {"verbosity": "low"}}, ["reasoning.mode", "text.verbosity"]),
     (
         RESPONSES,
         {"tools": [FUNCTION | {"strict": True}, {"type": "web_search", "filters": {}}, CUSTOM, {"type": "local_shell"}]},

@@ -186,6 +186,28 @@ async def test_a_response_has_its_items_whole(client_of):
     assert served.calls[0].tools == (CHAT_TOOL,)
 
 
+async def test_the_summary_of_reasoning_is_the_reasoning(client_of):
+    async with serving(thoughtful) as served, client_of(served) as client:
+        for reasoning in ({"summary": "auto"}, {"generate_summary": "concise"}):
+            whole = await client.responses.create(model="m", input="?", reasoning=reasoning)
+            async with client.responses.stream(model="m", input="?", reasoning=reasoning) as stream:
+                events = [event async for event in stream]
+                final = await stream.get_final_response()
+            assert [part.to_dict() for part in whole.output[0].summary] == [{"type": "summary_text", "text": "two twos"}]
+            assert (whole.output[0].content, whole.reasoning.summary) == ([], *reasoning.values())
+            assert final.output[0].to_dict() == whole.output[0].to_dict()
+            deltas = [event.delta for event in events if event.type == "response.reasoning_summary_text.delta"]
+            assert deltas == ["two ", "twos"]
+            kinds = [event.type.rpartition(".")[2] for event in events if "reasoning_summary_part" in event.type]
+            assert kinds == ["added", "done"]
+            assert all(event.summary_index == 0 for event in events if "reasoning_summary" in event.type)
+            assert not [event for event in events if "reasoning_text" in event.type]
+            await client.responses.create(model="m", input=[*USER, *whole.output, *USER])
+            assert served.calls[-1].messages[1]["reasoning_content"] == "two twos"
+        plain = await client.responses.create(model="m", input="?", reasoning={"summary": None})
+    assert (plain.output[0].summary, plain.output[0].content[0].text) == ([], "two twos")
+
+
 @pytest.mark.parametrize("script", [thoughtful, calling, lambda _: response_parts()], ids=["thoughtful", "calling", "silent"])
 async def test_a_response_stream_adds_up_to_the_whole_response(script, client_of):
     async with serving(script) as served, client_of(served) as client:

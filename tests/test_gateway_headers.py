@@ -1,4 +1,4 @@
-"""Headers of responses: request ids, and what was ignored; and the probes of clients before their first call."""
+"""Headers: request ids, what was ignored, names of conversations; and the probes of clients before their first call."""
 
 from __future__ import annotations
 
@@ -66,6 +66,8 @@ async def test_what_is_ignored_is_in_a_header(harness, path, stream):
             assert response.headers.get("x-areal-ignored") == named
             assert id_in(path, response.headers)
             await response.read()
+        if not path.endswith("count_tokens"):
+            assert ", ".join(harness.recorded()[-1].ignored) == (named or "")
 
 
 async def test_the_header_is_also_in_an_error_of_the_call_and_short(harness):
@@ -82,6 +84,7 @@ async def test_beta_headers_are_ignored(harness):
     beta = {"anthropic-beta": "context-management-2025-06-27", "anthropic-version": "2023-06-01"}
     async with harness.http.post("/v1/messages?beta=true", json=CALLS["/v1/messages"], headers=beta) as response:
         assert (response.status, response.headers["x-areal-ignored"]) == (200, "metadata, anthropic-beta")
+    assert harness.recorded()[-1].ignored == ("metadata", "anthropic-beta")
 
 
 async def test_a_client_may_probe_the_root(harness):
@@ -98,3 +101,13 @@ async def test_a_websocket_for_responses_is_refused_with_the_status_that_makes_c
     assert refused.value.status == 426
     async with harness.http.post(path, json=CALLS["/v1/responses"]) as response:
         assert response.status == 200
+
+
+async def test_a_call_is_described_with_the_name_that_its_client_gave_the_conversation(harness):
+    for name in ("trace-1", "trace-2", None, "x" * 300):
+        headers = {"X-Session-ID": name} if name else {}
+        async with harness.http.post("/v1/chat/completions", json={"messages": HELLO}, headers=headers) as response:
+            assert response.status == 200
+    async with harness.http.get("/rl/session") as response:
+        described = await response.json()
+    assert [call["client_session"] for call in described["interactions"]] == ["trace-1", "trace-2", "", "x" * 256]

@@ -55,6 +55,20 @@ async def test_a_session_from_its_start_to_its_rows(harness):
     assert answer["sequences"][0]["attention_mask"] == [True, True, True]
 
 
+@pytest.mark.parametrize("letter", ["a", "é", "漢"])
+async def test_the_longest_task_id_is_exported(harness, letter):
+    task = letter * 256
+    given = await harness.started(task)
+    assert given["session_id"] == f"{task}-0"
+    harness.record(given["session_id"], ("a", "xy", ""))
+    status, _ = await ended(harness, given["session_id"], given["api_key"])
+    assert status == 200
+    status, answer = await harness.post("/export_trajectories", {"session_id": given["session_id"]})
+    assert (status, len(answer["sequences"])) == (200, 1)
+    status, answer = await harness.post("/rl/start_session", {"task_id": task + letter})
+    assert (status, answer["error"]["param"]) == (400, "task_id")
+
+
 async def test_exports_in_msgpack_and_json_are_equal(harness):
     given = await harness.started()
     harness.record(given["session_id"], ("a", "xy", ""), ("b", "z", "a"), ("c", "w", "a"))
@@ -278,6 +292,7 @@ async def test_a_session_reports_its_state_to_its_own_key_and_to_the_admin(harne
         "completion_tokens": 1,
         "finish_reason": "stop",
         "reward": None,
+        "client_session": "",
     }
     for path in (f"/{session}/rl/session", f"/rl/session?session_id={session}"):
         assert (await harness.call("GET", path))[1]["session_id"] == session

@@ -28,6 +28,7 @@ LOOSE = call("multiply", '{"b":2.0 , "a":9}')
 """JSON as no template writes it."""
 RUN = work(sampling=SamplingParams(max_tokens=400))
 FAITHFUL = {"llama3_1", "llama3_2", "qwen2_5", "qwen3_instruct_2507"}
+WITHOUT_TOOLS = {"cohere2", "gemma3", "llama3", "phi3_5", "qwen2_5_vl"}
 TEMPLATES = {path.stem: path for path in FILES}
 
 
@@ -233,6 +234,10 @@ async def test_over_every_family_s_template_tools_come_back_and_prompts_extend_o
         session = await harness.open(RUN)
         messages = [USER]
         async with clients(session) as (client, _):
+            if name in WITHOUT_TOOLS:
+                with pytest.raises(openai.BadRequestError, match="the template does not support tools"):
+                    await client.chat.completions.create(model="m", messages=messages, tools=[CHAT_TOOL])
+                return
             for _ in range(3):
                 got = await client.chat.completions.create(model="m", messages=messages, tools=[CHAT_TOOL])
                 message = got.choices[0].message.model_dump(exclude_none=True)

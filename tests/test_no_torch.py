@@ -14,17 +14,22 @@ WITH_TENSORS = (
     "embedded",
     "weights",
     "library.controllers",
+    "compat",
+    "tinker",
     "rewards.reward_model",
     "run.tensor_process",
     "run.recompute",
     "run.served_model",
     "__main__",
+    "core.environment_host",
     "generation.servers.server_side",
 )
-"""Folders and modules that may load torch (`__main__` runs the command line when it is imported; server_side is for other interpreters)."""
+"""Folders and modules that may load torch: `__main__` runs the command line when it is imported, `environment_host` and `server_side` are
+for other interpreters."""
 LIGHT = {
     *("embedded.settings", "training.checkpoint_retention", "training.checkpoint_store", "training.checkpointer", "training.engine"),
     *("training.engine_mismatch", "training.settings", "weights.folders", "weights.manifest", "weights.weight_files"),
+    *("tinker", "tinker.command"),
 }
 """Modules in these folders that a gateway, rollout, reward, control, monitor or cli process imports."""
 

@@ -36,6 +36,8 @@ def read(monkeypatch, tmp_path):
         (["task.dataset=shards/*.parquet"], 'found "shards/*.parquet", but there is no such file'),
         (["task.dataset=notes.txt"], 'found "notes.txt"; known: arithmetic'),
         (["task.held_out=notes.txt"], 'found "notes.txt"; write how many tasks to hold out'),
+        (["task.dataset=filters.py:row"], '`task.dataset`: found "filters.py:row", but filters.py has no function `row`'),
+        (["task.dataset=gone.py:rows"], 'found "gone.py:rows", but there is no file gone.py to read'),
         (["batcher.filter=signals"], 'found "signals"; write the function as `path.py:Name`, as in `filters.py:keep`'),
         (["batcher.filter=filters.py:keeps"], "but filters.py has no function `keeps`; did you mean `keep`?"),
         (["batcher.filter=signal"], 'found "signal", which is now `dynamic_sampling = true`'),

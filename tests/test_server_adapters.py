@@ -112,6 +112,15 @@ async def test_adapters_are_replaced_while_more_completions_wait_than_run(genuin
             genuine.assert_exact(joined(chunks), prompt=prompt)
 
 
+async def test_a_server_that_has_lost_the_adapter_is_unavailable(genuine: Genuine) -> None:
+    """As one that was restarted: the worker loads the adapter again, and the client's request is not refused."""
+    async with serving(genuine, 1) as engine:
+        engine._adapter = f"lost-{engine._adapter}"
+        with pytest.raises(EngineUnavailable, match="has lost the adapter lost-v1"):
+            await chunks_of(engine, PROMPT, SamplingParams(max_tokens=6))
+        engine._adapter = engine._adapter.removeprefix("lost-")
+
+
 async def test_an_adapter_that_is_not_whole_never_reaches_the_server(genuine: Genuine, tmp_path: Path) -> None:
     _, larger = random_adapter(tmp_path, genuine.folder, 3, rank=2 * RANK)
     async with serving(genuine, 1) as engine:

@@ -1,20 +1,17 @@
 from __future__ import annotations
 
 import pytest
-from support.samples import LETTERS_TEMPLATE, abandoned, columns, exported, letters, loaded, published, work
+from support.manager_harness import Manager
+from support.samples import LETTERS_TEMPLATE, abandoned, columns, exported, letters, work
 
-from areal_actors.core.settings import GatewaySettings
 from areal_actors.core.values import unpack_ids
-from areal_actors.gateway.session_manager import SessionManager
 from areal_actors.messages import (
     ActorFailed,
     EpisodeAbandoned,
     EpisodeEvaluated,
     EpisodeScored,
-    Generate,
     Generated,
     InteractionRecorded,
-    ModelRequest,
     ModelResponsePart,
     OpenSession,
     SetReward,
@@ -22,38 +19,6 @@ from areal_actors.messages import (
 )
 from areal_actors.runtime.actor import Tick
 from bus.errors import NoReply, NoResponder
-
-
-class Manager:
-    """A session manager whose inference workers give the set answers."""
-
-    def __init__(self, send, *, workers=("a",), context=200):
-        self.send = send
-        self.workers = workers
-        self.actor = SessionManager(GatewaySettings(), lambda folder: letters(), secret=b"secret", max_model_len=context, serve_http=False)
-        self.asked: list[Generate] = []
-        self.generate = lambda question: [Generated(columns=columns("hi\n", 3), finish_reason="stop")]
-
-    async def __call__(self, *messages, now=0.0):
-        def answer(question):
-            self.asked.append(question)
-            return self.generate(question)
-
-        return await self.send(self.actor, *messages, now=now, answers={Generate: answer})
-
-    async def ready(self):
-        await self(published(9), *(loaded(worker, 0) for worker in self.workers))
-        return self
-
-    async def open(self, run=None, now=0.0, lease=10.0):
-        (opened,) = await self(OpenSession(work=run or work(), lease_seconds=lease), now=now)
-        assert not opened.refused
-        return opened
-
-    async def chat(self, session, *texts, now=0.0, stream=False, **options):
-        roles = ("user", "assistant")
-        messages = tuple({"role": roles[place % 2], "content": text} for place, text in enumerate(texts))
-        return await self(ModelRequest(session=session, messages=messages, sampling=options, stream=stream), now=now)
 
 
 @pytest.fixture
@@ -106,12 +71,6 @@ async def test_options_hold_for_the_call_and_the_session_s_sampling_for_the_rest
     assert isinstance(question.sampling.seed, int)
     await manager.chat(opened.session, "b", seed=7)
     assert manager.asked[1].sampling.seed == 7
-
-
-async def test_what_is_evaluated_may_be_sampled_at_any_temperature(manager):
-    opened = await manager.open(work(purpose="evaluate"))
-    await manager.chat(opened.session, "a", temperature=0.5)
-    assert manager.asked[0].sampling.temperature == 0.5
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ async def test_an_agent_gets_the_task_and_the_address_and_its_environment_names_
         names = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY")
         return " ".join([task["question"], base_url, api_key, *map(os.environ.get, names)])
     """
-    expected = "why? http://here/0/v1 sk-0 http://here/0/v1 sk-0 http://here/0 sk-0"
+    expected = "why? http://here/0/v1 sk-0 http://here/sk-0/v1 sk-0 http://here/sk-0 sk-0"
     assert await result(tmp_path, body) == AgentResult(output=expected)
 
 
@@ -86,6 +86,7 @@ async def test_an_agent_gets_the_task_and_the_address_and_its_environment_names_
         ("1", AgentResult(reward=1.0)),
         ("__import__('fractions').Fraction(1, 4)", AgentResult(reward=0.25)),
         ("{'a': 1, 'b': __import__('decimal').Decimal('0.5')}", AgentResult(rewards={"a": 1.0, "b": 0.5})),
+        ("{'rewards': {'a': 1}, 'metrics': {'turns': 2}}", AgentResult(rewards={"a": 1.0}, metrics={"turns": 2.0})),
     ],
 )
 async def test_what_an_agent_may_return(tmp_path, head, returned, expected):
@@ -354,11 +355,12 @@ async def ran(tmp_path, script, **data):
         ("cat >/dev/null; echo on the way; echo '{\"reward\": 1}'", AgentResult(reward=1.0)),
         ('echo \'{"output": "42"}\'; echo', AgentResult(output="42")),
         ('echo \'{"rewards": {"a": 1}}\'', AgentResult(rewards={"a": 1.0})),
+        ('echo \'{"reward": 1, "metrics": {"turns": 2}}\'', AgentResult(reward=1.0, metrics={"turns": 2.0})),
         ("echo null", AgentResult()),
         ("echo '{}'", AgentResult()),
         ("printf 0.5", AgentResult(reward=0.5)),
         ('printf \'{"output": %s}\' "$(sed s/.*:// | tr -d })"', AgentResult(output="why?")),
-        ('printf \'"%s"\' "$OPENAI_BASE_URL $ANTHROPIC_API_KEY"', AgentResult(output="http://here/0/v1 sk-0")),
+        ('printf \'"%s"\' "$OPENAI_BASE_URL $ANTHROPIC_API_KEY"', AgentResult(output="http://here/sk-0/v1 sk-0")),
         ("echo \"$AREAL_TASK\" | sed 's/question/output/'", AgentResult(output="why?")),
         ("head -c 5000000 /dev/zero | tr '\\0' x; echo; echo 1", AgentResult(reward=1.0)),
     ],

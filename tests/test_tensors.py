@@ -1,12 +1,13 @@
 """Rows to micro-batches: every trained token is scored exactly once, by the position before it."""
 
+import msgspec
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_actors.core.values import TrainingSequence
+from areal_actors.core.values import SequenceCall, TrainingSequence
 from areal_actors.training.packing.tensors import first_fit_decreasing, make_micro_batches
 
 CPU = torch.device("cpu")
@@ -52,6 +53,14 @@ def test_a_row_whose_last_token_is_not_trained_keeps_its_other_tokens():
     (batch,) = make_micro_batches([row([1, 2], [3, 4, 5], mask=[False, False, True, True, False])], [0], 100, CPU)
     assert batch.labels.tolist() == [3, 4]
     assert batch.token_index.tolist() == [0, 1]
+
+
+def test_a_token_has_the_temperature_of_its_call():
+    calls = (SequenceCall(start=1, end=3, reward=0.0, temperature=0.5), SequenceCall(start=4, end=5, reward=0.0))
+    rows = [msgspec.structs.replace(row([1], [2, 3, 4, 5], mask=[False, True, True, False, True]), calls=calls), row([6], [7])]
+    plain, (mixed,) = make_micro_batches(rows, [1], 100, CPU)[0], make_micro_batches(rows, [0, 1], 100, CPU)
+    assert plain.temperatures is None
+    assert (mixed.labels.tolist(), mixed.temperatures.nan_to_num(nan=-1).tolist()) == ([2, 3, 5, 7], [0.5, 0.5, -1, -1])
 
 
 def test_holes_in_a_mask_are_skipped():

@@ -18,6 +18,7 @@ class Scaled(nn.Linear):
 
 
 def at_once(head, hidden, labels, temperature):
+    temperature = temperature[:, None] if isinstance(temperature, torch.Tensor) else temperature
     logps = (head(hidden).double() / temperature).log_softmax(-1)
     return logps.gather(1, labels[:, None]).squeeze(1), -(logps.exp() * logps).sum(-1)
 
@@ -39,7 +40,7 @@ def chunks(request):
 @pytest.mark.usefixtures("chunks")
 @pytest.mark.parametrize("kind", [nn.Linear, Scaled])
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("temperature", [1.0, 0.6])
+@pytest.mark.parametrize("temperature", [1.0, 0.6, torch.linspace(0.1, 2.0, TOKENS)], ids=["1", "0.6", "each its own"])
 def test_scores_and_gradients_are_those_of_all_logits_at_once(kind, bias, temperature):
     torch.manual_seed(0)
     head = kind(HIDDEN, VOCABULARY, bias=bias)

@@ -74,6 +74,8 @@ def canonical(name, arguments):
         return (
             f"<|tool_call_start|>[search({', '.join(f'{key}={json.dumps(value)}' for key, value in arguments.items())})]<|tool_call_end|>"
         )
+    if name == "python_lines":
+        return f"<function_calls>search({', '.join(f'{key}={json.dumps(value)}' for key, value in arguments.items())})</function_calls>"
     old = '{"city": "Paris", "days": 3}'
     return ONE_CALL[name].replace("weather", "search").replace(old, as_json).removesuffix("<|call|>")
 
@@ -122,6 +124,7 @@ def test_several_calls_only_when_they_may_be_parallel(name):
         "generic_json": f"[{one}, {one}]",
         "llama3": f"{one}; {one}",
         "mistral": one + one,
+        "python_lines": one.replace("</function_calls>", "\n" + one.removeprefix("<function_calls>")),
         "pythonic": one.replace(")]", ")" + ", " + one.removeprefix("<|tool_call_start|>[").removesuffix("]<|tool_call_end|>") + "]"),
     }.get(name, f"{one}\n{one}")
     assert len(format_by_name(name).parse(several, TOOLS).tool_calls) == 2

@@ -11,7 +11,7 @@ from support.tiny_trainer import logps, make_trainer, same, sequences_of, weight
 from transformers import AutoModelForCausalLM, AutoTokenizer, Gemma2Config, Gemma2ForCausalLM
 
 from areal_actors.core.errors import CheckpointError, EngineError, SetupError
-from areal_actors.core.values import TrainingSequence
+from areal_actors.core.values import SequenceCall, TrainingSequence
 from areal_actors.training.algorithms import Grpo
 from areal_actors.training.algorithms.correction import Correction
 from areal_actors.training.packing.scoring import TokenScorer
@@ -165,6 +165,21 @@ def test_log_probabilities_are_taken_at_the_sampling_temperature(make):
     right, wrong = (sequences_of(make(), temperature=temperature) for temperature in (0.5, 1.0))
     assert make(temperature=0.5).step(right)["train_infer_logprob_diff_max"] < 1e-4
     assert make(temperature=0.5).step(wrong)["train_infer_logprob_diff_max"] > 0.1
+
+
+@pytest.mark.parametrize("sharing", ["on", "off"])
+def test_a_call_with_a_temperature_of_its_own_is_trained_at_it(make, sharing):
+    def with_temperature(row, temperature):
+        call = SequenceCall(start=0, end=len(row.token_ids), reward=row.reward, temperature=temperature)
+        return msgspec.structs.replace(row, calls=(call,))
+
+    trainer = make(prefix_sharing=sharing)
+    cold, warm = (sequences_of(make(), temperature=temperature) for temperature in (0.5, 1.0))
+    rows = [with_temperature(row, 0.5) if number % 2 else warm[number] for number, row in enumerate(cold)]
+    assert trainer.step(rows)["train_infer_logprob_diff_max"] < 1e-4
+    assert make().step([with_temperature(row, 0.5) for row in cold])["loss"] == pytest.approx(
+        make(temperature=0.5).step(cold)["loss"], abs=1e-6
+    )
 
 
 def test_entropy_is_that_of_the_whole_distribution(make):

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 import textwrap
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -10,13 +12,14 @@ from support.fake_engine import FixedTextEngine
 from support.gateway_harness import HELLO, opened_gateway
 from support.samples import work
 
-from areal_actors.core.errors import RewardError
+from areal_actors.core.errors import AgentError, RewardError
 from areal_actors.library.workflow import ArealOpenAI, RolloutWorkflow, workflow_context
 from areal_actors.messages import OpenSession
 from areal_actors.rollout.agent_process import AgentProgram
 from areal_actors.rollout.agent_runner import AgentResult
 from areal_actors.rollout.episode_context import EpisodeContext
-from areal_actors.rollout.inline_runner import InlineRunner
+from areal_actors.rollout.group_runner import GroupRunner
+from areal_actors.rollout.inline_runner import InlineRunner, load_agent
 from areal_actors.rollout.rollout_worker import RolloutWorker
 from areal_actors.rollout.subprocess_runner import SubprocessRunner
 
@@ -194,3 +197,68 @@ async def test_a_script_that_takes_its_client_from_the_environment_just_works(tm
         await runner.start()
         assert await runner.run(work().task, base_url=opened.base_url, api_key=opened.api_key) == AgentResult(output="hi there")
         await runner.close()
+
+
+# ---------------------------------------------------------------- rewards that were not awaited
+
+FORGETTING = """
+    from areal_actors.library.workflow import ArealOpenAI, RolloutWorkflow
+
+    class Forgetting(RolloutWorkflow):
+        def __init__(self, line):
+            self.line = line
+
+        async def arun_episode(self, engine, data):
+            client = ArealOpenAI(engine)
+            answer = await client.chat.completions.create(model="default", messages=[{"role": "user", "content": "hello"}])
+            exec(self.line)
+            await client._client.aclose()
+            return 1.0
+
+    class Together(Forgetting):
+        async def arun_group(self, engines, data):
+            return [await self.arun_episode(engine, data) for engine in engines]
+"""
+FORGOTTEN = r"`?set_reward\('0.0-1-1', 1.0\) at .*:1 was not awaited, so this reward was not set; write `await client.set_reward\(…\)`"
+
+
+@pytest.mark.parametrize("way", ["inline", "group", "subprocess"])
+async def test_a_reward_that_is_not_awaited_fails_the_episode(tmp_path, way, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent.parent))
+    (tmp_path / "forgetting.py").write_text(textwrap.dedent(FORGETTING))
+    options = {"line": "client.set_reward(answer.id, 1.0)"}
+    async with opened_gateway() as harness:
+        await harness.engine("inference_worker-0", FixedTextEngine())
+        opened = await harness.open()
+        if way == "inline":
+            runner = InlineRunner.named("forgetting.py:Forgetting", tmp_path, options)
+        elif way == "group":
+            runner = GroupRunner(load_agent("forgetting.py:Together", tmp_path, options), "Together", group_size=1)
+        else:
+            runner = SubprocessRunner(AgentProgram(agent="forgetting.py:Forgetting", root=str(tmp_path), options=options), processes=1)
+        await runner.start()
+        with pytest.raises(AgentError, match=FORGOTTEN), workflow_context.running(EpisodeContext.of(work(), 0)):
+            await runner.run(work().task, base_url=opened.base_url, api_key=opened.api_key)
+        await runner.close()
+
+
+async def test_a_reward_may_be_awaited_as_a_task_and_an_agents_own_error_comes_first():
+    async with opened_gateway() as harness:
+        await harness.engine("inference_worker-0", FixedTextEngine())
+        engine = engine_of(await harness.open())
+        async with ArealOpenAI(engine) as client:
+            answer = await asked(client)
+            await asyncio.create_task(client.set_reward(answer.id, 0.5))
+            await asyncio.gather(client.set_last_reward(0.25))
+            assert [turn.reward for turn in await client.get_interactions()] == [0.25]
+
+        async def forget(error=None):
+            async with ArealOpenAI(engine) as client:
+                client.set_last_reward(1.0)
+                if error:
+                    raise error
+
+        with pytest.raises(RewardError, match=r"set_last_reward\(1.0\) at test_workflow.py:\d+ was not awaited"):
+            await forget()
+        with pytest.raises(ValueError, match="its own error"):
+            await forget(ValueError("its own error"))

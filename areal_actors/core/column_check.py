@@ -7,7 +7,7 @@ number: columns are accepted as they are or rejected as a whole.
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
-from math import isfinite
+from math import inf, isfinite
 from typing import Any
 
 import msgspec
@@ -92,6 +92,8 @@ def trajectory_fault(trajectory: Trajectory) -> ColumnFault | None:
         if not len(turn.completion):
             return ColumnFault(check="empty", detail=f"interaction {turn.id} has no sampled token")
         fault = structure_fault(turn.completion) or _tree_fault(turn.parent, turn.prompt_suffix, earlier)
+        if fault is None and turn.temperature is not None and not 0 < turn.temperature < inf:
+            fault = ColumnFault(check="temperature", detail=f"{turn.temperature:g}; a finite number above 0 was expected")
         if fault is not None:
             return msgspec.structs.replace(fault, detail=f"in interaction {turn.id}: {fault.detail}")
         earlier.add(turn.id)

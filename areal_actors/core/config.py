@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, dataclass_transform
+from collections.abc import Mapping
+from typing import Annotated, Any, dataclass_transform
 
 import msgspec
 
@@ -18,3 +19,12 @@ Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
 class Config(msgspec.Struct, metaclass=FrozenMeta, forbid_unknown_fields=True):
     """A table of a recipe, decoded into the object that it parametrises."""
+
+
+def merged(below: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge tables key by key; any other value of `over` replaces that of `below`."""
+    both = {
+        name: merged(below[name], value) if isinstance(value, dict) and isinstance(below.get(name), dict) else value
+        for name, value in over.items()
+    }
+    return {**below, **both}

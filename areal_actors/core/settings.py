@@ -12,6 +12,7 @@ import msgspec
 from areal_actors.core.config import Config, Fraction, NonNegativeInt, PositiveFloat, PositiveInt
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+TemperaturePolicy = Literal["error", "recipe", "as_asked"]
 
 
 class TaskSettings(Config):
@@ -21,6 +22,16 @@ class TaskSettings(Config):
     """Dataset: `arithmetic` (generated locally), `owner/name` or `owner/name:config` on the Hugging Face hub, the path of a `.jsonl` or
     `.parquet` file, of a folder of them, or of a saved dataset; a path may contain `*`. Empty for online runs.
     In supervised runs: demonstrations or pairs, see docs/supervised.md."""
+    environment: str = ""
+    """Environment that brings tasks, agents and rewards: `verifiers:NAME` of an installed package, or `verifiers:PATH` of a package's
+    folder or a module's file, see docs/environments.md; instead of dataset, agent and reward."""
+    environment_args: dict[str, Any] = {}
+    """The environment's settings: of verifiers its `[env]` table, as in `environment_args = { agent.harness.id = "null" }`."""
+    environment_tasks: PositiveInt = 1000
+    """Maximum number of tasks taken from the environment, in its order."""
+    held_out_args: dict[str, Any] = {}
+    """Changes to `environment_args` for held-out tasks, as in `held_out_args = { taskset.split = "test" }`: the first `held_out` tasks
+    of that environment are held out. Without any, `held_out` of the environment's tasks."""
     agent: str = ""
     """Agent: `path.py:Name` or `package.module:Name` of a class, an object or a function, relative to the current directory; or a
     script, `path.py`, which requires the runner `subprocess`. `online`: external agents connect to the gateway."""
@@ -77,6 +88,10 @@ class TaskSettings(Config):
     each call once (process rewards)."""
 
 
+KEEP_REASONING = "keep-reasoning"
+"""Value of `gateway.chat_template`."""
+
+
 class GatewaySettings(Config):
     """`[gateway]`: HTTP server through which agents call the model."""
 
@@ -92,9 +107,19 @@ class GatewaySettings(Config):
     """Seconds for which a reserved slot is kept."""
     finished_sessions_cached: NonNegativeInt = 1024
     """Number of finished sessions that can still be exported."""
+    chat_template: str = ""
+    """Chat template in place of the model's: the path of a Jinja file, relative to the current directory. `keep-reasoning` uses the
+    model's, and keeps earlier reasoning in prompts although the template drops it; see docs/chat-templates.md."""
+    tool_format: str = "auto"
+    """Format of tool calls: `auto` takes the first that reads back the calls that the chat template renders, `learned` takes the
+    delimiters from the template, a name such as `hermes` that format; `none` refuses tools. See docs/chat-templates.md."""
     store_false: Literal["skip", "train"] = "skip"
     """Calls with `store: false` are recorded as context of later calls; `skip` does not train them, `train` does, for clients that
     always send it."""
+    temperature_policy: TemperaturePolicy = "error"
+    """Trained calls whose client sets another `temperature` than `sampling.temperature`: `error` refuses them; `recipe` samples them at
+    the recipe's temperature and lists the field in the response header `x-areal-ignored`; `as_asked` samples them at the client's, from
+    0.1 on, and trains their tokens at that temperature. Evaluation and `areal serve` use the client's."""
     completion_seconds: PositiveFloat = 600.0
     """Maximum wait, in seconds, for the next part of a completion from an inference worker, which is all of it unless it is streamed;
     beyond it the engine has failed. Below `task.timeout_seconds`, a silent engine is reported instead of the waiting agent."""
@@ -230,6 +255,9 @@ ONLINE = "online"
 
 NOT_ONLINE = frozenset({"task_source", "rollout_worker", "reward_worker", "evaluator"})
 """Actors that an online run does not have, since they run agents."""
+
+NOT_IN_ENVIRONMENTS = frozenset({"reward_worker"})
+"""Actors that a run in an environment does not have, since the environment scores its episodes."""
 
 ONLY_WITH_EXAMPLES = frozenset({"example_source"})
 """Actors of supervised runs only."""

@@ -170,6 +170,8 @@ class Interaction(Value):
     """False for a call that is only context of later calls and not trained (`store: false`)."""
     worker: str = ""
     """Inference worker that sampled the completion; empty if several did."""
+    temperature: float | None = None
+    """Sampling temperature if the client set one (`gateway.temperature_policy = "as_asked"`); None for the recipe's."""
 
 
 class Trajectory(Value):
@@ -234,6 +236,8 @@ class SequenceCall(Value, array_like=True):
     episode."""
     worker: str = ""
     """Inference worker that sampled the call; empty if several did, or if it is not recorded."""
+    temperature: float | None = None
+    """Temperature of its log-probabilities, if it is not the recipe's."""
 
 
 class TrainingSequence(msgspec.Struct, frozen=True):

@@ -34,6 +34,7 @@ from areal_actors.messages import (
     SnapshotRefused,
     StepCompleted,
     StepDiffered,
+    ToolsRefused,
     TrainerRolledBack,
     TrainingHalted,
 )
@@ -181,6 +182,7 @@ LINES: Mapping[type[Message], Sentence] = {
     EvaluationCompleted: _evaluation,
     LossEvaluated: _losses,
     EpisodeAbandoned: _abandoned,
+    ToolsRefused: lambda it: f"requests with tools are refused for {it.model}: {it.reason}",
     CompletionRefused: lambda it: f"completion of {it.worker} refused in episode {it.episode}: {it.cause}",
     BatchRefused: _refused,
     ConcurrencyChanged: lambda it: f"groups at once: {it.groups}, before {it.before}: {it.reason}",

@@ -43,7 +43,8 @@ class TransformersEngine:
         self.vocabulary_size = int(model.config.get_text_config().vocab_size)
         decoder = make_decoder(model, settings.max_num_seqs, settings.max_model_len, batch_invariant=settings.batch_invariant == "on")
         slots = DecodeSlots(settings.max_num_seqs, settings.max_model_len, self.vocabulary_size, self.tokenizer)
-        self._model = model
+        self.model = model
+        """The model itself. Its weights change in `load_weights` only: between two calls others may run its plain forward, too."""
         self._weights = model.state_dict()
         self._merger = AdapterMerger(model_folder, self._weights)
         self._device: torch.device = model.device
@@ -113,7 +114,7 @@ class TransformersEngine:
             await swap.done
 
     def _read(self, location: WeightsLocation) -> Mapping[str, torch.Tensor]:
-        return model_tensors(self._model, read_weights(location))
+        return model_tensors(self.model, read_weights(location))
 
     def take_counters(self) -> EngineCounters:
         """Counts since the last call, for telemetry."""

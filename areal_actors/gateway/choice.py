@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from itertools import chain
 from typing import Any
@@ -19,6 +20,7 @@ from areal_actors.tokenization.tokenizer import ChatTokenizer, TextStream
 from areal_actors.tokenization.tool_parsers.base import Answer, Delta, ToolDefinition
 
 CALL_ID_CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
+WRITTEN_ID = re.compile(r"[\w.:\-]{1,80}")
 CALL_ID_LENGTH = 9
 """Nine letters and digits: some chat templates accept no other tool call ids."""
 
@@ -38,11 +40,18 @@ class Choice:
         stream: bool,
         logprobs: bool,
         parallel_tool_calls: bool = True,
+        issued_ids: frozenset[str] = frozenset(),
         published: PublishedVersions,
         vocabulary: int = 0,
+        temperature: float | None = None,
+        ignored: tuple[str, ...] = (),
     ) -> None:
+        """`temperature` is that of training, if it is not the recipe's; `ignored` are fields of the request without effect."""
+        self.temperature, self.ignored = temperature, ignored
         self.identifier, self.number, self.prompt, self.sampling = identifier, number, prompt, sampling
         self.chat, self.tools, self.logprobs, self.parallel_tool_calls = chat, tools, logprobs, parallel_tool_calls
+        self._issued_ids = issued_ids
+        """Ids of the session's earlier tool calls."""
         self.check = CompletionCheck(published, vocabulary, sampling)
         self.parts: list[Generated] = []
         self.workers: set[str] = set()
@@ -55,6 +64,7 @@ class Choice:
         self._answer = chat.format.stream(tools, in_reasoning=prompt.opens_reasoning) if stream else None
         self._calls: list[str] = []
         """Ids of the tool calls begun so far."""
+        self._has_emitted = False
 
     def add_tokens(self, part: Generated, worker: str = "") -> None:
         """Add the next tokens, sampled by `worker`.
@@ -105,17 +115,24 @@ class Choice:
         ]
         if logprobs and not answered:
             answered.append(ModelResponsePart(interaction=self.identifier, choice=self.number, logprobs=logprobs))
+        if answered and not self._has_emitted:
+            self._has_emitted = True
+            counts = {"prompt_tokens": len(self.prompt.token_ids) // 4, "cached_tokens": self.prompt.cached_tokens}
+            answered[0] = msgspec.structs.replace(answered[0], **counts, ignored=self.ignored)
         return answered
 
     def _call_part(self, piece: Delta) -> ToolCallPart:
         assert piece.call is not None
         begins = piece.call == len(self._calls)
         if begins:
-            self._calls.append(self._call_id(piece.call))
+            self._calls.append(self._call_id(piece.call, piece.id, self._calls))
         identifier = self._calls[piece.call] if begins else ""
         return ToolCallPart(index=piece.call, id=identifier, name=piece.name, arguments=piece.arguments)
 
-    def _call_id(self, index: int) -> str:
+    def _call_id(self, index: int, written: str, before: Sequence[str]) -> str:
+        """The id that the model wrote, if it is one and new in the session; else an own one."""
+        if self.number == 0 and WRITTEN_ID.fullmatch(written) and written not in self._issued_ids and written not in before:
+            return written
         number = xxhash.xxh3_64_intdigest(f"{self.identifier} {index}".encode())
         letters = [CALL_ID_CHARACTERS[number // 36**place % 36] for place in range(CALL_ID_LENGTH)]
         return "".join(letters)
@@ -140,6 +157,7 @@ class Choice:
             self._message(answer),
             worker=worker,
             trained=trained,
+            temperature=self.temperature,
             streamed=self._text is not None,
         )
         self.whole = ModelResponsePart(
@@ -155,7 +173,8 @@ class Choice:
             cached_tokens=self.prompt.cached_tokens,
             completion_tokens=len(columns),
             reasoning_tokens=len(self.chat.encode(answer.reasoning)) if answer.reasoning else 0,
-            tool_call_error=answer.tool_call_error or self._parallel_call_problem(answer),
+            tool_call_error=answer.tool_call_error or self._call_problem(answer),
+            ignored=self.ignored,
             last=last,
         )
         if self._answer is None:
@@ -163,9 +182,14 @@ class Choice:
         rest = msgspec.structs.replace(self.whole, reasoning="", text="", tool_calls=(), logprobs=())
         return [*self._flush(), rest], turn
 
-    def _parallel_call_problem(self, answer: Answer) -> str:
+    def _call_problem(self, answer: Answer) -> str:
+        """Reason for which the agent may reject calls that it receives as calls; empty if there is none."""
         calls = len(answer.tool_calls)
-        return f"{calls} tool calls although parallel_tool_calls is false" if calls > 1 and not self.parallel_tool_calls else ""
+        if calls > 1 and not self.parallel_tool_calls:
+            return f"{calls} tool calls although parallel_tool_calls is false"
+        declared = [tool["function"]["name"] for tool in self.tools] if calls else []
+        undeclared = [call.name for call in answer.tool_calls if call.name not in declared]
+        return f"no tool is named {undeclared[0]!r}; declared are {', '.join(declared)}" if undeclared else ""
 
     def _flush(self) -> list[ModelResponsePart]:
         assert self._text is not None
@@ -196,8 +220,11 @@ class Choice:
         return text.released, text.matched
 
     def _tool_calls(self, answer: Answer) -> tuple[ToolCallPart, ...]:
+        ids: list[str] = []
+        for index, call in enumerate(answer.tool_calls):
+            ids.append(self._call_id(index, call.id, ids))
         return tuple(
-            ToolCallPart(index=index, id=self._call_id(index), name=call.name, arguments=call.arguments)
+            ToolCallPart(index=index, id=ids[index], name=call.name, arguments=call.arguments)
             for index, call in enumerate(answer.tool_calls)
         )
 

@@ -16,12 +16,13 @@ import msgspec
 
 from areal_actors.core.column_check import ColumnFault
 from areal_actors.core.errors import PromptTooLong, RequestError
+from areal_actors.core.settings import TemperaturePolicy
 from areal_actors.core.values import SamplingParams
 from areal_actors.gateway.choice import Choice
 from areal_actors.gateway.completion_check import CompletionFault, PublishedVersions
 from areal_actors.gateway.constraint import constraint_of
 from areal_actors.gateway.conversations.continuation import Continuations
-from areal_actors.gateway.conversations.conversation import PromptLimit, prompt_for, with_history
+from areal_actors.gateway.conversations.conversation import PromptLimit, prompt_for, with_history, with_references
 from areal_actors.gateway.conversations.turns import Prompt
 from areal_actors.gateway.sessions.table import Session
 from areal_actors.gateway.worker_pool import InFlightCall, WorkerLost, WorkerPool, until_gone
@@ -29,7 +30,11 @@ from areal_actors.messages import Generate, ModelRequest, ModelResponsePart
 from areal_actors.runtime.actor import Context
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.tokenization.tool_parsers.base import ToolDefinition
+from areal_actors.tokenization.tool_parsers.round_trip import UNTESTED, ToolSupport
 from bus.errors import AnswerLost, BusError, NoResponder
+
+LEAST_TEMPERATURE = 0.1
+"""Lowest temperature at which tokens are trained: the gradient, and the rounding of log-probabilities, grow with its inverse."""
 
 
 @dataclass
@@ -44,6 +49,10 @@ class ServedModel:
     """Tokens of prompt and answer together."""
     answer_seconds: float
     """Time that a worker may take for each part of its answer."""
+    temperature_policy: TemperaturePolicy | None
+    """For trained calls with another temperature than the recipe's; None if none are trained."""
+    tools: ToolSupport = UNTESTED
+    """Result of the test of the model's answer format."""
 
     @property
     def chat(self) -> ChatTokenizer:
@@ -64,12 +73,25 @@ class ModelCall:
         self.request, self.served, self.in_flight = request, served, in_flight
         refuse_images(request.messages)
         known = {turn.interaction.id: turn for turn in session.turns}
-        request = with_history(known, request)
+        self._issued_ids = frozenset(call["id"] for turn in session.turns for call in turn.answer.get("tool_calls") or ())
+        request = with_history(known, with_references(known, request))
         tools = callable_tools(request)
+        if tools and served.tools.error:
+            raise RequestError(tools_refused(served.tools), "tools")
         field = "messages" if request.messages else "prompt"
         room = None if request.count_only else PromptLimit(served.max_model_len, field)
         self.prompt: Prompt = prompt_for(known, request, served.continuations, room)
-        sampling = sampling_of(request.sampling, session.work.sampling, trained=session.work.purpose == "train")
+        default = session.work.sampling
+        sampling = sampling_of(request.sampling, default)
+        self.temperature: float | None = None
+        """Temperature at which the tokens are trained, if it is not the recipe's."""
+        self.ignored = request.ignored
+        """Fields, tools and headers of the request without effect."""
+        if served.temperature_policy and session.work.purpose == "train" and sampling.temperature != default.temperature:
+            if served.temperature_policy == "recipe":
+                sampling, self.ignored = msgspec.structs.replace(sampling, temperature=default.temperature), (*self.ignored, "temperature")
+            else:
+                self.temperature = trainable_temperature(sampling.temperature, default.temperature, served.temperature_policy)
         if (constraint := constraint_of(request, tools, served.chat.format, in_reasoning=self.prompt.opens_reasoning)) is not None:
             sampling = msgspec.structs.replace(sampling, constraint=constraint)
         self.sampling = sampling if request.count_only else within_context(sampling, self.prompt_tokens, served.max_model_len, field)
@@ -92,8 +114,11 @@ class ModelCall:
             stream=self.request.stream,
             logprobs=self.request.logprobs,
             parallel_tool_calls=self.request.parallel_tool_calls,
+            issued_ids=self._issued_ids,
             published=self.served.published,
             vocabulary=self.served.vocabulary,
+            temperature=self.temperature,
+            ignored=self.ignored,
         )
 
     def next_request(self, choice: Choice, seed: int) -> Generate:
@@ -113,12 +138,11 @@ class ModelCall:
         )
 
 
-def sampling_of(options: Mapping[str, Any], default: SamplingParams, *, trained: bool) -> SamplingParams:
+def sampling_of(options: Mapping[str, Any], default: SamplingParams) -> SamplingParams:
     """The request's sampling parameters, with the session's defaults for those it leaves out.
 
     Raises:
-        RequestError: a value is of the wrong type or out of range, or a completion for training (`trained`) would
-            be sampled at another temperature than the trainer's log-probabilities use.
+        RequestError: a value is of the wrong type or out of range.
     """
     if not options:
         return default
@@ -131,13 +155,22 @@ def sampling_of(options: Mapping[str, Any], default: SamplingParams, *, trained:
         raise RequestError(f"'{field}': {complaint[0].lower()}{complaint[1:]}", field) from None
     if not 0 < sampling.top_p <= 1:
         raise RequestError(f"'top_p' is {sampling.top_p:g}; expected a number above 0, at most 1", "top_p")
-    if trained and sampling.temperature != default.temperature:
-        raise RequestError(
-            f"'temperature' is {sampling.temperature:g}, but this run trains at {default.temperature:g}: "
-            f"leave it out, or set sampling.temperature={sampling.temperature:g} in the recipe",
-            "temperature",
-        )
     return sampling
+
+
+def trainable_temperature(asked: float, default: float, policy: TemperaturePolicy) -> float:
+    """Returns the temperature that a client asked for, if its tokens can be trained at it.
+
+    Raises:
+        RequestError: the policy is `error`, or the temperature is too low.
+    """
+    if policy == "as_asked" and asked >= LEAST_TEMPERATURE:
+        return asked
+    if policy == "as_asked":
+        problem = f"tokens are trained at {LEAST_TEMPERATURE:g} or more: leave it out, or set gateway.temperature_policy='recipe'"
+    else:
+        problem = f"this run trains at {default:g}: leave it out, or set gateway.temperature_policy='as_asked' (or 'recipe')"
+    raise RequestError(f"'temperature' is {asked:g}, but {problem} in the recipe", "temperature")
 
 
 def callable_tools(request: ModelRequest) -> Sequence[ToolDefinition]:
@@ -158,6 +191,14 @@ def callable_tools(request: ModelRequest) -> Sequence[ToolDefinition]:
         known = ", ".join(tool["function"]["name"] for tool in request.tools) or "none"
         raise RequestError(f"'tool_choice' names the function '{name}', which is not in 'tools' ({known})", "tool_choice")
     return named
+
+
+def tools_refused(support: ToolSupport) -> str:
+    """Return the error for a request with tools to a model whose tool calls cannot be read."""
+    return (
+        f"'tools' cannot be used with this model's chat template: {support.error}; leave them out, or set gateway.chat_template to a "
+        f"template that renders tool calls, or gateway.tool_format to the format that the model writes"
+    )
 
 
 def refuse_images(messages: Sequence[Mapping[str, Any]]) -> None:

@@ -30,7 +30,8 @@ def constraint_of(request: ModelRequest, tools: Sequence[ToolDefinition], form: 
     answer = free_json(json.loads(request.constraint.text))
     if not tools:
         grammar = Grammar()
-        return grammar.constraint(f"{grammar.until('</think>')} /\\n{{0,2}}/ {grammar.rule(answer)}")
+        closing = next((closing for opening, closing in form.reasoning), "</think>")
+        return grammar.constraint(f"{grammar.until(closing)} /\\n{{0,2}}/ {grammar.rule(answer)}")
     if in_reasoning or not form.stream(tools).push("{"):
         raise RequestError(
             "'response_format' and 'tools' cannot be combined in this model's format; send one of them, or tool_choice none",

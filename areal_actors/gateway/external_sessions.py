@@ -10,8 +10,10 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator, Sequence
 
+from areal_actors.core.errors import SessionError
 from areal_actors.core.settings import GatewaySettings
 from areal_actors.core.values import Interaction, SamplingParams, Task
+from areal_actors.gateway.conversations.turns import path_to, token_ids_of
 from areal_actors.gateway.sessions.capacity import ExternalCapacity, ExternalSessionsState, ExternalSlots, GroupSlot
 from areal_actors.gateway.sessions.episode_end import Ending, episode_of, outcome, unused
 from areal_actors.gateway.sessions.keys import session_key
@@ -25,16 +27,20 @@ from areal_actors.messages import (
     DescribeSession,
     EndSession,
     EpisodeAbandoned,
+    GetInteraction,
     GetTrajectory,
     InteractionSummary,
+    InteractionTokens,
     Refusal,
     ReserveCapacity,
     RunEpisode,
+    SelectTrained,
     SessionClosed,
     SessionCreated,
     SessionDescribed,
     SessionStarted,
     StartSession,
+    TrainedSelected,
     TrajectoryExported,
     TrajectoryReply,
 )
@@ -154,7 +160,7 @@ class ExternalSessions(Actor):
                 session=session.id,
                 task=session.work.task.id,
                 state=session.state,
-                interactions=_summaries(session.interactions(), session.rewards),
+                interactions=_summaries(session.interactions(), session.rewards, session.client_sessions()),
                 running=session.running,
                 lease_seconds=session.lease_seconds,
                 expires_in=session.expires - context.now,
@@ -164,10 +170,42 @@ class ExternalSessions(Actor):
         elif (kept := self.registry.find_finished(request.session)) is not None:
             turns = kept.trajectory.interactions if kept.trajectory is not None else ()
             yield SessionDescribed(
-                session=kept.id, task=kept.task, state=kept.state, detail=kept.detail, interactions=_summaries(turns, {})
+                session=kept.id, task=kept.task, state=kept.state, detail=kept.detail, interactions=_summaries(turns, {}, {})
             )
         else:
             yield SessionDescribed(refused=self._unknown(request.session), replaced_by=self.registry.replaced_by(request.session))
+
+    @on
+    def get_interaction(self, request: GetInteraction, context: Context) -> Iterator[InteractionTokens]:
+        session = self.registry.find(request.session)
+        turns = {turn.interaction.id: turn for turn in session.turns} if session is not None else {}
+        if session is None:
+            yield InteractionTokens(refused=self._unknown(request.session))
+        elif request.interaction not in turns:
+            known = ", ".join(turns) or "none"
+            reason = f"session {session.id} has no completed interaction '{request.interaction}'; it has {known}"
+            yield InteractionTokens(refused=Refusal(status=404, reason=reason, field="interaction_id"))
+        else:
+            self.registry.update(session.renew_lease(context.now))
+            *earlier, turn = path_to(request.interaction, turns)
+            found = turn.interaction
+            yield InteractionTokens(
+                interaction=found.id,
+                parent=found.parent,
+                prompt_ids=token_ids_of(earlier) + found.prompt_suffix,
+                completion=found.completion,
+                finish_reason=found.finish_reason,
+            )
+
+    @on
+    def select_trained(self, request: SelectTrained, context: Context) -> Iterator[TrainedSelected]:
+        try:
+            self.registry.update(self.registry.get(request.session).select_trained(request.interactions, context.now))
+        except SessionError as error:
+            status = 404 if self.registry.find(request.session) is not None else 410
+            yield TrainedSelected(refused=Refusal(status=status, reason=str(error), field="interaction_ids"))
+            return
+        yield TrainedSelected()
 
     @on
     async def get_trajectory(self, request: GetTrajectory, context: Context) -> Emits[TrajectoryReply]:
@@ -301,8 +339,8 @@ def _no_capacity(reason: str) -> Refusal:
     return Refusal(status=429, reason=f"{reason}; retry when sessions have ended and training has progressed", retry_after=LATER_SECONDS)
 
 
-def _summaries(turns: Sequence[Interaction], rewards: dict[str, float]) -> tuple[InteractionSummary, ...]:
-    """Summaries of calls without tokens; `rewards` override the calls' own."""
+def _summaries(turns: Sequence[Interaction], rewards: dict[str, float], names: dict[str, str]) -> tuple[InteractionSummary, ...]:
+    """Summaries of calls without tokens; `rewards` override the calls' own, `names` are those of their conversations at the client."""
     lengths: dict[str, int] = {}
     summaries: list[InteractionSummary] = []
     for interaction in turns:
@@ -316,6 +354,7 @@ def _summaries(turns: Sequence[Interaction], rewards: dict[str, float]) -> tuple
                 completion_tokens=len(interaction.completion),
                 finish_reason=interaction.finish_reason,
                 reward=rewards.get(interaction.id, interaction.reward),
+                client_session=names.get(interaction.id, ""),
             )
         )
     return tuple(summaries)

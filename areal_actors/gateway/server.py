@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from functools import partial
+from itertools import accumulate
 from typing import Any, Final, ParamSpec, TypeVar
 
 import msgspec
@@ -38,11 +39,14 @@ JSON_TYPES = ("application/json", "text/json", "text/plain", "application/octet-
 """The last three are defaults of HTTP clients such as curl."""
 REQUEST_IDS = ("Idempotency-Key", "X-Client-Request-Id")
 """Headers with a client's request id, for the deduplication of retries."""
+CLIENT_SESSION = "X-Session-ID"
+"""Header with the name of a conversation at the client, which separates the agents of one episode."""
+LONGEST_NAME = 256
 PREFIXES = ("", "/v1", "/{session}", "/{session}/v1")
 IGNORED = "x-areal-ignored"
 """Response header that lists what the request had and is accepted without effect."""
 MAX_IGNORED = 1000
-"""Maximum length of its value: clients limit the size of headers."""
+"""Maximum length of its value, without the `...` at its end: clients limit the size of headers."""
 
 BACKLOG = 1024
 """Connections in the accept queue: a thousand agents may connect at once."""
@@ -81,6 +85,7 @@ class LongWork(ThreadPoolExecutor):
 class Gateway:
     """Every call carries a session's API key, as `Authorization: Bearer` or `x-api-key`, with or without the session in the path.
 
+    The path may have the key in place of the session's name.
     A disconnect cancels the call: a client that times out and retries leaves one interaction, not two.
     """
 
@@ -165,12 +170,16 @@ class Gateway:
             session = self.session_of(request)
             body = await body_of(request)
             asked, question, ignored = await self.long_work.run(len(body), _parse_request, dialect, body, session)
-            headers = _ignored_header([*ignored, *[name for name in dialect.ignored_headers if name in request.headers]])
-            if request_id := next((name for header in REQUEST_IDS if (name := request.headers.get(header))), ""):
-                question = msgspec.structs.replace(question, request_id=readable(request_id))
+            ignored = _shortened([*ignored, *[name for name in dialect.ignored_headers if name in request.headers]])
+            request_id = next((name for header in REQUEST_IDS if (name := request.headers.get(header))), "")
+            question = msgspec.structs.replace(question, request_id=readable(request_id), ignored=ignored)
+            if client_session := request.headers.get(CLIENT_SESSION):
+                question = msgspec.structs.replace(question, client_session=readable(client_session)[:LONGEST_NAME])
             created = int(time.time())
             async with aclosing(self.submit(question)) as parts:
                 first = await anext(parts)
+                without_effect = first.ignored or ignored
+                headers = {IGNORED: ", ".join(without_effect)} if without_effect else {}
                 if question.stream and not first.error:
                     return await _stream(request, dialect, asked, first, parts, created, headers)
                 answers = [first, *[part async for part in parts]] if not first.is_last() else [first]
@@ -183,14 +192,12 @@ class Gateway:
         return answer
 
     def session_of(self, request: web.Request) -> str:
-        """The session of a request's key.
+        """The session of a request's key, which is in its headers or its path.
 
         Raises:
             SessionError: there is no key, it has no session, or its session is not the one in the path.
         """
-        if not (key := key_of(request)):
-            raise SessionError("no API key: send the session's key as 'Authorization: Bearer <key>' or 'x-api-key: <key>'")
-        return self.session_of_key(key, request.match_info.get("session", ""))
+        return self.session_of_key(key_of(request), request.match_info.get("session", ""))
 
 
 def _parse_request(dialect: Dialect[Any], body: bytes, session: str) -> tuple[Any, ModelRequest, Sequence[str]]:
@@ -199,12 +206,11 @@ def _parse_request(dialect: Dialect[Any], body: bytes, session: str) -> tuple[An
     return asked, msgspec.structs.replace(dialect.call(asked, session), body_bytes=len(body)), dialect.ignored(asked)
 
 
-def _ignored_header(ignored: Sequence[str]) -> dict[str, str]:
-    """The response header that lists what is ignored, if anything is."""
-    if not ignored:
-        return {}
-    value = ", ".join(ignored)
-    return {IGNORED: value if len(value) <= MAX_IGNORED else f"{value[:MAX_IGNORED].rpartition(', ')[0]}, ..."}
+def _shortened(ignored: Sequence[str]) -> tuple[str, ...]:
+    """The ignored names, in at most `MAX_IGNORED` characters; `...` stands for the rest."""
+    ends = accumulate(len(one) + 2 for one in ignored)
+    kept = [one for one, end in zip(ignored, ends, strict=True) if end <= MAX_IGNORED]
+    return (*kept, "...") if len(kept) < len(ignored) else tuple(kept)
 
 
 def key_of(request: web.Request) -> str:

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 
+import structlog
+
 from areal_actors.core.errors import EngineError, RequestError, SessionError, SetupError
 from areal_actors.core.settings import GatewaySettings
 from areal_actors.core.values import SamplingParams, Value
+from areal_actors.gateway.chat_model import LoadTokenizer, load_served_model
 from areal_actors.gateway.completion import ModelCall, ServedModel, complete
 from areal_actors.gateway.completion_check import CompletionFault, PublishedVersions
-from areal_actors.gateway.conversations.continuation import Continuations
 from areal_actors.gateway.external_sessions import ExternalSessions
 from areal_actors.gateway.server import Gateway, LongWork
 from areal_actors.gateway.session_routes import add_session_routes
@@ -49,17 +51,17 @@ from areal_actors.messages import (
     RewardSet,
     SessionOpened,
     SetReward,
+    ToolsRefused,
     TrajectoryExported,
     WeightsLoaded,
     WeightsPublished,
 )
 from areal_actors.rewards.acceptance import Acceptance
 from areal_actors.runtime.actor import Context, Emits, Submit, Tick, on
-from areal_actors.tokenization.tokenizer import ChatTokenizer, vocabulary_of
+
+logger = structlog.get_logger(__name__)
 
 Answers = ModelResponsePart | InteractionRecorded | CompletionRefused
-LoadTokenizer = Callable[[str], ChatTokenizer]
-"""Loads the chat tokenizer of a model folder."""
 
 
 class GatewayState(Value):
@@ -258,12 +260,12 @@ class SessionManager(ExternalSessions):
         ended = [choice.finish(last=choice is call.choices[-1], trained=trained) for choice in call.choices]
         session = self.registry.get(session_id)
         for _, done in ended:
-            session = session.record(done, context.now)
+            session = session.record(done, context.now, call.request.client_session)
         if session.unanswered:
             session = session.engine_answered(digest_of(call.request))
         self.registry.update(session.with_answer(name, [choice.whole for choice in call.choices]) if name else session)
         for choice, (_, done) in zip(call.choices, ended, strict=True):
-            yield interaction_recorded(session, call.prompt, done, choice.whole.tool_call_error)
+            yield interaction_recorded(session, choice, done)
         for parts, _ in ended:
             yield from parts
 
@@ -272,8 +274,8 @@ class SessionManager(ExternalSessions):
         for choice in call.choices:
             if choice.sampled and (session := self.registry.find(name)) is not None and session.state == "active":
                 done = choice.finish_cancelled(trained=trained)
-                session = self.registry.update(session.record(done, context.now))
-                self._unreported.append(interaction_recorded(session, call.prompt, done, choice.whole.tool_call_error))
+                session = self.registry.update(session.record(done, context.now, call.request.client_session))
+                self._unreported.append(interaction_recorded(session, choice, done))
 
     def _take_unreported(self) -> list[InteractionRecorded]:
         """Take the events of calls that were cancelled before they could be published."""
@@ -339,21 +341,19 @@ class SessionManager(ExternalSessions):
             yield ending
 
     @on
-    async def weights_published(self, event: WeightsPublished) -> None:
+    async def weights_published(self, event: WeightsPublished) -> Emits[ToolsRefused]:
+        is_first = self.served is None
         self._load_chat(event.location.model)
         await self.published.publish(event.weight_version)
+        if is_first and self.served is not None and (error := self.served.tools.error):
+            logger.warning("requests with tools are refused", model=self.model, reason=error)
+            yield ToolsRefused(model=self.model, format=self.served.tools.format, reason=error)
 
     def _load_chat(self, model: str) -> None:
         if self.served is None:
             self.model, folder = model, str(self.run_folder / model)
-            chat = self.load_tokenizer(folder)
-            self.served = ServedModel(
-                Continuations(chat),
-                self.published,
-                vocabulary=vocabulary_of(folder) or chat.largest_id + 1,
-                max_model_len=self.max_model_len,
-                answer_seconds=self.config.completion_seconds,
-            )
+            trains = not self.slots.capacity.slots
+            self.served = load_served_model(self.load_tokenizer, folder, self.config, self.published, self.max_model_len, trains=trains)
 
     @on
     def weights_loaded(self, event: WeightsLoaded) -> None:

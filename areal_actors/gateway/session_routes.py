@@ -9,9 +9,11 @@ from typing import Any, TypeVar
 from aiohttp import hdrs, web
 
 from areal_actors.core.errors import RequestError, SessionError
+from areal_actors.core.values import unpack_ids
 from areal_actors.gateway.protocols.session_requests import (
     EmptyRequest,
     ExportRequest,
+    SelectTrainedRequest,
     SetRewardRequest,
     StartSessionRequest,
     base_url,
@@ -24,9 +26,12 @@ from areal_actors.messages import (
     DescribeSession,
     EndSession,
     GatewayDescribed,
+    GetInteraction,
     GetTrajectory,
+    InteractionTokens,
     Refusal,
     ReserveCapacity,
+    SelectTrained,
     SessionDescribed,
     SetReward,
     StartSession,
@@ -58,6 +63,8 @@ def add_session_routes(app: web.Application, gateway: Gateway, *, admin_key: str
         app.router.add_post(f"{prefix}/rl/set_reward", endpoints.set_reward)
         app.router.add_post(f"{prefix}/rl/end_session", endpoints.end_session)
         app.router.add_get(f"{prefix}/rl/session", endpoints.session)
+        app.router.add_get(f"{prefix}/rl/interaction", endpoints.interaction)
+        app.router.add_post(f"{prefix}/rl/select_trained", endpoints.select_trained)
     app.router.add_get("/ready", endpoints.ready)
     app.router.add_get("/metrics", endpoints.metrics)
 
@@ -110,6 +117,20 @@ class SessionEndpoints:
                 raise RequestError("no session given; use GET /{session_id}/rl/session, or add ?session_id=", "session_id")
             return as_json(_session_json(await self._ask(DescribeSession(session=name))))
         return as_json(_session_json(await self._ask(DescribeSession(session=self.gateway.session_of(request), by_agent=True))))
+
+    async def interaction(self, request: web.Request) -> web.Response:
+        """The tokens of a completed call of the key's session."""
+        session = self.gateway.session_of(request)
+        if not (name := request.query.get("interaction_id", "")):
+            raise RequestError("no interaction given; add ?interaction_id=, the 'id' of a response", "interaction_id")
+        return as_json(_interaction_json(await self._ask(GetInteraction(session=session, interaction=name))))
+
+    async def select_trained(self, request: web.Request) -> web.Response:
+        """Train only some of the completed calls of the key's session."""
+        session = self.gateway.session_of(request)
+        asked = decode_request(await read_body(request), SelectTrainedRequest)
+        await self._ask(SelectTrained(session=session, interactions=tuple(asked.interaction_ids)))
+        return as_json({"status": "ok"})
 
     async def export_trajectories(self, request: web.Request) -> web.Response:
         """The rows of a session: msgpack if the client accepts it, else JSON."""
@@ -166,6 +187,19 @@ def _session_json(described: SessionDescribed) -> dict[str, Any]:
         "lease": {"seconds": described.lease_seconds, "expires_in": described.expires_in},
     }
     return {name: value for name, value in body.items() if value != ""}
+
+
+def _interaction_json(found: InteractionTokens) -> dict[str, Any]:
+    columns = found.completion
+    return {
+        "interaction_id": found.interaction,
+        "parent": found.parent,
+        "finish_reason": found.finish_reason,
+        "prompt_token_ids": unpack_ids(found.prompt_ids),
+        "token_ids": columns.ids_array().tolist(),
+        "logprobs": columns.logprobs_array().tolist(),
+        "weight_versions": columns.versions_array().tolist(),
+    }
 
 
 def _prometheus(state: GatewayDescribed) -> str:

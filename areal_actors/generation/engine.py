@@ -40,8 +40,8 @@ class EnginePlace(NamedTuple):
     """Folder of logs."""
     seed: int = 0
     """Seed of its random numbers, another one for each worker."""
-    temperature: float = 1.0
-    """Temperature of the completions that are trained."""
+    temperature: float | None = 1.0
+    """Temperature of the completions that are trained; None if each has its own."""
     memory_fraction: float = 1.0
     """Share of the memory of its CUDA devices, which are those in `CUDA_VISIBLE_DEVICES`; 1 without a limit."""
     watches_usage: bool = False

@@ -20,6 +20,7 @@ from areal_actors.messages.outcome import (
     TrajectoryExported,
 )
 from areal_actors.messages.rollout import (
+    ITEM_REFERENCE,
     CapacityGranted,
     CompletionRefused,
     ConcurrencyChanged,
@@ -37,6 +38,7 @@ from areal_actors.messages.rollout import (
     SetReward,
     TokenLogprob,
     ToolCallPart,
+    ToolsRefused,
 )
 from areal_actors.messages.run import (
     ActorFailed,
@@ -67,16 +69,20 @@ from areal_actors.messages.session import (
     DescribeSession,
     EndSession,
     GatewayDescribed,
+    GetInteraction,
     GetTrajectory,
     InteractionSummary,
+    InteractionTokens,
     OpenCall,
     Refusal,
     ReserveCapacity,
+    SelectTrained,
     SessionClosed,
     SessionCreated,
     SessionDescribed,
     SessionStarted,
     StartSession,
+    TrainedSelected,
     TrajectoryReply,
 )
 from areal_actors.messages.training import (
@@ -109,6 +115,7 @@ from areal_actors.messages.training import (
 from bus.message import Message
 
 __all__ = [
+    "ITEM_REFERENCE",
     "KINDS",
     "ActorFailed",
     "ActorStarted",
@@ -146,10 +153,12 @@ __all__ = [
     "GatewayDescribed",
     "Generate",
     "Generated",
+    "GetInteraction",
     "GetTrajectory",
     "Heartbeat",
     "InteractionRecorded",
     "InteractionSummary",
+    "InteractionTokens",
     "LoadLevel",
     "LogRecovered",
     "LogTrimmed",
@@ -171,6 +180,7 @@ __all__ = [
     "RunStopping",
     "SaveCheckpoint",
     "ScoreEpisode",
+    "SelectTrained",
     "SessionClosed",
     "SessionCreated",
     "SessionDescribed",
@@ -185,6 +195,8 @@ __all__ = [
     "Throughput",
     "TokenLogprob",
     "ToolCallPart",
+    "ToolsRefused",
+    "TrainedSelected",
     "TrainerProgress",
     "TrainerRolledBack",
     "TrainingHalted",

@@ -8,6 +8,8 @@ from areal_actors.core.values import Constraint, SamplingParams, Task, TokenColu
 from bus.message import Event, Reply, Request, Work
 
 Purpose = Literal["train", "evaluate"]
+ITEM_REFERENCE = "item_reference"
+"""Key of a value of `ModelRequest.messages` that refers to a part of an earlier answer."""
 
 
 class CapacityGranted(Event):
@@ -117,7 +119,7 @@ class ModelResponsePart(Reply):
     stop_sequence: str = ""
     """Stop string that ended the choice."""
     prompt_tokens: int = 0
-    """This and the next two are set in a choice's last part."""
+    """This and `cached_tokens` are set in a choice's first part and in its last, the next two in its last."""
     cached_tokens: int = 0
     """Number of prompt tokens shared with an earlier call of the conversation."""
     completion_tokens: int = 0
@@ -125,6 +127,8 @@ class ModelResponsePart(Reply):
     """Number of sampled tokens of the reasoning."""
     tool_call_error: str = ""
     """Tool call that could not be parsed; `text` contains it as written by the model."""
+    ignored: tuple[str, ...] = ()
+    """Fields of the request that are without effect in this run."""
     error: str = ""
     error_status: int = 0
     """HTTP status of the error."""
@@ -148,6 +152,9 @@ class ModelRequest(Request[ModelResponsePart]):
     messages: tuple[dict[str, Any], ...] = ()
     """Chat messages: role (system, user, assistant, tool), content (text, or parts if there are images), and optionally
     reasoning_content, tool_calls (id, type, function with name and JSON text of arguments), tool_call_id, name."""
+    has_references: bool = False
+    """True if values of assistant messages are `{"item_reference": id, "field": path}`: the content, the reasoning or a tool call's
+    function as in the earlier answer whose interaction or tool call has this id; the path is the client's."""
     prompt: str | None = None
     """Text to continue without a chat template, instead of messages."""
     prompt_ids: bytes | None = None
@@ -176,10 +183,14 @@ class ModelRequest(Request[ModelResponsePart]):
     """False if the client requests not to store the call. It is recorded nevertheless, since later calls continue it."""
     request_id: str = ""
     """Idempotency key of the client: a repeated request with the same key gets the same answer, recorded once."""
+    client_session: str = ""
+    """Name of the conversation at the client, from the header `X-Session-ID`; empty without one."""
     count_only: bool = False
     """Only count the prompt's tokens: the reply is one part with `prompt_tokens`, and no token is sampled or recorded."""
     body_bytes: int = 0
     """Size of the client's request in bytes; large ones are processed outside the event loop."""
+    ignored: tuple[str, ...] = ()
+    """Fields, tools and headers of the client's request that are accepted without effect."""
 
 
 class RewardSet(Reply):
@@ -253,6 +264,17 @@ class CompletionRefused(Event):
     purpose: Purpose = "train"
 
 
+class ToolsRefused(Event):
+    """The gateway refuses requests with tools: known tool calls, rendered through the chat template, were not read back."""
+
+    subject: ClassVar[str] = "tools.refused"
+    model: str
+    """Folder of the model."""
+    format: str
+    """Name of the answer format that was tested; `none` if there is none."""
+    reason: str
+
+
 class InteractionRecorded(Event):
     """A model call of an episode was completed."""
 
@@ -272,7 +294,10 @@ class InteractionRecorded(Event):
     weight_version: int
     """Weight version of the last token."""
     tool_call_error: str = ""
-    """Tool call that could not be parsed; the agent received it as text."""
+    """Tool call that could not be parsed, which the agent received as text; or a call that it may reject: of an undeclared tool, or
+    beyond the first without `parallel_tool_calls`."""
+    ignored: tuple[str, ...] = ()
+    """Fields, tools and headers of the request that were accepted without effect."""
     trained: bool = True
     """False for a call with `store: false`, which is only context of later calls."""
     purpose: Purpose = "train"

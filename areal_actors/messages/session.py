@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from areal_actors.core.values import Trajectory, Value
+from areal_actors.core.values import TokenColumns, Trajectory, Value
 from areal_actors.messages.rollout import RunEpisode
 from bus.message import Event, Reply, Request
 
@@ -106,6 +106,8 @@ class InteractionSummary(Value):
     finish_reason: str
     reward: float | None
     """Reward set so far."""
+    client_session: str = ""
+    """Name of the conversation at the client, from the request's header `X-Session-ID`."""
 
 
 class OpenCall(Value):
@@ -154,6 +156,46 @@ class DescribeSession(Request[SessionDescribed]):
     session: str
     by_agent: bool = False
     """True if requested with the session's own key, which renews its lease."""
+
+
+class InteractionTokens(Reply):
+    """Tokens of a completed call."""
+
+    subject: ClassVar[str] = "interaction.tokens"
+    interaction: str = ""
+    parent: str = ""
+    """Id of the interaction whose conversation it continues."""
+    prompt_ids: bytes = b""
+    """The whole prompt: u32, little-endian."""
+    completion: TokenColumns = TokenColumns()
+    """Sampled tokens."""
+    finish_reason: str = ""
+    refused: Refusal | None = None
+
+
+class GetInteraction(Request[InteractionTokens]):
+    """Request the tokens of a completed call of a live session; renews its lease."""
+
+    subject: ClassVar[str] = "interaction.get"
+    reply: ClassVar[type[Reply]] = InteractionTokens
+    session: str
+    interaction: str
+
+
+class TrainedSelected(Reply):
+    """The selection was recorded, or refused."""
+
+    subject: ClassVar[str] = "trained.selected"
+    refused: Refusal | None = None
+
+
+class SelectTrained(Request[TrainedSelected]):
+    """Train only these completed calls of a live session; its other completed calls are context."""
+
+    subject: ClassVar[str] = "trained.select"
+    reply: ClassVar[type[Reply]] = TrainedSelected
+    session: str
+    interactions: tuple[str, ...]
 
 
 class TrajectoryReply(Reply):

@@ -38,6 +38,7 @@ class Metrics(Actor):
         | messages.EpisodeAbandoned
         | messages.EventLoopBlocked
         | messages.CompletionRefused
+        | messages.ToolsRefused
         | messages.BatchRefused
         | messages.TrainingHalted
         | messages.ActorFailed

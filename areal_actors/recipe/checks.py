@@ -12,12 +12,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from areal_actors.core.settings import CONCURRENT, SEVERAL
+from areal_actors.core.settings import CONCURRENT, KEEP_REASONING, SEVERAL
 from areal_actors.gateway.sessions.keys import weakness
 from areal_actors.generation.settings import ENGINES, SERVER_ENGINES, TENSOR_ENGINES, VLLM_RANK, GenerationSettings, ServerSettings
 from areal_actors.recipe.agent_checks import agent_problems, dotted_parts
 from areal_actors.recipe.chaos_checks import chaos_problems
 from areal_actors.recipe.complaints import Problems, is_installed, nearest, toml_value
+from areal_actors.recipe.environment_checks import environment_problems, misplaced_problems
 from areal_actors.recipe.example_checks import example_problems, length_problems, served_problems
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.reward_checks import reward_problems
@@ -27,7 +28,9 @@ from areal_actors.rewards import MODEL
 from areal_actors.rollout.runners import is_script
 from areal_actors.tasks import huggingface as library
 from areal_actors.tasks import sources
+from areal_actors.tokenization.tool_parsers.round_trip import FORMAT_NAMES
 from areal_actors.training.algorithms.base import INITIAL
+from areal_actors.training.algorithms.custom import CustomAlgorithm
 from areal_actors.training.distributed.layout import layout_problem
 
 DATASETS = ("arithmetic", sources.GSM8K)
@@ -102,8 +105,12 @@ def _hugging_face(key: Key, model: str, or_else: str) -> Problems:
 
 def _algorithm(recipe: Recipe) -> Problems:
     """Check the algorithm's own table, and the models that it needs beside the trained one."""
-    algorithm = recipe.algorithm
-    yield from ((("algorithm", *key), complaint) for key, complaint in algorithm.problems())
+    found = list(recipe.algorithm.problems())
+    yield from ((("algorithm", *key), complaint) for key, complaint in found)
+    is_custom = isinstance(recipe.algorithm, CustomAlgorithm)
+    if is_custom and found:
+        return
+    algorithm = recipe.algorithm.resolved()
     models: dict[Key, str] = {
         (role,) if role in algorithm.__struct_fields__ else ("kl", role): model for role, model in algorithm.models.items()
     }
@@ -111,25 +118,30 @@ def _algorithm(recipe: Recipe) -> Problems:
         models["critic", "model"] = algorithm.critic.model
     for key, model in models.items():
         if model and model != INITIAL:
-            yield from _hugging_face(("algorithm", *key), model, f'"{INITIAL}"')
+            yield from _hugging_face(("algorithm", *(("options",) if is_custom else ()), *key), model, f'"{INITIAL}"')
 
 
 def _dataset(recipe: Recipe) -> Problems:
     dataset, held_out = recipe.task.dataset, recipe.task.held_out
     key = ("task", "dataset")
-    if not dataset:
+    if recipe.plays_environment():
+        pass  # environment_checks.py
+    elif not dataset:
         yield key, 'found none; write `dataset = …` under `[task]`, or `agent = "online"` for agents that bring their tasks'
     elif dataset != "arithmetic":
         yield from _source(key, dataset, f"; {nearest(dataset, DATASETS)}, or the path of a .jsonl file")
-    if isinstance(held_out, str):
+    if isinstance(held_out, str) and not recipe.plays_environment():
         yield from _source(("task", "held_out"), held_out, "; write how many tasks to hold out, or the path of a .jsonl file")
-    elif held_out < recipe.evaluation.tasks:
+    elif isinstance(held_out, int) and held_out < recipe.evaluation.tasks:
         found = f"found {recipe.evaluation.tasks}, but task.held_out keeps only {held_out}"
         yield ("evaluation", "tasks"), f"{found}; write at most {held_out}, or hold out more"
 
 
 def _source(key: Key, spec: str, remedy: str) -> Problems:
     found = f"found {toml_value(spec)}"
+    if sources.is_in_code(spec):
+        yield from _named_in_file(key, spec, "function", "tasks.py:rows")
+        return
     missing = sources.is_on_disk(spec) and not sources.has_files(spec)
     if Path(spec).is_file() if missing else not sources.is_on_disk(spec) and not sources.is_on_hub(spec):
         yield key, f"{found}{remedy}"
@@ -141,11 +153,15 @@ def _source(key: Key, spec: str, remedy: str) -> Problems:
 
 def _agent_and_reward(recipe: Recipe) -> Problems:
     agent, accept, reward = recipe.task.agent, recipe.task.should_accept, recipe.task.reward
+    if accept and not dotted_parts(accept):
+        yield from _named_in_file(("task", "should_accept"), accept, "function", "accept.py:should_accept")
+    if recipe.plays_environment():
+        yield from environment_problems(recipe)
+        return
+    yield from misplaced_problems(recipe)
     if agent and not is_script(agent) and not dotted_parts(agent):
         yield from _named_in_file(("task", "agent"), agent, "class", "agents/gsm8k.py:Gsm8kAgent")
     yield from agent_problems(recipe)
-    if accept and not dotted_parts(accept):
-        yield from _named_in_file(("task", "should_accept"), accept, "function", "accept.py:should_accept")
     if ":" in reward and not reward.startswith(MODEL):
         yield from _named_in_file(("task", "reward"), reward, "function", "rewards.py:reward")
     yield from reward_problems(recipe)
@@ -153,7 +169,7 @@ def _agent_and_reward(recipe: Recipe) -> Problems:
 
 def _online(recipe: Recipe) -> Problems:
     """Reject settings that an online run does not use, instead of ignoring them."""
-    for name in ("dataset", "reward", "should_accept"):
+    for name in ("environment", "dataset", "reward", "should_accept"):
         if found := getattr(recipe.task, name):
             yield ("task", name), f"found {toml_value(found)}, but external agents bring their own tasks and rewards; leave it out"
     if tasks := recipe.evaluation.tasks:
@@ -163,6 +179,11 @@ def _online(recipe: Recipe) -> Problems:
 def _gateway(recipe: Recipe) -> Problems:
     if problem := weakness(recipe.gateway.admin_key, recipe.gateway.host):
         yield ("gateway", "admin_key"), f"found {problem}; leave it out to generate one, or write a long random one"
+    template, form = recipe.gateway.chat_template, recipe.gateway.tool_format
+    if template not in ("", KEEP_REASONING) and not Path(template).expanduser().is_file():
+        yield ("gateway", "chat_template"), f"found {toml_value(template)}, which is no file; name a Jinja file, or `{KEEP_REASONING}`"
+    if form not in FORMAT_NAMES:
+        yield ("gateway", "tool_format"), f"found {toml_value(form)}; {nearest(form, FORMAT_NAMES)}"
 
 
 def _engine(recipe: Recipe) -> Problems:

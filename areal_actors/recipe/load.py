@@ -14,16 +14,24 @@ from typing import Any, Literal, get_args
 
 import msgspec
 
-from areal_actors.core.config import Config
+from areal_actors.core.config import Config, merged
 from areal_actors.core.devices import CudaDevices
 from areal_actors.core.errors import RecipeError
-from areal_actors.core.settings import NOT_ONLINE, NOT_WITH_EXAMPLES, ONLINE, ONLY_WITH_EXAMPLES, SERVING, ActorsSettings
+from areal_actors.core.settings import (
+    NOT_IN_ENVIRONMENTS,
+    NOT_ONLINE,
+    NOT_WITH_EXAMPLES,
+    ONLINE,
+    ONLY_WITH_EXAMPLES,
+    SERVING,
+    ActorsSettings,
+)
 from areal_actors.recipe.checks import RecipeProblem, problems
 from areal_actors.recipe.complaints import decode, nearest, toml_value
 from areal_actors.recipe.device_map import device_problems, with_device_counts
 from areal_actors.recipe.limits import with_derived
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.recipe.source import Layer, merged, read_file, read_override
+from areal_actors.recipe.source import Layer, read_file, read_override
 from areal_actors.training.algorithms import AnyAlgorithm
 
 DIRECTIVES = ("profile", "profiles")
@@ -152,6 +160,8 @@ def _with_implied(stated: Layer, *, serving: bool) -> Layer:
         counts = dict.fromkeys(NOT_WITH_EXAMPLES, 0) | dict.fromkeys(ONLY_WITH_EXAMPLES, 1)
     elif isinstance(task, dict) and task.get("agent") == ONLINE:
         counts, implied = dict.fromkeys(NOT_ONLINE, 0), {"evaluation": {"tasks": 0}}
+    elif isinstance(task, dict) and task.get("environment"):
+        counts, implied = dict.fromkeys(NOT_IN_ENVIRONMENTS, 0), {"task": {"runner": "subprocess"}}
     generation = stated.data.get("generation")
     if isinstance(generation, dict) and generation.get("engine") == "vllm":
         implied["warm_start"] = {"head_dim": 32}

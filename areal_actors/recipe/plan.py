@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from areal_actors.gateway.template_settings import apply_template_settings
 from areal_actors.recipe.checks import EMBEDDED, is_local
 from areal_actors.recipe.complaints import toml_key, toml_value
 from areal_actors.recipe.device_map import describe_devices
@@ -16,6 +17,7 @@ from areal_actors.recipe.load import Resolved
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.supervision import draw_tree, processes_of
 from areal_actors.tasks.sources import is_on_hub
+from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.training.algorithms.base import INITIAL
 
 INLINE_TABLES = ("supervisors", "actors")
@@ -53,6 +55,7 @@ def device_plan(resolved: Resolved) -> Iterator[str]:
 def _of_episodes(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Yields label and text of each line of a run with agents and gateway."""
     yield "model", _model(recipe)
+    yield from _tool_calls(recipe)
     yield from _other_models(recipe)
     yield "tasks", _tasks(recipe)
     yield "episodes", _episodes(recipe)
@@ -100,10 +103,19 @@ def _model(recipe: Recipe) -> str:
     return f"read from {recipe.model}" if is_local(recipe.model) else f"{recipe.model}, downloaded from the Hugging Face hub unless cached"
 
 
+def _tool_calls(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Yields the result of the test of the model's tool calls, if its tokenizer is on this machine."""
+    folder = Path(recipe.model).expanduser()
+    if is_local(recipe.model) and (folder / "tokenizer.json").is_file():
+        yield "tool calls", str(apply_template_settings(ChatTokenizer.load(folder), recipe.gateway))
+
+
 def _tasks(recipe: Recipe) -> str:
     if recipe.is_online():
         return "brought to the gateway by external agents"
     dataset, held_out = recipe.task.dataset, recipe.task.held_out
+    if recipe.task.environment:
+        return f"at most {recipe.task.environment_tasks} of {recipe.task.environment}, listed when the run starts; held out: {held_out}"
     if is_on_hub(dataset):
         source = f"{dataset}, downloaded from the Hugging Face hub unless cached"
     else:

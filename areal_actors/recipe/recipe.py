@@ -13,6 +13,7 @@ from areal_actors.batching.assembler import BatcherConfig
 from areal_actors.chaos.settings import ChaosSettings
 from areal_actors.core.config import Config, PositiveInt
 from areal_actors.core.settings import (
+    NOT_IN_ENVIRONMENTS,
     NOT_ONLINE,
     NOT_WITH_EXAMPLES,
     ONLINE,
@@ -95,6 +96,10 @@ class Recipe(Config):
         """Returns True if external agents connect to the gateway."""
         return self.task.agent == ONLINE
 
+    def plays_environment(self) -> bool:
+        """Returns True if an environment brings the tasks, the agents and the rewards."""
+        return bool(self.task.environment) and not self.learns_from_examples()
+
     def learns_from_examples(self) -> bool:
         """Returns True if it has no episodes, and so neither agents nor a gateway."""
         return self.algorithm.learns_from == "examples"
@@ -107,7 +112,8 @@ class Recipe(Config):
         """Returns the actors that such a run does not have."""
         if self.learns_from_examples():
             return NOT_WITH_EXAMPLES
-        return (NOT_ONLINE if self.is_online() else frozenset()) | ONLY_WITH_EXAMPLES
+        without = NOT_ONLINE if self.is_online() else NOT_IN_ENVIRONMENTS if self.plays_environment() else frozenset[str]()
+        return without | ONLY_WITH_EXAMPLES
 
     def is_served(self) -> bool:
         """Returns True if it serves a model without a trainer."""

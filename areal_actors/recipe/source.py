@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from areal_actors.core.config import merged
 from areal_actors.core.errors import RecipeError
 
 Key = tuple[str, ...]
@@ -64,15 +65,6 @@ def is_stated(stated: Mapping[str, Any], key: Key) -> bool:
             return False
         table = table[name]
     return True
-
-
-def merged(below: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge tables key by key; any other value of `over` replaces that of `below`."""
-    both = {
-        name: merged(below[name], value) if isinstance(value, dict) and isinstance(below.get(name), dict) else value
-        for name, value in over.items()
-    }
-    return {**below, **both}
 
 
 def read_file(path: Path) -> Layer:

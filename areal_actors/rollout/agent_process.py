@@ -45,6 +45,8 @@ class AgentProgram(Config):
     agent: str = ""
     """Name as in `[task] agent`; empty if there is a command."""
     command: tuple[str, ...] = ()
+    title: str = ""
+    """Name in errors; empty for that of the agent or the command."""
     root: str
     """Working directory of the processes, and base of relative paths."""
     python: str = ""
@@ -55,7 +57,7 @@ class AgentProgram(Config):
 
     def name(self) -> str:
         """The agent's name in errors."""
-        return self.agent or " ".join(self.command)
+        return self.title or self.agent or " ".join(self.command)
 
 
 class AgentProcess:

@@ -23,6 +23,8 @@ class AgentResult(msgspec.Struct, metaclass=FrozenMeta):
     output: str | None = None
     reward: float | None = None
     rewards: dict[str, float] = {}
+    metrics: dict[str, float] = {}
+    """Further numbers that the agent reports beside its reward."""
 
 
 class Cause(str):
@@ -78,7 +80,8 @@ def parse_result(name: str, returned: Any) -> AgentResult:
     """Parse an agent's return value.
 
     Raises:
-        AgentError: it is not text of at most `LONGEST_OUTPUT`, a finite number, finite numbers by interaction id, or None.
+        AgentError: it is not text of at most `LONGEST_OUTPUT`, a finite number, finite numbers by interaction id, None, or a mapping of
+            `reward` or `rewards`, and `metrics`.
     """
     try:
         if returned is None:
@@ -88,10 +91,25 @@ def parse_result(name: str, returned: Any) -> AgentResult:
                 raise AgentError(f"agent {name} returned {len(returned):,} characters; return at most {LONGEST_OUTPUT:,}")
             return AgentResult(output=encodable(returned))
         if isinstance(returned, Mapping):
-            return AgentResult(rewards={encodable(str(key)): check_reward(value) for key, value in returned.items()})
+            return _with_metrics(returned) if isinstance(returned.get("metrics"), Mapping) else AgentResult(rewards=_numbers(returned))
         return AgentResult(reward=check_reward(returned))
     except RewardError as error:
         raise AgentError(f"agent {name} returned {encodable(f'{returned!r:.200}')}: {error}") from error
+
+
+def _with_metrics(returned: Mapping[str, Any]) -> AgentResult:
+    """Parse {"reward": number, "metrics": numbers} or {"rewards": numbers, "metrics": numbers}."""
+    kind = next((key for key in ("reward", "rewards") if set(returned) == {key, "metrics"}), "")
+    if not kind or isinstance(returned[kind], Mapping) != (kind == "rewards"):
+        raise RewardError("`metrics` must stand beside one `reward`, a number, or `rewards`, numbers by interaction id")
+    metrics = _numbers(returned["metrics"])
+    if kind == "reward":
+        return AgentResult(reward=check_reward(returned[kind]), metrics=metrics)
+    return AgentResult(rewards=_numbers(returned[kind]), metrics=metrics)
+
+
+def _numbers(values: Mapping[Any, Any]) -> dict[str, float]:
+    return {encodable(str(key)): check_reward(value) for key, value in values.items()}
 
 
 def encodable(text: str) -> str:

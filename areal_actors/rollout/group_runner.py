@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from areal_actors.core.agent_host.naming import make_engine
-from areal_actors.core.errors import AgentError
+from areal_actors.core.agent_host.naming import check_end, make_engine, run_workflow
+from areal_actors.core.errors import AgentError, RewardError
 from areal_actors.core.values import Task
 from areal_actors.rollout.agent_runner import AgentResult, LoadedRunner, parse_result
 from areal_actors.rollout.episode_context import workflow_context
@@ -50,7 +50,7 @@ class GroupRunner(LoadedRunner):
         episode = workflow_context.get()
         place = make_engine(dict(task.data), base_url, api_key)
         if episode.is_eval or episode.attempt > 1:
-            return parse_result(self.name, await guarded(self.name, self.agent.arun_episode(place, dict(task.data))))
+            return parse_result(self.name, await guarded(self.name, run_workflow(self.agent.arun_episode, place, dict(task.data))))
         gathering = self._gatherings.setdefault(episode.group, GroupGathering())
         gathering.engines[episode.episode] = place
         result = gathering.results[episode.episode] = asyncio.get_running_loop().create_future()
@@ -86,12 +86,15 @@ class GroupRunner(LoadedRunner):
             outcomes = list(returned)
         for member, outcome in zip(members, outcomes, strict=True):
             if not (result := gathering.results[member]).done():
-                self._set_result(result, outcome)
+                self._set_result(result, outcome, gathering.engines[member])
 
-    def _set_result(self, result: asyncio.Future[AgentResult], outcome: Any) -> None:
+    def _set_result(self, result: asyncio.Future[AgentResult], outcome: Any, engine: Any) -> None:
         try:
             if isinstance(outcome, AgentError):
                 raise AgentError(str(outcome))
+            check_end(engine)
             result.set_result(parse_result(self.name, outcome))
         except AgentError as error:
             result.set_exception(error)
+        except RewardError as error:
+            result.set_exception(AgentError(f"agent {self.name}: {error}"))

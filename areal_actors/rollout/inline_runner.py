@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import importlib
 import inspect
 from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from areal_actors.core.agent_host.faults import Refused, format_error
-from areal_actors.core.agent_host.naming import make_agent, run_function
+from areal_actors.core.agent_host.naming import address_arguments, make_agent, run_function, takes_any
 from areal_actors.core.errors import AgentError
 from areal_actors.core.loading import load_named
 from areal_actors.core.values import Task
@@ -18,6 +19,8 @@ from areal_actors.rollout.agent_runner import AgentResult, LoadedRunner, parse_r
 from areal_actors.rollout.threads import in_thread
 
 T = TypeVar("T")
+
+CONNECT_SECONDS = 10.0
 
 
 def load_agent(agent: str, root: Path, options: Mapping[str, Any]) -> Any:
@@ -61,6 +64,7 @@ class InlineRunner(LoadedRunner):
             AgentError: it has no function to run.
         """
         self.name = name
+        self._client: Any = None
         try:
             self._function = run_function(agent, name)
         except Refused as error:
@@ -75,7 +79,26 @@ class InlineRunner(LoadedRunner):
         """See `AgentRunner.run`; a thread cannot be ended, only abandoned."""
         return await guarded(self.name, self._result(dict(task.data), base_url=base_url, api_key=api_key))
 
+    def _http_client(self) -> Any:
+        """The HTTP client that the episodes of agents with `**kwargs` share; one of their own would cost each 20 ms.
+
+        It has no timeout, since episodes have their own: a call that is sent again would be recorded twice.
+        """
+        if self._client is None:
+            openai = importlib.import_module("openai")  # such agents have loaded it; the command line does not
+            self._client = openai.DefaultAsyncHttpxClient(timeout=openai.Timeout(None, connect=CONNECT_SECONDS))
+        return self._client
+
+    async def close(self) -> None:
+        """Close the shared HTTP client; in the event loop of the agents."""
+        if self._client is not None:
+            client, self._client = self._client, None
+            await client.aclose()
+
     async def _result(self, task: dict[str, Any], **address: str) -> AgentResult:
+        arguments = address_arguments(self._function, **address)
+        if takes_any(self._function):
+            arguments["http_client"] = self._http_client()
         call = self._function if inspect.iscoroutinefunction(self._function) else functools.partial(in_thread, self._function)
-        returned = await call(task, **address)
+        returned = await call(task, **arguments)
         return parse_result(self.name, await returned if inspect.isawaitable(returned) else returned)

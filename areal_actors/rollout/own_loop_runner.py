@@ -80,5 +80,8 @@ class OwnLoopRunner:
     async def close(self) -> None:
         """Cancel running agents, and end the thread."""
         if self._agents is not None:
+            if not self._lost and not self._agents.loop.is_closed():
+                closing: AgentRun[None] = AgentRun(self.runner.close, copy_context())  # its clients belong to that loop
+                self._agents.submit(closing)
+                await asyncio.wait([closing.ended], timeout=END_SECONDS)
             await self._agents.stop()
-            await self.runner.close()

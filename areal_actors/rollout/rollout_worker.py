@@ -132,7 +132,7 @@ class RolloutWorker(Actor):
     async def _outcome(self, work: RunEpisode, result: AgentResult, session: str, context: Context) -> Outcome:
         if result.output is not None:
             return ScoreEpisode(work=work, session=session, output=result.output)
-        scored = EpisodeScored(work=work, session=session, reward=result.reward, rewards=result.rewards)
+        scored = EpisodeScored(work=work, session=session, reward=result.reward, rewards=result.rewards, metrics=result.metrics)
         return await self._rejected(work, result, session, context) or scored
 
     async def _rejected(self, work: RunEpisode, result: AgentResult, session: str, context: Context) -> EpisodeAbandoned | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from areal_actors.core.environments import VERIFIERS_AGENT, environment_name
 from areal_actors.core.errors import AgentError
 from areal_actors.core.settings import TaskSettings
 from areal_actors.rollout.agent_process import AgentProgram
@@ -35,6 +36,8 @@ def runner_of(task: TaskSettings, root: Path, *, group_size: int) -> AgentRunner
 def program_of(task: TaskSettings, root: Path) -> AgentProgram:
     """The program of the agent's processes: the agent by its name, a script, or a command."""
     python = str(root / Path(task.python).expanduser()) if task.python else ""
+    if task.environment:
+        return _environment_program(task, root, python)
     script = (python or sys.executable, task.agent) if is_script(task.agent) else ()
     return AgentProgram(
         agent="" if script else task.agent,
@@ -43,6 +46,18 @@ def program_of(task: TaskSettings, root: Path) -> AgentProgram:
         python="" if script or task.command else python,
         options=task.agent_options,
         memory_mb=task.memory_mb,
+    )
+
+
+def _environment_program(task: TaskSettings, root: Path, python: str) -> AgentProgram:
+    """The program that plays the tasks of an environment."""
+    options = {
+        "environment": environment_name(task.environment),
+        "args": task.environment_args,
+        "rewards_last_call": task.turn_discount is not None,
+    }
+    return AgentProgram(
+        agent=VERIFIERS_AGENT, title=task.environment, root=str(root), python=python, options=options, memory_mb=task.memory_mb
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import structlog
 
+from areal_actors.core.agent_host.naming import keyed_url
 from areal_actors.core.errors import AgentError, ArealError
 from areal_actors.core.values import Task
 from areal_actors.messages import EventLoopBlocked
@@ -114,7 +115,8 @@ def _run_in_background(tasks: set[asyncio.Task[None]], coroutine: Coroutine[Any,
 
 
 def addresses(base_url: str, api_key: str) -> Mapping[str, str]:
-    """Environment variables from which unmodified clients read the model's address and key."""
+    """Environment variables from which unmodified clients read the model's address and key; the URLs suffice without the key."""
+    base_url = keyed_url(base_url, api_key)
     return {
         "OPENAI_BASE_URL": base_url,
         "OPENAI_API_BASE": base_url,

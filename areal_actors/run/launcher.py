@@ -20,12 +20,20 @@ from areal_actors.run.disk_watch import refuse_full_disk
 from areal_actors.run.launch import open_bus
 from areal_actors.run.log_recovery import recover_log
 from areal_actors.run.logs import log_to_terminal
-from areal_actors.run.preflight import check_devices, check_inference_server, fresh_folder, holding_weights, report_clean_up
+from areal_actors.run.preflight import (
+    check_chat_template,
+    check_devices,
+    check_inference_server,
+    fresh_folder,
+    holding_weights,
+    report_clean_up,
+)
 from areal_actors.run.process import open_tasks
 from areal_actors.run.resuming import checkpoint_to_resume, recipe_to_resume, run_to_resume, set_later_aside
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.run_loop import FAILED, RunLoop
 from areal_actors.run.server import with_port
+from areal_actors.tasks.environment_tasks import list_environment
 from areal_actors.weights.folders import remove_all
 from bus.errors import BusError
 
@@ -41,6 +49,9 @@ def run(recipe: Recipe, *, profile: str, reason: str) -> int:
     folder = RunFolder(Path(recipe.folder).absolute() / recipe.run)
     with fresh_folder(recipe, folder, _checked) as checked:
         place = str(Path(recipe.folder) / recipe.run)
+        if checked.plays_environment():
+            list_environment(checked.task, folder.tasks, Path.cwd())
+            open_tasks(checked, folder)
         return _live(checked, folder, RunStarted(recipe=redacted(checked), profile=profile, reason=reason, folder=place))
 
 
@@ -79,11 +90,12 @@ def _checked(recipe: Recipe) -> Recipe:
     """Check everything that can be missing before anything starts."""
     check_devices(recipe)
     check_inference_server(recipe)
+    check_chat_template(recipe)
     if recipe.learns_from_examples():
         check_examples(recipe)
         return recipe
-    if not recipe.is_online():
-        open_tasks(recipe)
+    if not recipe.is_online() and not recipe.plays_environment():
+        open_tasks(recipe, RunFolder(Path(recipe.folder) / recipe.run))
         if not recipe.task.reward.startswith(MODEL):
             resolve_reward(recipe.task.reward, options=recipe.task.reward_options)
     group_filter(recipe.batcher, Path.cwd())

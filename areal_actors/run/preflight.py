@@ -15,6 +15,7 @@ from pathlib import Path
 from areal_actors.core.devices import CudaDevices, detect_cuda
 from areal_actors.core.durable_files import MEBIBYTE
 from areal_actors.core.errors import SetupError
+from areal_actors.gateway.template_settings import apply_template_settings
 from areal_actors.generation.servers.server_process import interpreter
 from areal_actors.generation.settings import SERVER_ENGINES, TENSOR_ENGINES
 from areal_actors.recipe.checks import RecipeProblem
@@ -23,6 +24,7 @@ from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.disk_watch import refuse_full_disk
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.run_lock import LockHeld, holder, locked
+from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.training.checkpoint_store import folder_bytes
 from areal_actors.weights.folders import lock_path, locked_folders, remove_all, shared_memory_path
 
@@ -58,6 +60,17 @@ def check_inference_server(recipe: Recipe) -> None:
     generation = recipe.generation
     if generation.engine in SERVER_ENGINES and not generation.server.urls and recipe.actors.inference_worker.count:
         interpreter(generation.engine, generation.server, Path.cwd())
+
+
+def check_chat_template(recipe: Recipe) -> None:
+    """Check the gateway's chat template against the model, if its tokenizer is on this machine.
+
+    Raises:
+        SetupError: a setting does not fit the template.
+    """
+    folder = Path(recipe.model).expanduser()
+    if recipe.actors.session_manager.count and (folder / "tokenizer.json").is_file():
+        apply_template_settings(ChatTokenizer.load(folder), recipe.gateway)
 
 
 @contextmanager

@@ -59,7 +59,7 @@ from areal_actors.runtime.runtime import Identity, Runtime
 from areal_actors.sequences.credit import Credit
 from areal_actors.staleness.staleness_gate import StalenessGate
 from areal_actors.supervised.example_source import ExampleSource
-from areal_actors.tasks.datasets import Dataset, open_dataset
+from areal_actors.tasks.datasets import Dataset, open_dataset, open_listed
 from areal_actors.tasks.task_source import TaskSource
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.training.checkpointer import Checkpointer
@@ -108,15 +108,18 @@ def _staleness_gate(context: BuildContext) -> Actor:
     )
 
 
-def open_tasks(recipe: Recipe) -> Dataset:
-    """Open the dataset of a recipe's task."""
+def open_tasks(recipe: Recipe, folder: RunFolder) -> Dataset:
+    """Open the dataset of a recipe's task, or the tasks that were listed from its environment."""
     task = recipe.task
+    if task.environment:
+        assert isinstance(task.held_out, int)
+        return open_listed(folder.tasks, task.environment, seed=recipe.seed, held_out=task.held_out)
     return open_dataset(task.dataset, seed=recipe.seed, held_out=task.held_out, columns=task.columns)
 
 
 def _task_source(context: BuildContext) -> Actor:
     recipe = context.recipe
-    tasks = open_tasks(recipe).train
+    tasks = open_tasks(recipe, context.folder).train
     return TaskSource(tasks, group_size=recipe.algorithm.group_size, sampling=recipe.sampling, retries=recipe.task.retries)
 
 
@@ -141,7 +144,7 @@ def _example_source(context: BuildContext) -> Actor:
 
 def _evaluator(context: BuildContext) -> Actor:
     recipe = context.recipe
-    held_out = open_tasks(recipe).held_out
+    held_out = open_tasks(recipe, context.folder).held_out
     tasks = [held_out.task(number) for number in range(min(recipe.evaluation.tasks, len(held_out)))]
     return Evaluator(recipe.evaluation, tasks, steps=recipe.steps, sampling=recipe.sampling, retries=recipe.task.retries)
 
@@ -205,7 +208,8 @@ def inference_worker(engines: Mapping[str, GenerationEngineFactory]) -> Builder:
 
     def build(context: BuildContext) -> Actor:
         recipe, run_folder = context.recipe, context.folder.path
-        place = EnginePlace(worker=context.instance, logs=run_folder / "logs", temperature=recipe.sampling.temperature)
+        temperature = None if recipe.gateway.temperature_policy == "as_asked" else recipe.sampling.temperature
+        place = EnginePlace(worker=context.instance, logs=run_folder / "logs", temperature=temperature)
         adapted = recipe.staleness_gate.max_concurrent == "auto"
         place = place._replace(seed=recipe.seed + place.number, memory_fraction=memory_fraction(), watches_usage=adapted)
         if (lora := recipe.trainer.lora) is not None and lora.published == "adapter":

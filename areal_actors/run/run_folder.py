@@ -57,7 +57,7 @@ class RunFolder:
     """`runs/<run>/`: files and folders.
 
     Files: recipe.json, bus.json, monitor.json, admin_key, secret, served.json, metrics.jsonl, usage.json, reward.png.
-    Folders: checkpoints, logs, tapes, model, nats, blobs and snapshots.
+    Folders: checkpoints, logs, tapes, model, nats, blobs, snapshots and tasks (of an environment).
     """
 
     def __init__(self, path: Path) -> None:
@@ -72,6 +72,7 @@ class RunFolder:
         self.blobs = path / "blobs"
         self.nats = path / "nats"
         self.snapshots = path / "snapshots"
+        self.tasks = path / "tasks"
         self._inside: ExitStack | None = None
         """Lock of the folder itself, within `held`."""
 

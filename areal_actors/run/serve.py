@@ -18,7 +18,7 @@ from areal_actors.messages import ActorStarted, RunFinished, RunStarted, Weights
 from areal_actors.recipe.recipe import Recipe, redacted
 from areal_actors.run.launch import Launch, on_interrupt, open_bus
 from areal_actors.run.logs import log_to_terminal
-from areal_actors.run.preflight import check_devices, check_inference_server, fresh_folder
+from areal_actors.run.preflight import check_chat_template, check_devices, check_inference_server, fresh_folder
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.server import RunServer, with_port
 from bus.nats import NatsBus
@@ -57,6 +57,7 @@ def serve(recipe: Recipe, *, profile: str, reason: str) -> int:
     log_to_terminal()
     check_devices(recipe)
     check_inference_server(recipe)
+    check_chat_template(recipe)
     recipe = msgspec.structs.replace(recipe, run=recipe.run[: LONGEST_NAME - len(SUFFIX)] + SUFFIX)
     folder = RunFolder(Path(recipe.folder).absolute() / recipe.run)
     with fresh_folder(recipe, folder, with_port) as chosen:

@@ -50,6 +50,7 @@ def sequences_of(trajectory: Trajectory, group: int, oldest_version: int, credit
                 truncated=call.finish_reason == "length",
                 sample=call.id if credit.baseline_over == "calls" else "",
                 worker=call.worker,
+                temperature=call.temperature,
             )
             for call, start, end_of_call in _places(path)
             if call.id not in context

@@ -49,6 +49,8 @@ class ExportedCall(Value, array_like=True):
     """R(call), after credit assignment."""
     trained: bool
     """False: context of other calls, but in no loss mask."""
+    temperature: float | None = None
+    """Temperature of `logprobs`, if it is not the recipe's."""
 
 
 class Export(Value):
@@ -93,6 +95,7 @@ def export_trajectory(session: str, trajectory: Trajectory, credit: Credit) -> E
                 reward=turn.reward,
                 call_reward=rewards[turn.id],
                 trained=turn.trained,
+                temperature=turn.temperature,
             )
             for turn in trajectory.interactions
         ),
@@ -145,6 +148,7 @@ def sequences(export: Export | bytes) -> list[ExportedSequence]:
             finish_reason=call.finish_reason,
             reward=call.call_reward,
             trained=call.trained,
+            temperature=call.temperature,
         )
         for call in export.calls
     )

@@ -10,12 +10,16 @@ import random
 from array import array
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 
 import msgspec
 
+from areal_actors.core.environments import environment_name
 from areal_actors.core.errors import RecipeError
 from areal_actors.core.values import Task
 from areal_actors.tasks import arithmetic
+from areal_actors.tasks.environment_tasks import HELD_OUT, TASKS
+from areal_actors.tasks.jsonl import JsonLines
 from areal_actors.tasks.order import Order
 from areal_actors.tasks.rows import DatasetRows, ListedRows
 from areal_actors.tasks.sources import Source, open_source
@@ -26,6 +30,10 @@ HELD_OUT_SEED = 0
 """Seed of generated held-out problems: the same in every run, so that runs can be compared."""
 FIELDS = ("question", "answer")
 """Required fields of a task's data; further fields are passed to the agent."""
+
+
+LISTED_KEY = "key"
+"""Field of an environment's task with a digest of its content."""
 
 
 class Tasks(msgspec.Struct, frozen=True, dict=True):
@@ -91,9 +99,26 @@ def open_dataset(spec: str, *, seed: int, held_out: int | str = 200, columns: Ma
     """
     columns = columns or {}
     source = _generated(seed, held_out) if spec == ARITHMETIC else _open(spec, "dataset")
+    return _split(source, spec, [columns.get(field, field) for field in FIELDS], seed=seed, held_out=held_out, columns=columns)
+
+
+def open_listed(folder: Path, environment: str, *, seed: int, held_out: int) -> Dataset:
+    """Open the tasks that were listed from an environment; the content of a task takes the place of a question.
+
+    Raises:
+        RecipeError: there are too few to hold out.
+        SetupError: the files cannot be read.
+    """
+    other = folder / HELD_OUT
+    name = Path(environment_name(environment)).name.removesuffix(".py")
+    source = Source(name=name, train=JsonLines(folder / TASKS), test=JsonLines(other) if other.exists() else None)
+    return _split(source, environment, [LISTED_KEY], seed=seed, held_out=held_out, columns={})
+
+
+def _split(source: Source, spec: str, fields: Sequence[str], *, seed: int, held_out: int | str, columns: Mapping[str, str]) -> Dataset:
+    """Returns the tasks of a source, without those that are held out, and these; all rows must have `fields`, the first is compared."""
     separate = source.test is not None or isinstance(held_out, str)
     name = f"{source.name}-train" if source.test is not None else source.name
-    fields = [columns.get(field, field) for field in FIELDS]
     digests = array("q", (hash(texts[0]) for texts in source.train.texts(fields)))
     if not separate and held_out:
         chosen = choose_held_out(len(digests), int(held_out), seed, spec)

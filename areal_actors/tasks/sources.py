@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from areal_actors.core.errors import RecipeError, SetupError
+from areal_actors.core.loading import load_named
 from areal_actors.tasks import huggingface as library
 from areal_actors.tasks.jsonl import JsonLines
-from areal_actors.tasks.rows import DatasetRows, JoinedRows
+from areal_actors.tasks.rows import DatasetRows, JoinedRows, ListedRows
 
 READERS: dict[str, Callable[[Path], DatasetRows]] = {".jsonl": JsonLines, ".parquet": library.load_parquet}
 """Readers by file name suffix."""
@@ -22,7 +23,11 @@ GSM8K = "openai/gsm8k"
 GSM8K_REMEDY = (
     ". Without it: task.dataset=PATH names a .jsonl file with `question` and `answer`, and profile=embedded trains on generated problems"
 )
-KNOWN = "`owner/name` on the Hugging Face hub, or the path of a .jsonl or .parquet file, of a folder of them, or of a saved dataset"
+IN_CODE = re.compile(r".+\.py:\w+")
+KNOWN = (
+    "`owner/name` on the Hugging Face hub, the path of a .jsonl or .parquet file, of a folder of them, or of a saved dataset, or "
+    "`path.py:function` that returns the rows"
+)
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -34,8 +39,15 @@ class Source(msgspec.Struct, frozen=True):
     test: DatasetRows | None = None
 
 
+def is_in_code(spec: str) -> bool:
+    """True if the spec names a function that returns the rows."""
+    return IN_CODE.fullmatch(spec) is not None
+
+
 def is_on_disk(spec: str) -> bool:
     """True if the spec is a path, existing or not."""
+    if is_in_code(spec):
+        return False
     return "*" in spec or Path(spec).suffix in READERS or Path(spec).expanduser().exists() or spec.startswith(("/", "./", "../", "~"))
 
 
@@ -78,6 +90,8 @@ def open_source(spec: str) -> Source:
         RecipeError: the name has none of the known forms.
         SetupError: it cannot be read.
     """
+    if is_in_code(spec):
+        return _from_code(spec)
     if is_on_disk(spec):
         return _from_disk(spec)
     if (named := HUB_NAME.fullmatch(spec)) is None:
@@ -94,6 +108,22 @@ def open_source(spec: str) -> Source:
         train=library.from_hub(name, config, first),
         test=library.from_hub(name, config, other) if other else None,
     )
+
+
+def _from_code(spec: str) -> Source:
+    found = load_named(spec, Path.cwd())
+    try:
+        made = found() if callable(found) else found
+    except Exception as error:
+        raise SetupError(f"{spec}: raised {type(error).__name__}: {error}") from error
+    splits = made if isinstance(made, Mapping) else {"train": made}
+    if not splits or not all(isinstance(rows, Sequence) for rows in splits.values()):
+        kinds = ", ".join(type(rows).__name__ for rows in splits.values()) or "no split"
+        raise SetupError(f"{spec}: expected a list of rows, or a dictionary of `train` and `test` with a list each; got {kinds}")
+    if "train" not in splits or splits.keys() - {"train", "test"}:
+        raise SetupError(f"{spec}: expected the splits `train` and, if there is one, `test`; got {', '.join(map(repr, splits))}")
+    rows = {split: ListedRows(listed, spec) for split, listed in splits.items()}
+    return Source(name=spec.rpartition(":")[2], train=rows["train"], test=rows.get("test"))
 
 
 def _from_disk(spec: str) -> Source:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 import jinja2.ext
@@ -23,12 +24,33 @@ METHODS = frozenset(dir(dict))
 """In templates `message.items` is the method, even if there is an entry of that name."""
 
 
+NAMED_ID = re.compile(r"functions\..+:\d+", re.DOTALL)
+"""Id of a call for templates that write ids in place of names."""
+
+
+class ToolDialect(NamedTuple):
+    """Form in which a template takes tools and tool calls, where it is not the usual one."""
+
+    text_arguments: bool = False
+    """A call's arguments are JSON text; the template would print an object as Python does."""
+    null_content: bool = False
+    """An answer without text has null as its content; the template would render no calls beside an empty text."""
+    named_ids: bool = False
+    """The template writes the id of a call instead of its name, so it has to contain the name."""
+    flat_tools: bool = False
+    """Tools are the functions themselves."""
+    write_calls: Callable[[Sequence[tuple[str, str]]], str] | None = None
+    """Writes calls (names, and arguments as JSON) into the text of their message, for a template that renders no calls."""
+
+
 class ChatTemplate:
     """Compiled chat template of one model."""
 
+    dialect = ToolDialect()
+
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         self.source = source
-        self._special_tokens = dict(special_tokens)
+        self.special_tokens = dict(special_tokens)
         self._template = compile_template(source) if source else None
 
     def render(
@@ -48,20 +70,36 @@ class ChatTemplate:
         if self._template is None:
             raise SetupError("the model has no chat template: add chat_template.jinja to its folder")
         variables = {
-            **self._special_tokens,
+            **self.special_tokens,
             "documents": None,
             **kwargs,
-            "tools": list(tools) if tools else None,
+            "tools": self._tools(tools) if tools else None,
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            return self._template.render({**variables, "messages": [normalize_message(message) for message in messages]})
+            return self._template.render({**variables, "messages": [self._message(message) for message in messages]})
         except Exception as error:  # template code may raise anything; the cause is these messages
             if any(message.get("tool_calls") for message in messages):
                 # A few templates insert a call's arguments as they are, and need them as text.
                 with suppress(Exception):
                     return self._template.render({**variables, "messages": [with_reasoning(message) for message in messages]})
             raise RequestError(f"the model's chat template rejects these messages: {error}", field="messages") from error
+
+    def _tools(self, tools: Sequence[Mapping[str, Any]]) -> list[Any]:
+        return [tool["function"] for tool in tools] if self.dialect.flat_tools else list(tools)
+
+    def _message(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A message as this template expects it."""
+        dialect = self.dialect
+        if dialect.named_ids and message.get("tool_calls"):
+            message = {**message, "tool_calls": [_named_id(call, place) for place, call in enumerate(message["tool_calls"])]}
+        if dialect.write_calls is not None and message.get("tool_calls"):
+            calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message["tool_calls"]]
+            text = f"{message.get('content') or ''}{dialect.write_calls(calls)}"
+            message = {**{key: value for key, value in message.items() if key != "tool_calls"}, "content": text}
+        if dialect.null_content and message.get("tool_calls") and not message.get("content"):
+            message = {**message, "content": None}
+        return with_reasoning(message) if dialect.text_arguments else normalize_message(message)
 
 
 class GenerationBlock(jinja2.ext.Extension):
@@ -127,6 +165,13 @@ def with_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """Copy reasoning from any field name that clients use to those that templates read."""
     reasoning = next((message[name] for name in REASONING_FIELDS if message.get(name) is not None), None)
     return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
+def _named_id(call: Any, place: int) -> Any:
+    """Give a call an id with its name, unless it has one: it comes from another model, or from the client."""
+    if NAMED_ID.fullmatch(str(call.get("id") or "")):
+        return call
+    return {**call, "id": f"functions.{call['function']['name']}:{place}"}
 
 
 def _parse_arguments(call: Any) -> Any:

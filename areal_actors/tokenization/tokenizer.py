@@ -21,6 +21,7 @@ from areal_actors.tokenization.byte_pairs import BytePairs, byte_pairs_of
 from areal_actors.tokenization.chat_template import ChatTemplate
 from areal_actors.tokenization.tool_parsers.base import AnswerFormat
 from areal_actors.tokenization.tool_parsers.families import format_for_template
+from areal_actors.tokenization.tool_parsers.round_trip import ToolSupport, tool_support
 from areal_actors.tokenization.tool_parsers.stream_parser import partial_delimiter_start
 
 CACHED_CHARACTERS = 2**21
@@ -49,16 +50,42 @@ class ChatTokenizer:
         self.tokenizer = tokenizer
         self.template = ChatTemplate(chat_template, special_tokens)
         self.render = self.template.render
-        self.format: AnswerFormat = format_for_template(chat_template)
-        """Format of reasoning and tool calls."""
         self.byte_pairs: BytePairs | None = byte_pairs_of(tokenizer)
         self._special_ids = frozenset(number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special)
-        special = {tokenizer.id_to_token(number) for number in self._special_ids}
-        self.shows_special = self.format.special_tokens or not special.isdisjoint(DELIMITERS)
-        """True if answers can only be parsed with their special tokens."""
+        self._use_format(format_for_template(chat_template))
         self._lock = Lock()
         """Long prompts are tokenised beside the event loop."""
         self._cache: LRUCache[str, list[int]] = LRUCache(CACHED_CHARACTERS, getsizeof=lambda ids: 8 * len(ids) + 64)
+
+    def _use_format(self, form: AnswerFormat) -> None:
+        special = {number: self.tokenizer.id_to_token(number) or "" for number in self._special_ids}
+        self.format = form
+        """Format of reasoning and tool calls."""
+        self.shown_ids = frozenset(number for number, text in special.items() if text and any(text in mark for mark in form.marks))
+        """Special tokens that answers are decoded with, if not all."""
+        self.shows_special = not form.marks and (form.special_tokens or not set(special.values()).isdisjoint(DELIMITERS))
+        """True if answers can only be parsed with their special tokens."""
+
+    def use_template(self, source: str) -> None:
+        """Render with another chat template.
+
+        Raises:
+            jinja2.TemplateSyntaxError: it does not compile.
+        """
+        self.template = ChatTemplate(source, self.template.special_tokens)
+        self.render = self.template.render
+        self._use_format(format_for_template(source))
+
+    def choose_format(self, name: str) -> ToolSupport:
+        """Choose the answer format, `auto` or one by name, and test it with tool calls that the template renders.
+
+        Raises:
+            SetupError: there is no format of this name.
+        """
+        stops = [text for number in self.stop_ids if (text := self.decode([number], skip_special=False))]
+        form, support = tool_support(self.template, stops, name)
+        self._use_format(form)
+        return support
 
     def special_id(self, text: str) -> int | None:
         """Id of a special token; None for any other text."""
@@ -140,10 +167,10 @@ class ChatTokenizer:
 
     def decode(self, ids: Sequence[int], skip_special: bool = True) -> str:  # noqa: FBT001, FBT002 - clear at the call
         """Text of ids, with replacement characters for incomplete ones."""
-        if self.byte_pairs is None:
-            return str(self.tokenizer.decode(list(ids), skip_special_tokens=skip_special))
         if skip_special and not self._special_ids.isdisjoint(ids):
-            ids = [number for number in ids if number not in self._special_ids]
+            ids = [number for number in ids if not self.is_hidden(number)]
+        if self.byte_pairs is None:
+            return str(self.tokenizer.decode(list(ids), skip_special_tokens=skip_special and not self.shown_ids))
         return self.byte_pairs.decode(ids).decode(errors="replace")
 
     def token_bytes(self, token_id: int) -> bytes:
@@ -163,6 +190,10 @@ class ChatTokenizer:
         """True for special tokens, which plain text omits."""
         return token_id in self._special_ids
 
+    def is_hidden(self, token_id: int) -> bool:
+        """True for special tokens that answers are decoded without."""
+        return token_id in self._special_ids and token_id not in self.shown_ids
+
 
 def _word_boundary(text: str, before: int) -> int:
     """Last position before `before` that no token spans; `before` itself if there is none."""
@@ -179,16 +210,17 @@ class _IncrementalDecoder:
         self._tokenizer = tokenizer
         self._special = special
         self._bytes = codecs.getincrementaldecoder("utf-8")("replace")
-        self._stream = DecodeStream(skip_special_tokens=not special)
+        self._stream = DecodeStream(skip_special_tokens=not special and not tokenizer.shown_ids)
         self._ids: list[int] = []
         self._text = ""
 
     def push(self, token_id: int) -> str:
         """Text that a token completes."""
         pairs = self._tokenizer.byte_pairs
+        if not self._special and self._tokenizer.is_hidden(token_id):
+            return ""
         if pairs is not None:
-            hidden = not self._special and self._tokenizer.is_special(token_id)
-            return "" if hidden else self._bytes.decode(pairs.token_bytes(token_id))
+            return self._bytes.decode(pairs.token_bytes(token_id))
         self._ids.append(token_id)
         step = self._stream.step(self._tokenizer.tokenizer, token_id) or ""
         self._text += step
@@ -232,7 +264,7 @@ class TextStream:
             self._pending += piece
             if self._hides:
                 self._shown += b"\x01" * len(piece)
-                if self._tokenizer.is_special(token_id):
+                if self._tokenizer.is_hidden(token_id):
                     hidden = min(len(self._tokenizer.decode([token_id], skip_special=False)), len(self._shown))
                     self._shown[len(self._shown) - hidden :] = bytes(hidden)
         return self._release(final=False)

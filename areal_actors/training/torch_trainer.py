@@ -82,6 +82,7 @@ class TorchTrainer:
             EngineError: the model or the temperature cannot be trained.
         """
         torch.set_num_threads(settings.threads)
+        algorithm = algorithm.resolved()
         self._device = ranks.device(settings.device)
         self._model_folder = model_folder
         self.limits = sequence_limits(model_folder)

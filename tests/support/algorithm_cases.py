@@ -6,10 +6,10 @@ from typing import get_args
 import msgspec
 import torch
 
-from areal_actors.training.algorithms import AnyAlgorithm, Batch, StepTokens
+from areal_actors.training.algorithms import AnyAlgorithm, Batch, CustomAlgorithm, StepTokens
 
-EVERY = {kind.__struct_config__.tag: kind for kind in get_args(AnyAlgorithm)}
-"""All algorithms that a recipe can name."""
+EVERY = {kind.__struct_config__.tag: kind for kind in get_args(AnyAlgorithm) if kind is not CustomAlgorithm}
+"""All algorithms of the package."""
 
 FROM_REWARDS = {tag: kind for tag, kind in EVERY.items() if kind.learns_from == "episodes"}
 

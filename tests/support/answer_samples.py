@@ -54,6 +54,7 @@ ONE_CALL = {
     "hermes": f'<tool_call>\n{{"name": "weather", "arguments": {PARIS}}}\n</tool_call>',
     "llama3": f'{{"name": "weather", "parameters": {PARIS}}}',
     "mistral": f"[TOOL_CALLS]weather[ARGS]{PARIS}",
+    "python_lines": '<function_calls>weather(city="Paris", days=3)</function_calls>',
     "pythonic": '<|tool_call_start|>[weather(city="Paris", days=3)]<|tool_call_end|>',
     "qwen_coder": "<tool_call>\n<function=weather>\n<parameter=city>\nParis\n</parameter>\n"
     "<parameter=days>\n3\n</parameter>\n</function>\n</tool_call>",
@@ -68,14 +69,24 @@ def format_by_name(name):
 
 def read(name, text, tools=TOOLS, **kwargs):
     """The answer, which has to come out the same when the text comes in one character at a time."""
-    answer = format_by_name(name).parse(text, tools, **kwargs)
-    assert streamed(name, list(text), tools, **kwargs) == answer
+    return read_by(format_by_name(name), text, tools, **kwargs)
+
+
+def read_by(form, text, tools=TOOLS, **kwargs):
+    """The same with a format."""
+    answer = form.parse(text, tools, **kwargs)
+    assert put_together(form, list(text), tools, **kwargs) == answer
     return answer
 
 
 def streamed(name, parts, tools=TOOLS, **kwargs):
     """The answer put together from a stream's pieces."""
-    stream = format_by_name(name).stream(tools, **kwargs)
+    return put_together(format_by_name(name), parts, tools, **kwargs)
+
+
+def put_together(form, parts, tools=TOOLS, **kwargs):
+    """The same with a format."""
+    stream = form.stream(tools, **kwargs)
     pieces = [piece for part in parts for piece in stream.push(part)]
     rest, problem = stream.finish()
     pieces += rest
@@ -84,12 +95,12 @@ def streamed(name, parts, tools=TOOLS, **kwargs):
         assert (piece.reasoning != "") + (piece.text != "") + (piece.call is not None) == 1, "a piece is of one kind, and never empty"
         if piece.call is not None:
             assert (piece.name != "") == (piece.call not in calls), "the name stands in a call's first piece"
-            name_so_far, arguments = calls.get(piece.call, (piece.name, ""))
-            calls[piece.call] = (name_so_far, arguments + piece.arguments)
+            name_so_far, identifier, arguments = calls.get(piece.call, (piece.name, piece.id, ""))
+            calls[piece.call] = (name_so_far, identifier, arguments + piece.arguments)
     assert list(calls) == list(range(len(calls)))
     return Answer(
         reasoning="".join(piece.reasoning for piece in pieces),
         text="".join(piece.text for piece in pieces),
-        tool_calls=tuple(ToolCall(name=name, arguments=arguments) for name, arguments in calls.values()),
+        tool_calls=tuple(ToolCall(name=name, arguments=arguments, id=identifier) for name, identifier, arguments in calls.values()),
         tool_call_error=problem,
     )

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 import msgspec
 from support.fake_engine import FixedTextEngine
-from support.samples import letters
+from support.samples import TOOLS_TEMPLATE, letters
 
 from areal_actors.core.settings import ActorsSettings, Placement, TaskSettings
 from areal_actors.core.values import SamplingParams, WeightsLocation
@@ -56,7 +56,7 @@ async def controller(recipe, engine=FixedTextEngine, *, published=True, **option
         return InferenceWorker(made, name=place.instance, concurrency=64)
 
     def session_manager(place):
-        return SessionManager(place.recipe.gateway, lambda folder: letters(), secret=b"secret", max_model_len=300)
+        return SessionManager(place.recipe.gateway, lambda folder: letters(template=TOOLS_TEMPLATE), secret=b"secret", max_model_len=300)
 
     home = in_process({"inference_worker": inference_worker, "session_manager": session_manager})
     async with AsyncRolloutController(recipe, home, **options) as made:

@@ -18,6 +18,7 @@ import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from areal_actors.core.errors import RequestError
+from areal_actors.core.settings import KEEP_REASONING, GatewaySettings
 from areal_actors.core.values import SamplingParams, TokenColumns, Trajectory
 from areal_actors.gateway.choice import Choice
 from areal_actors.gateway.completion import callable_tools
@@ -25,6 +26,7 @@ from areal_actors.gateway.completion_check import PublishedVersions
 from areal_actors.gateway.conversations.continuation import Continuations
 from areal_actors.gateway.conversations.conversation import prompt_for
 from areal_actors.gateway.conversations.turns import path_to, token_ids_of
+from areal_actors.gateway.template_settings import apply_template_settings
 from areal_actors.messages import Generated, ModelRequest
 from areal_actors.sequences.build import apply_rewards, sequences_of
 from areal_actors.tokenization.tokenizer import ChatTokenizer
@@ -266,10 +268,11 @@ class Talk:
         assert [row.token_ids.astype("<u4").tobytes() for row in rows] == paths
 
 
-def converse(template: str, count: int, seed: int = 0) -> Counter:
+def converse(template: str, count: int, seed: int = 0, *, keep_reasoning: bool = False) -> Counter:
     """Counts of the outcomes of turns, over `count` conversations."""
     chat = family(template)
-    continuations = Continuations(chat)
+    tested = apply_template_settings(chat, GatewaySettings(chat_template=KEEP_REASONING if keep_reasoning else ""))
+    continuations = Continuations(chat, tested.kept)
     return sum((Talk(chat, continuations, seed + number).run() for number in range(count)), Counter())
 
 

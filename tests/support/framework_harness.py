@@ -32,10 +32,17 @@ def call(name, arguments):
     return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
 
 
+ROLE_LINE = "{{- '<|im_start|>' + message.role + '\\n' + content }}"
+"""Begins a message in the template of the embedded model."""
+REASONING = "{%- set thought = '<think>\\n' + message.reasoning_content + '\\n</think>\\n\\n' if message.reasoning_content else '' %}"
+THINKING_TEMPLATE = CHAT_TEMPLATE.replace(ROLE_LINE, REASONING + ROLE_LINE.replace("+ content", "+ thought + content"))
+"""The same for a model that reasons, and whose earlier reasoning stays in the prompt."""
+
+
 @functools.cache
-def chat_tokenizer():
+def chat_tokenizer(template=CHAT_TEMPLATE):
     tokenizer = train_tokenizer(("answer", "tools"))
-    return ChatTokenizer(tokenizer, CHAT_TEMPLATE, {"eos_token": TURN_END}, [tokenizer.token_to_id(TURN_END)])
+    return ChatTokenizer(tokenizer, template, {"eos_token": TURN_END}, [tokenizer.token_to_id(TURN_END)])
 
 
 class ChatGatewayHarness(GatewayHarness):

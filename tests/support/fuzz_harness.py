@@ -14,7 +14,7 @@ import numpy as np
 from support.fake_engine import FakeEngine
 from support.framework_harness import chat_tokenizer
 from support.gateway_harness import ADMIN, GatewayHarness
-from support.samples import letters, work
+from support.samples import TOOLS_TEMPLATE, letters, work
 
 from areal_actors.core.values import SamplingParams
 from areal_actors.embedded.constraints import Grammars
@@ -181,7 +181,7 @@ def assert_answered(path, status, reply):
 @contextmanager
 def opened_fuzz_gateway(chat=None):
     """A gateway that answers, with letters for tokens unless another tokenizer is given."""
-    harness = FuzzHarness(chat or letters())
+    harness = FuzzHarness(chat or letters(template=TOOLS_TEMPLATE))
     harness.thread.start()
     try:
         harness.inside(harness.begin())

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import aiohttp
 import openai
-from support.samples import letters, published, work
+from support.samples import TOOLS_TEMPLATE, letters, published, work
 
 from areal_actors.core.settings import GatewaySettings
 from areal_actors.gateway.session_manager import SessionManager
@@ -37,7 +37,7 @@ class GatewayHarness:
     def __init__(self, config=None, *, chat=None, max_model_len=300, **options):
         """`options` are those of the session manager; letters are tokens without a `chat`."""
         self.bus = MemoryBus()
-        self.chat = chat or letters()
+        self.chat = chat or letters(template=TOOLS_TEMPLATE)
         self.manager = SessionManager(
             config or GatewaySettings(), lambda folder: self.chat, secret=SECRET, max_model_len=max_model_len, **options
         )

@@ -26,6 +26,12 @@ LETTERS_TEMPLATE = (
     "{% for message in messages %}{{ message.role[0] + ':' + (message.content or '') + '\\n' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ 'a:' }}{% endif %}"
 )
+TOOLS_TEMPLATE = LETTERS_TEMPLATE.replace(
+    "+ '\\n' }}",
+    "}}{% for call in message.tool_calls or [] %}<tool_call>"
+    "{{ {'name': call.function.name, 'arguments': call.function.arguments} | tojson }}</tool_call>{% endfor %}{{ '\\n' }}",
+)
+"""The same with tool calls."""
 END = ord("\n")
 
 

@@ -89,4 +89,6 @@ def _result(line: str) -> Any:
     wanted = [key for key, kinds in KINDS.items() if isinstance(result.get(key), kinds)]
     if len(wanted) != 1 and result:
         raise AgentFault(f"printed `{line[:200]}`; {REMEDY}")
+    if wanted and wanted[0] != "output" and isinstance(result.get("metrics"), dict):
+        return {wanted[0]: result[wanted[0]], "metrics": result["metrics"]}
     return result[wanted[0]] if wanted else None

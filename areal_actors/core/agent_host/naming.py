@@ -18,6 +18,8 @@ from typing import Any
 from .faults import Refused, format_error
 
 SIGNATURE = "`async def run(self, task, *, base_url, api_key)`"
+ADDRESS = {"base_url": "", "api_key": ""}
+IN_ENVIRONMENT = 'without these it would read OPENAI_BASE_URL, which only `runner = "subprocess"` sets for each episode'
 
 Agent = Callable[..., Any]
 """Takes the task, `base_url` and `api_key`; returns a result, or an awaitable of one."""
@@ -92,8 +94,10 @@ def _line(error: BaseException, path: Path) -> int:
 # ---------------------------------------------------------------- kinds of agents
 
 
-def make_agent(found: Any, name: str, options: Mapping[str, Any]) -> Any:
+def make_agent(found: Any, name: str, options: Mapping[str, Any], *, environment: bool = False) -> Any:
     """An instance if `found` is a class, else `found` itself; options become its keyword arguments.
+
+    With `environment` a function may take the task alone, and read the address from the environment.
 
     Raises:
         Refused: the options do not fit, the class raises, or an object is given options.
@@ -105,21 +109,23 @@ def make_agent(found: Any, name: str, options: Mapping[str, Any]) -> Any:
         except (Exception, SystemExit) as error:
             raise Refused(f"agent {name}: making one raised {format_error(error)}") from error
     if inspect.isroutine(found):
-        _check_call(found, f"agent {name}", "task, base_url=…, api_key=…", {**options, "base_url": "", "api_key": ""}, {})
+        _check_run(found, f"agent {name}", options, environment=environment)
         return functools.partial(found, **options) if options else found
     if options:
         raise Refused(f"agent {name} is an instance and takes no options; name its class, or drop task.agent_options")
     return found
 
 
-def run_function(agent: Any, name: str) -> Agent:
+def run_function(agent: Any, name: str, *, environment: bool = False) -> Agent:
     """The function to call for an episode: the agent's `run`, its `arun_episode`, or the agent itself if it is a function.
+
+    Call it with the task and its `address_arguments`. `environment` as in `make_agent`.
 
     Raises:
         Refused: it has neither, or takes other arguments.
     """
     if callable(run := getattr(agent, "run", None)):
-        _check_call(run, f"agent {name}: `run`", "task, base_url=…, api_key=…", {"base_url": "", "api_key": ""}, {})
+        _check_run(run, f"agent {name}: `run`", {}, environment=environment)
         agent_run: Agent = run
         return agent_run
     if callable(episode := getattr(agent, "arun_episode", None)):
@@ -131,13 +137,67 @@ def run_function(agent: Any, name: str) -> Agent:
     raise Refused(f"agent {name} has no method `run`; write {SIGNATURE}")
 
 
+def takes_any(function: Agent) -> bool:
+    """True if a function takes any keyword argument (`**kwargs`), as AReaL's agents do."""
+    try:
+        return any(one.kind is one.VAR_KEYWORD for one in inspect.signature(function).parameters.values())
+    except ValueError:  # built-in functions have no signature
+        return False
+
+
+def address_arguments(function: Agent, base_url: str, api_key: str) -> dict[str, Any]:
+    """The address as keyword arguments for an agent's function: none if it takes the task alone.
+
+    One that takes any keyword argument may ignore the key: its URL has the key in place of the session's name.
+    """
+    if takes_any(function):
+        return {"base_url": keyed_url(base_url, api_key), "api_key": api_key}
+    try:
+        names = set(inspect.signature(function).parameters)
+    except ValueError:
+        names = set(ADDRESS)
+    return {name: value for name, value in (("base_url", base_url), ("api_key", api_key)) if name in names}
+
+
+def keyed_url(base_url: str, api_key: str) -> str:
+    """The base URL with the session's key in place of its name; such a request needs no other key."""
+    root, _, version = base_url.rpartition("/")
+    return f"{root.rpartition('/')[0]}/{api_key}/{version}"
+
+
 async def _workflow(episode: Agent, task: dict[str, Any], *, base_url: str, api_key: str) -> Any:
-    return await episode(make_engine(task, base_url, api_key), task)
+    return await run_workflow(episode, make_engine(task, base_url, api_key), task)
+
+
+async def run_workflow(episode: Agent, engine: SimpleNamespace, task: dict[str, Any]) -> Any:
+    """The return value of a workflow's `arun_episode`, once the checks of its engine have passed."""
+    returned = await episode(engine, task)
+    check_end(engine)
+    return returned
+
+
+def check_end(engine: SimpleNamespace) -> None:
+    """Call the checks of an engine whose workflow has returned; one that raises fails the episode."""
+    for check in engine.at_end:
+        check()
 
 
 def make_engine(task: dict[str, Any], base_url: str, api_key: str) -> SimpleNamespace:
-    """The engine argument of a workflow: address and key of its model, and the task."""
-    return SimpleNamespace(base_url=base_url, api_key=api_key, task=task)
+    """The engine argument of a workflow: address and key of its model, the task, and checks to call at its end."""
+    return SimpleNamespace(base_url=base_url, api_key=api_key, task=task, at_end=[])
+
+
+def _check_run(function: Any, subject: str, options: Mapping[str, Any], *, environment: bool) -> None:
+    """Raise `Refused` if a function does not take a task and the address; with `environment` the task alone suffices."""
+    try:
+        _check_call(function, subject, "task, base_url=…, api_key=…", {**ADDRESS, **options}, {})
+    except Refused as refused:
+        try:
+            _check_call(function, subject, "task", options, {})
+        except Refused:
+            raise refused from None
+        if not environment:
+            raise Refused(f"{refused}; {IN_ENVIRONMENT}") from None
 
 
 def _check_call(function: Any, subject: str, given: str, options: Mapping[str, Any], *arguments: Any) -> None:

@@ -25,7 +25,7 @@ from typing import Any
 
 from .command import CommandAgent
 from .faults import AgentFault, Refused, format_error
-from .naming import Agent, load, make_agent, run_function
+from .naming import Agent, address_arguments, load, make_agent, run_function
 from .processes import adopt_orphans, children, kill_tree
 
 TASK_SECONDS = 1.0
@@ -82,7 +82,8 @@ class Host:
         return reply
 
     def _run_agent(self, request: Mapping[str, Any]) -> Any:
-        returned = self.agent(request["task"], base_url=request["base_url"], api_key=request["api_key"])
+        address = address_arguments(self.agent, request["base_url"], request["api_key"])
+        returned = self.agent(request["task"], **address)
         if inspect.isawaitable(returned):
             returned = self.loop.run_until_complete(_awaited(returned))
         return _plain(returned)
@@ -111,7 +112,7 @@ def _agent(start: Mapping[str, Any]) -> Agent:
     if start["command"]:
         return CommandAgent(start["command"]).run
     name, root = start["agent"], Path(start["root"])
-    return run_function(make_agent(load(name, root), name, start["options"]), name)
+    return run_function(make_agent(load(name, root), name, start["options"], environment=True), name, environment=True)
 
 
 async def _awaited(returned: Any) -> Any:
@@ -124,10 +125,16 @@ def _plain(returned: Any) -> Any:
         return returned
     try:
         if isinstance(returned, Mapping):
-            return {str(key): _number(value) for key, value in returned.items()}
+            nested = isinstance(returned.get("metrics"), Mapping)
+            read = _number_or_numbers if nested else _number
+            return {str(key): read(value) for key, value in returned.items()}
         return _number(returned)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise AgentFault(f"returned {returned!r:.200}: a reward must be a real number; return one, text, numbers by id, or None") from error
+
+
+def _number_or_numbers(value: Any) -> Any:
+    return {str(key): _number(number) for key, number in value.items()} if isinstance(value, Mapping) else _number(value)
 
 
 def _number(value: Any) -> float:

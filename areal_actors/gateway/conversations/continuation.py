@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from areal_actors.core.errors import RequestError
+from areal_actors.gateway.conversations.kept_reasoning import KeptReasoning
 from areal_actors.gateway.conversations.message_equality import MessageDict, same_answer
 from areal_actors.gateway.conversations.template_window import SENTINEL, local_features, window
 from areal_actors.tokenization.tokenizer import ChatTokenizer
@@ -35,8 +36,9 @@ class AnsweredConversation(NamedTuple):
 class Continuations:
     """Renders the new messages of conversations with one model's template."""
 
-    def __init__(self, chat: ChatTokenizer) -> None:
-        self.chat = chat
+    def __init__(self, chat: ChatTokenizer, kept: KeptReasoning | None = None) -> None:
+        """With `kept`, prompts keep reasoning that the template drops."""
+        self.chat, self.kept = chat, kept
         self._openings: dict[tuple[frozenset[str], str], str] = {}
         self._local = local_features(chat)
 
@@ -64,7 +66,7 @@ class Continuations:
         if not (answered.startswith(opened) and answered.endswith(closing) and whole.startswith(answered)):
             return None
         written = answered[len(opened) : len(answered) - len(closing)]
-        if not self.means_same(written, answer, tools, in_reasoning=opens_reasoning(opened)):
+        if not self.means_same(written, answer, tools, in_reasoning=self.chat.format.opens_reasoning(opened)):
             return None
         return (self.without_stop(closing) if self.is_stopped(sampled) else closing) + whole[len(answered) :]
 
@@ -105,8 +107,3 @@ class Continuations:
     def stops(self) -> Iterator[str]:
         """Texts of the stop tokens."""
         return (text for token in self.chat.stop_ids if (text := self.chat.decode([token], skip_special=False)))
-
-
-def opens_reasoning(prompt: str) -> bool:
-    """True if a prompt ends with the delimiter that opens reasoning."""
-    return prompt.rstrip().endswith("<think>")

@@ -9,13 +9,13 @@ its prompt is rendered in full, and `prefix_break_reason` names the reason.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from areal_actors.core.errors import PromptTooLong, RequestError
 from areal_actors.core.values import pack_ids
-from areal_actors.gateway.conversations.continuation import AnsweredConversation, Continuations, opens_reasoning
+from areal_actors.gateway.conversations.continuation import AnsweredConversation, Continuations
 from areal_actors.gateway.conversations.lineage import find_parent
 from areal_actors.gateway.conversations.message_equality import digest, value_digests
 from areal_actors.gateway.conversations.template_window import features_of
@@ -29,7 +29,7 @@ from areal_actors.gateway.conversations.turns import (
     text_of,
     token_ids_of,
 )
-from areal_actors.messages import ModelRequest
+from areal_actors.messages import ITEM_REFERENCE, ModelRequest
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 
 REASONING_MARKS = ("<think>", "</think>", "<|channel|>analysis")
@@ -89,7 +89,7 @@ def prompt_for(
         tools=b"" if prefix else msgspec.json.encode(request.tools),
         features=features,
         checked=checked,
-        opens_reasoning=opens_reasoning(text),
+        opens_reasoning=chat.format.opens_reasoning(text),
         cached_tokens=len(known) // 4,
         prefix_break_reason=prefix_break_reason,
     )
@@ -115,6 +115,11 @@ def _text_after(
     if not due and continuations.is_local(parent.prompt.features | features_of([parent.answer])):
         new = request.messages[parent.prompt.message_count + 1 :]
         tail = continuations.text_after_window(parent.prompt.features, parent.answer, sampled, new, request.template_kwargs)
+        if tail is not None:
+            return tail, parent.prompt.checked, ""
+    if (kept := continuations.kept) is not None and kept.is_usable(features := parent.prompt.features | features_of([parent.answer])):
+        new = request.messages[parent.prompt.message_count + 1 :]
+        tail = kept.after(features, parent.answer, new, request.template_kwargs, stopped=continuations.is_stopped(sampled))
         if tail is not None:
             return tail, parent.prompt.checked, ""
     path = path_to(parent.interaction.id, turns)
@@ -165,9 +170,12 @@ def occurrences(part: str, text: str, start: int) -> Iterator[int]:
 
 def _rewrite_reason(path: Sequence[ConversationTurn], text: str, chat: ChatTokenizer) -> str:
     known = text_of(path, chat)
-    past = text.rstrip().removesuffix("</think>").rstrip().removesuffix("<think>")
+    past = text.rstrip()
+    for opening, closing in (*chat.format.reasoning, ("<think>", "</think>")):
+        past = past.removesuffix(closing).rstrip().removesuffix(opening)
     lost = [turn for turn in path if (reasoning := turn.answer.get("reasoning_content")) and reasoning.strip() not in text]
-    if lost or any(past.count(mark) < known.count(mark) for mark in REASONING_MARKS):
+    marks = {*REASONING_MARKS, *[mark for pair in chat.format.reasoning for mark in pair]}
+    if lost or any(past.count(mark) < known.count(mark) for mark in marks):
         return "the chat template drops earlier reasoning"
     return "the chat template rewrites earlier messages"
 
@@ -194,6 +202,33 @@ def with_history(turns: dict[str, ConversationTurn], request: ModelRequest) -> M
     instructions = [new.pop(0)] if new and new[0].get("role") == "system" else []
     past = history[1:] if history[0].get("role") == "system" else history
     return msgspec.structs.replace(request, messages=(*instructions, *past, *new))
+
+
+def with_references(turns: dict[str, ConversationTurn], request: ModelRequest) -> ModelRequest:
+    """Returns the request with the parts of earlier answers that its messages refer to.
+
+    Raises:
+        RequestError: the session has no answer with such a part; the error names the field of the client's request.
+    """
+    if not request.has_references:
+        return request
+    functions = {call["id"]: call["function"] for turn in turns.values() for call in turn.answer.get("tool_calls") or ()}
+
+    def resolved(name: str, value: Any) -> Any:
+        if not isinstance(value, dict) or ITEM_REFERENCE not in value:
+            return value
+        identifier = value[ITEM_REFERENCE]
+        answer = turns[identifier].answer if identifier in turns else {}
+        if (found := functions.get(identifier) if name == "function" else answer.get(name)) is None:
+            field = value["field"]
+            raise RequestError(f"'{field}' names an item that no answer of this session has; send the item itself", field)
+        return found
+
+    messages = [{name: resolved(name, value) for name, value in message.items()} for message in request.messages]
+    for message in messages:
+        if calls := message.get("tool_calls"):
+            message["tool_calls"] = [call | {"function": resolved("function", call["function"])} for call in calls]
+    return msgspec.structs.replace(request, messages=tuple(messages), has_references=False)
 
 
 def _raw_prompt(turns: dict[str, ConversationTurn], prompt: str | bytes, chat: ChatTokenizer, limit: PromptLimit | None) -> Prompt:

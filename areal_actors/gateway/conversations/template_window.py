@@ -52,7 +52,7 @@ def window(features: frozenset[str]) -> tuple[Messages, Messages]:
 def local_features(chat: ChatTokenizer) -> dict[frozenset[str], bool]:
     """By features of test conversations: true if the template renders all of them as with a placeholder history."""
     local: dict[frozenset[str], bool] = {}
-    for before, answer, new, tools in _cases():
+    for before, answer, new, tools in test_conversations():
         used = {"tools"} if tools else set()
         kind = features_of([*before, answer]) | used
         placeholder = window(features_of(before) | used)
@@ -71,7 +71,7 @@ def _text_after_sentinel(chat: ChatTokenizer, before: Messages, tools: Messages,
     return whole.rpartition(SENTINEL)[2] if whole.startswith(opened) and SENTINEL in whole else None
 
 
-def _cases() -> Iterator[tuple[Messages, dict[str, Any], Messages, Messages]]:
+def test_conversations() -> Iterator[tuple[Messages, dict[str, Any], Messages, Messages]]:
     """Test conversations of all shapes: before, answer, new messages, tools."""
     question, result = _message("user", "and"), _result("g", "8")
     for system in ([], [_message("system", "Be brief.")]):

@@ -60,6 +60,8 @@ class ConversationTurn(msgspec.Struct, metaclass=FrozenMeta):
     """Without `token_ids`: the path to this turn has them."""
     streamed: bool = False
     """True if the answer was streamed: its client may have received only a prefix of it."""
+    client_session: str = ""
+    """Name of the conversation at the client, if the client sends one."""
 
 
 def record_turn(
@@ -71,6 +73,7 @@ def record_turn(
     *,
     worker: str = "",
     trained: bool = True,
+    temperature: float | None = None,
     streamed: bool = False,
 ) -> ConversationTurn:
     """Create the turn of a call that `worker` sampled; `trained = False` keeps it as context only."""
@@ -83,6 +86,7 @@ def record_turn(
         finish_reason=finish_reason,
         worker=worker,
         trained=trained,
+        temperature=temperature,
     )
     return ConversationTurn(
         interaction=interaction, answer=answer, prompt=msgspec.structs.replace(prompt, token_ids=b""), streamed=streamed

@@ -47,7 +47,7 @@ class MessageAnswer:
         if part.reasoning:
             blocks.append({"type": "thinking", "thinking": part.reasoning, "signature": part.interaction})
         if part.text or not part.tool_calls:
-            blocks.append({"type": "text", "text": part.text, "citations": None})
+            blocks.append({"type": "text", "text": part.text})
         blocks += [{"type": "tool_use", "id": call.id, "name": call.name, "input": _input(call.arguments)} for call in part.tool_calls]
         return {**self._head(part), "content": blocks, **_stop(part), "usage": _usage(part), **self._edits}
 
@@ -68,7 +68,7 @@ class MessageAnswer:
             block: dict[str, Any] = {"type": "thinking", "thinking": "", "signature": ""}
             yield from self._delta("thinking", block, "thinking_delta", "thinking", part.reasoning)
         if part.text or (part.finish_reason and not part.tool_calls and self._open in (None, "thinking")):
-            block = {"type": "text", "text": "", "citations": None}
+            block = {"type": "text", "text": ""}
             yield from self._delta("text", block, "text_delta", "text", part.text)
         for call in part.tool_calls:
             block = {"type": "tool_use", "id": call.id, "name": call.name, "input": {}}

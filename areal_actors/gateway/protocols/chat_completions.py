@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -167,8 +168,12 @@ def _sampling(request: ChatRequest) -> dict[str, Any]:
 
 
 def _ignored(request: ChatRequest) -> list[str]:
-    found = ignored_fields(request)
-    if any(tool.function.strict for tool in request.tools or ()):
+    found = [*ignored_fields(request), *ignored_fields(request.stream_options, "stream_options")]
+    tools = request.tools or ()
+    parts = chain.from_iterable(one.content for one in request.messages if one.content and not isinstance(one.content, str))
+    if any(getattr(one, "cache_control", None) for one in chain(tools, parts)):
+        found.append("cache_control")
+    if any(tool.function.strict for tool in tools):
         found.append("tools[].function.strict")
     return found
 

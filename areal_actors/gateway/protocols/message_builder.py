@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from areal_actors.core.errors import RequestError
 from areal_actors.gateway.protocols.fields import RequestStruct
+from areal_actors.messages import ITEM_REFERENCE
 
 Content = str | list[dict[str, Any]]
 """Text, or parts `{"type": "text", "text"}` and `{"type": "image", "url"}`."""
@@ -77,6 +78,7 @@ class MessageBuilder:
 
     def __init__(self, system: Content | None = None, *, continued: bool = False) -> None:
         self.messages: list[dict[str, Any]] = []
+        self.has_references = False
         self._open: set[str] = set()
         self._continued = continued
         if system:
@@ -103,6 +105,11 @@ class MessageBuilder:
         self._open.add(identifier)
         self._continued = False
         message.setdefault("tool_calls", []).append(tool_call(identifier, name, arguments))
+
+    def refer(self, identifier: str, field: str) -> dict[str, Any]:
+        """Return a value that stands for a part of the earlier answer with this interaction or tool call."""
+        self.has_references = True
+        return {ITEM_REFERENCE: identifier, "field": field}
 
     def add_result(self, identifier: str, result: Content, field: str) -> dict[str, Any]:
         """Add the message with the result of a tool call and return it.

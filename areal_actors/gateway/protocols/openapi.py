@@ -14,7 +14,8 @@ JSON_TYPE = "application/json"
 EVENTS_TYPE = "text/event-stream"
 DESCRIPTION = (
     "Paths under /v1 are also served without /v1, and under a session's name: /{session}/v1/chat/completions; "
-    "so are /rl/set_reward, /rl/end_session and /rl/session."
+    "so are /rl/set_reward, /rl/select_trained, /rl/end_session, /rl/session and /rl/interaction. "
+    "A path may have the session's key in place of its name; such a request needs no other key."
 )
 KEYS = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "The session's key, or the admin key."},

@@ -19,7 +19,7 @@ from areal_actors.gateway.protocols.call_fields import (
 )
 from areal_actors.gateway.protocols.fields import Flag, RequestStruct, Text, TokenLimit, TopLogprobs, ignored_fields, unsupported
 from areal_actors.gateway.protocols.responses_answer import ResponseAnswer
-from areal_actors.gateway.protocols.responses_input import input_messages
+from areal_actors.gateway.protocols.responses_input import input_fields
 from areal_actors.gateway.protocols.responses_tools import client_tools, declared_tools, definitions, ignored, shown_tools
 from areal_actors.messages import ModelRequest
 
@@ -67,10 +67,12 @@ class ResponseText(RequestStruct, ignored=("verbosity",)):
     format: openai.TextFormat | openai.JsonFormat | ResponseSchemaFormat | None = None
 
 
-class ResponseReasoning(RequestStruct, ignored=("summary", "generate_summary", "context", "mode")):
-    """Reasoning options; the reasoning is always returned in full."""
+class ResponseReasoning(RequestStruct, ignored=("context", "mode")):
+    """Reasoning options; the reasoning is always returned in full, as its own summary if the client requests one."""
 
     effort: openai.Effort | None = None
+    summary: Literal["auto", "concise", "detailed", "none"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
 class ResponseRequest(
@@ -117,8 +119,8 @@ def _call(request: ResponseRequest, session: str) -> ModelRequest:
     tools = tool_fields(declared, choice or "auto" if isinstance(choice, str | None) else NAMED_TOOL + choice.name)
     return ModelRequest(
         session=session,
-        messages=input_messages(request.input, request.instructions, continued=bool(continues)),
         continues=continues,
+        **input_fields(request.input, request.instructions, continued=bool(continues)),
         **tools,
         parallel_tool_calls=request.parallel_tool_calls is not False,
         constraint=_constraint(request.text),
@@ -141,7 +143,15 @@ def _constraint(text: ResponseText | None) -> Constraint | None:
 
 def _answer(request: ResponseRequest, created: int) -> ResponseAnswer:
     encrypted = ENCRYPTED_REASONING in (request.include or ())
-    return ResponseAnswer(_head(request, created), client_tools(declared_tools(request.tools, request.input)), encrypted=encrypted)
+    tools = client_tools(declared_tools(request.tools, request.input))
+    return ResponseAnswer(_head(request, created), tools, encrypted=encrypted, summarized=_summary(request) is not None)
+
+
+def _summary(request: ResponseRequest) -> str | None:
+    """Return the kind of summary that the client requests, if any."""
+    reasoning = request.reasoning or ResponseReasoning()
+    kind = reasoning.summary or reasoning.generate_summary
+    return None if kind == "none" else kind
 
 
 def _ignored(request: ResponseRequest) -> list[str]:
@@ -169,7 +179,7 @@ def _head(request: ResponseRequest, created: int) -> dict[str, Any]:
         "output": [],
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "previous_response_id": request.previous_response_id,
-        "reasoning": {"effort": request.reasoning.effort if request.reasoning else None, "summary": None},
+        "reasoning": {"effort": request.reasoning.effort if request.reasoning else None, "summary": _summary(request)},
         "store": request.store is not False,
         "temperature": request.temperature,
         "text": {"format": msgspec.to_builtins((request.text and request.text.format) or openai.TextFormat())},

@@ -22,22 +22,25 @@ Event = tuple[str, dict[str, Any]]
 class OutputItem:
     """An output item under construction: reasoning and a message have one content part, a tool call has arguments."""
 
-    def __init__(self, index: int, event: str, fields: dict[str, Any], part: dict[str, Any] | None = None) -> None:
-        """`event` begins the names of its own events; `part` is the content part, still empty."""
+    def __init__(
+        self, index: int, event: str, fields: dict[str, Any], part: dict[str, Any] | None = None, *, is_summary: bool = False
+    ) -> None:
+        """`event` begins the names of its own events; `part` is the part of its content or summary, still empty."""
         self.fields = fields
         self.part = part
         self._index = index
         self._event = f"response.{event}"
+        self._parts, self._part_event = ("summary", "reasoning_summary_part") if is_summary else ("content", "content_part")
         self._place: dict[str, Any] = {"item_id": fields["id"], "output_index": index}
         if part is not None:
-            self._place["content_index"] = 0
+            self._place[f"{self._parts}_index"] = 0
 
     def added(self) -> Iterator[Event]:
         """Yield the events before the first delta."""
         yield "response.output_item.added", self._item("in_progress")
         if self.part is not None:
-            self.fields["content"] = [self.part]
-            yield "response.content_part.added", {**self._place, "part": self.part}
+            self.fields[self._parts] = [self.part]
+            yield f"response.{self._part_event}.added", {**self._place, "part": self.part}
 
     def delta(self, text: str, **more: list[dict[str, Any]]) -> Event:
         """Append a delta of the text, which may have log-probabilities, or of the arguments, and return its event."""
@@ -58,7 +61,7 @@ class OutputItem:
         if self.part is not None:
             own = {name: value for name, value in self.part.items() if name in {"text", "logprobs"}}
             yield f"{self._event}.done", {**self._place, **own}
-            yield "response.content_part.done", {**self._place, "part": self.part}
+            yield f"response.{self._part_event}.done", {**self._place, "part": self.part}
         else:
             yield f"{self._event}.done", {**self._place, "name": self.fields["name"], "arguments": self.fields["arguments"]}
         yield "response.output_item.done", self._item(status)
@@ -91,11 +94,11 @@ class CustomCall(OutputItem):
 class ResponseAnswer:
     """One answer; its events build the whole answer."""
 
-    def __init__(self, head: Mapping[str, Any], tools: Mapping[str, ClientTool], *, encrypted: bool) -> None:
-        """`tools` are those that the client knows otherwise than the model does."""
+    def __init__(self, head: Mapping[str, Any], tools: Mapping[str, ClientTool], *, encrypted: bool, summarized: bool = False) -> None:
+        """`tools` are those that the client knows otherwise than the model does; `summarized` shows the reasoning as its summary."""
         self._response = {**head, "output": []}
         self._tools = tools
-        self._encrypted = encrypted
+        self._encrypted, self._summarized = encrypted, summarized
         self._number = 0
         self._items: dict[str | int, OutputItem] = {}
         """By `reasoning`, `message`, or the index of a tool call."""
@@ -145,8 +148,9 @@ class ResponseAnswer:
     def _reasoning(self, part: ModelResponsePart) -> Iterator[Event]:
         if "reasoning" not in self._items:
             fields: dict[str, Any] = {"id": f"rs_{part.interaction}", "summary": [], "content": [], "encrypted_content": None}
-            empty = {"type": "reasoning_text", "text": ""}
-            yield from self._add("reasoning", "reasoning_text", {"type": "reasoning", **fields}, empty)
+            kind, event = ("summary_text", "reasoning_summary_text") if self._summarized else ("reasoning_text", "reasoning_text")
+            empty = {"type": kind, "text": ""}
+            yield from self._add("reasoning", event, {"type": "reasoning", **fields}, empty)
         yield self._items["reasoning"].delta(part.reasoning)
 
     def _text(self, part: ModelResponsePart) -> Iterator[Event]:
@@ -161,7 +165,8 @@ class ResponseAnswer:
             yield self._items["message"].delta(part.text, logprobs=logprobs)
 
     def _add(self, key: str | int, event: str, fields: dict[str, Any], part: dict[str, Any] | None = None) -> Iterator[Event]:
-        self._items[key] = item = OutputItem(len(self._items), event, fields, part)
+        is_summary = key == "reasoning" and self._summarized
+        self._items[key] = item = OutputItem(len(self._items), event, fields, part, is_summary=is_summary)
         return item.added()
 
     def _finished(self, part: ModelResponsePart) -> Iterator[Event]:

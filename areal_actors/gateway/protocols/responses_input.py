@@ -19,6 +19,9 @@ from areal_actors.gateway.protocols.responses_tools import ADDITIONAL, custom_ar
 
 ENCRYPTED_PREFIX = "areal:"
 """Prefix of reasoning sent as `encrypted_content`: opaque to clients, not secret."""
+REFERENCE = "item_reference"
+REFERENCES = ("msg", "rs", "fc", "ctc")
+"""Prefixes of the ids of items in answers (`responses_answer.py`)."""
 
 
 class InputText(TextContent, tag_field="type", tag="input_text", ignored=("prompt_cache_breakpoint",)):
@@ -110,6 +113,29 @@ class FunctionOutputItem(InputItem, ignored=("name", "namespace", "caller")):
         builder.add_result(self.call_id, content(self.output), f"{where}.call_id")
 
 
+class ReferenceItem(RequestStruct):
+    """An item of an earlier answer, by its id: `msg_` or `rs_` and the answer's id, `fc_` or `ctc_` and the tool call's id."""
+
+    id: Text
+    type: Literal["item_reference"]
+
+    def add_to(self, builder: MessageBuilder, where: str) -> None:
+        """See `Turn`."""
+        kind, _, identifier = self.id.partition("_")
+        field = f"{where}.id"
+        if not identifier or kind not in REFERENCES:
+            raise RequestError(f"'{field}' is {self.id!r:.80}, which is no id of an item of an answer; send the item itself", field)
+        if kind == "rs":
+            builder.add("assistant", "")["reasoning_content"] = builder.refer(identifier, field)
+        elif kind == "msg":
+            message = builder.add("assistant", "") if builder.assistant()["content"] else builder.assistant()
+            message["content"] = builder.refer(identifier, field)
+        else:
+            message = builder.assistant()
+            builder.add_call(message, identifier, "", "", field)
+            message["tool_calls"][-1]["function"] = builder.refer(identifier, field)
+
+
 class ReasoningText(RequestStruct):
     """A part of reasoning, or of its summary."""
 
@@ -142,18 +168,19 @@ class ReasoningItem(InputItem):
         return "".join(part.text for part in self.summary or ())
 
 
-ITEMS: dict[str, type[MessageItem | FunctionCallItem | CustomCallItem | FunctionOutputItem | ReasoningItem]] = {
+ITEMS: dict[str, type[MessageItem | FunctionCallItem | CustomCallItem | FunctionOutputItem | ReasoningItem | ReferenceItem]] = {
     "message": MessageItem,
     "function_call": FunctionCallItem,
     "function_call_output": FunctionOutputItem,
     "custom_tool_call": CustomCallItem,
     "custom_tool_call_output": FunctionOutputItem,
     "reasoning": ReasoningItem,
+    "item_reference": ReferenceItem,
 }
 
 
-def input_messages(items: str | Sequence[dict[str, Any]], instructions: str | None, *, continued: bool) -> tuple[dict[str, Any], ...]:
-    """Convert the input to messages; instructions become the first one, a system message.
+def input_fields(items: str | Sequence[dict[str, Any]], instructions: str | None, *, continued: bool) -> dict[str, Any]:
+    """Return `messages` and `has_references` of a `ModelRequest`; instructions become the first message, a system message.
 
     Raises:
         RequestError: an item is invalid or its type is not supported; the error names the item and the field.
@@ -161,17 +188,15 @@ def input_messages(items: str | Sequence[dict[str, Any]], instructions: str | No
     builder = MessageBuilder(instructions, continued=continued)
     for index, item in enumerate([{"role": "user", "content": items}] if isinstance(items, str) else items):
         where = f"input[{index}]"
-        kind = item.get("type") or "message"
+        kind = item.get("type") or (REFERENCE if "id" in item and item.keys() <= {"id", "type"} else "message")
         if kind == ADDITIONAL:
             continue
-        if kind == "item_reference":
-            raise unsupported(f"{where}.type", "it is 'item_reference': send the item itself or 'previous_response_id'")
         if not isinstance(kind, str) or kind not in ITEMS:
             raise unsupported(f"{where}.type", f"it is {kind!r:.60}: leave such items out")
         convert(item | {"type": kind}, ITEMS[kind], where).add_to(builder, where)
     if not builder.messages:
         raise RequestError("'input' contains no message; send at least one", "input")
-    return tuple(builder.messages)
+    return {"messages": tuple(builder.messages), "has_references": builder.has_references}
 
 
 def encode_reasoning(reasoning: str) -> str:

@@ -1,7 +1,7 @@
 """The tools of OpenAI's Responses. The model knows functions only: other kinds are functions of another name or with one argument.
 
 A custom tool takes free text: it is a function with the argument `input`, and its calls are `custom_tool_call` items. A function in a
-namespace has the joined name, `NAMESPACE__NAME`; its calls have the two apart, as the client declared it.
+namespace has the joined name, `NAMESPACE__NAME`; its calls have both fields, as the client declared it.
 """
 
 from __future__ import annotations

@@ -18,6 +18,8 @@ W = TypeVar("W", bound=RequestStruct)
 
 LONGEST_WAIT_SECONDS = 600
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
+SessionId = Annotated[str, msgspec.Meta(min_length=1, max_length=512)]
+"""A task id with an index: longer than any task id."""
 Key = Annotated[str, msgspec.Meta(pattern=r"^[!-~]{1,512}$")]
 """Characters allowed in an HTTP header: visible ASCII without spaces."""
 
@@ -47,10 +49,17 @@ class SetRewardRequest(RequestStruct):
     """If null, the last completed interaction."""
 
 
+class SelectTrainedRequest(RequestStruct):
+    """`POST /rl/select_trained`."""
+
+    interaction_ids: Annotated[list[Name], msgspec.Meta(min_length=1)]
+    """Completed interactions that are trained; the other ones completed so far become context."""
+
+
 class ExportRequest(RequestStruct):
     """`POST /export_trajectories`."""
 
-    session_id: Name
+    session_id: SessionId
     discount: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = 1.0
     """Factor of the reward that a call inherits from the calls that continue it."""
     style: Literal["individual", "concat"] = "individual"
@@ -106,6 +115,8 @@ ENDPOINTS = (
     Endpoint("post", "/grant_capacity", "Reserve a slot for a session to be started (admin key)", EmptyRequest, needs_body=False),
     Endpoint("post", "/rl/start_session", "Start a session (admin key)", StartSessionRequest),
     Endpoint("post", "/rl/set_reward", "Set the reward of an interaction", SetRewardRequest),
+    Endpoint("get", "/rl/interaction", "Token ids, log-probabilities and weight versions of a completed call", query=("interaction_id",)),
+    Endpoint("post", "/rl/select_trained", "Train only these completed calls of the session", SelectTrainedRequest),
     Endpoint("post", "/rl/end_session", "End the session", EmptyRequest, needs_body=False),
     Endpoint("get", "/rl/session", "Status of the session; with the admin key, `session_id` is required", query=("session_id",)),
     Endpoint(

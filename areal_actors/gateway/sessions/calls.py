@@ -11,8 +11,9 @@ from hashlib import blake2b
 import msgspec
 
 from areal_actors.core.values import SamplingParams
+from areal_actors.gateway.choice import Choice
 from areal_actors.gateway.conversations.message_equality import digest
-from areal_actors.gateway.conversations.turns import ConversationTurn, Prompt
+from areal_actors.gateway.conversations.turns import ConversationTurn
 from areal_actors.gateway.sessions.table import Session
 from areal_actors.messages import InteractionRecorded, ModelRequest
 
@@ -24,12 +25,12 @@ def name_of(request: ModelRequest) -> str:
     """The client's request id with a digest of the request, since some clients reuse one id; empty without an id."""
     if not request.request_id:
         return ""
-    return f"{request.request_id} {digest(msgspec.structs.replace(request, stream=False, body_bytes=0)).hex()}"
+    return f"{request.request_id} {digest(msgspec.structs.replace(request, stream=False, body_bytes=0, ignored=())).hex()}"
 
 
 def digest_of(request: ModelRequest) -> bytes:
     """Digest of a request without its id: equal when a client retries."""
-    return digest(msgspec.structs.replace(request, stream=False, request_id="", body_bytes=0))
+    return digest(msgspec.structs.replace(request, stream=False, request_id="", body_bytes=0, ignored=()))
 
 
 def call_digest(prompt_ids: bytes, sampling: SamplingParams) -> bytes:
@@ -57,8 +58,8 @@ def seed_label(session: Session) -> str:
     return session.label
 
 
-def interaction_recorded(session: Session, prompt: Prompt, done: ConversationTurn, problem: str) -> InteractionRecorded:
-    """The event of a completed call."""
+def interaction_recorded(session: Session, choice: Choice, done: ConversationTurn) -> InteractionRecorded:
+    """The event of a completed choice of a call."""
     made = done.interaction
     return InteractionRecorded(
         session=session.id,
@@ -66,12 +67,13 @@ def interaction_recorded(session: Session, prompt: Prompt, done: ConversationTur
         interaction=made.id,
         parent=made.parent,
         prefix=made.prefix,
-        prefix_break_reason=prompt.prefix_break_reason,
-        prompt_tokens=len(prompt.token_ids) // 4,
+        prefix_break_reason=choice.prompt.prefix_break_reason,
+        prompt_tokens=len(choice.prompt.token_ids) // 4,
         completion_tokens=len(made.completion),
         finish_reason=made.finish_reason,
         weight_version=made.completion.versions[-1].weight_version,
-        tool_call_error=problem,
+        tool_call_error=choice.whole.tool_call_error,
+        ignored=choice.ignored,
         trained=made.trained,
         purpose=session.work.purpose,
     )

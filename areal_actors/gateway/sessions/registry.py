@@ -173,15 +173,23 @@ class SessionRegistry:
     def session_of_key(self, api_key: str, session: str = "") -> str:
         """The session of a key, live or over; with the session of a path, the key must belong to it.
 
+        A path may have the session's key in place of its name: then the key of the request is not looked at.
+
         Raises:
-            SessionError: the key has no session, or another one.
+            SessionError: there is no key, or it has no session, or another one.
         """
-        key = self.digest(api_key)
-        if (named := self._of_key.get(key) or self._of_old_key.get(key)) is None:
+        if session and session not in self._sessions and (named := self._session_of_digest(self.digest(session))) is not None:
+            return named
+        if not api_key:
+            raise SessionError("no API key: send the session's key as 'Authorization: Bearer <key>' or 'x-api-key: <key>'")
+        if (named := self._session_of_digest(self.digest(api_key))) is None:
             raise SessionError("no session has this API key; send the key that came with the session's base_url")
         if session and session != named:
             raise SessionError("this API key does not open the session in the path; send the key that came with that base_url")
         return named
+
+    def _session_of_digest(self, key: bytes) -> str | None:
+        return self._of_key.get(key) or self._of_old_key.get(key)
 
     def live_session_of_key(self, api_key: str) -> Session | None:
         """The live session of a key."""

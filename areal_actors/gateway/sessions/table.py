@@ -71,6 +71,10 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
         """Completed calls, in order of completion."""
         return [turn.interaction for turn in self.turns]
 
+    def client_sessions(self) -> dict[str, str]:
+        """Names of conversations at the client, by interaction id."""
+        return {turn.interaction.id: turn.client_session for turn in self.turns}
+
     def transition(self, action: Action, now: float) -> Session:
         """The session after an action.
 
@@ -95,8 +99,9 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
         """End a model call, with or without an interaction."""
         return msgspec.structs.replace(self, running=self.running - 1, expires=now + self.lease_seconds)
 
-    def record(self, turn: ConversationTurn, now: float) -> Session:
-        """Record a completed call; it replaces a cancelled call that it retries."""
+    def record(self, turn: ConversationTurn, now: float, client_session: str = "") -> Session:
+        """Record a completed call, with its conversation's name at the client; it replaces a cancelled call that it retries."""
+        turn = msgspec.structs.replace(turn, client_session=client_session) if client_session else turn
         continued = {link for one in self.turns for link in (one.interaction.parent, one.interaction.prefix)}
         earlier = [one for one in self.turns if one.interaction.id in continued or not _is_retry(turn, one)]
         return msgspec.structs.replace(self.transition("record", now), turns=(*earlier, turn))
@@ -130,6 +135,22 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
         if named not in known:
             raise SessionError(f"session {self.id} has no completed interaction '{interaction}'; it has {', '.join(known) or 'none'}")
         return msgspec.structs.replace(self.transition("reward", now), rewards={**self.rewards, named: reward})
+
+    def select_trained(self, interactions: Sequence[str], now: float) -> Session:
+        """Train only these completed interactions; the other ones become context of later calls.
+
+        Raises:
+            SessionError: there is no such interaction, or it is not trained already.
+        """
+        chosen, trained = set(interactions), {turn.interaction.id for turn in self.turns if turn.interaction.trained}
+        if unknown := sorted(chosen - trained):
+            known = ", ".join(sorted(trained)) or "none"
+            raise SessionError(f"session {self.id} has no completed interaction '{unknown[0]}' that is trained; it has {known}")
+        turns = tuple(
+            msgspec.structs.replace(turn, interaction=msgspec.structs.replace(turn.interaction, trained=turn.interaction.id in chosen))
+            for turn in self.turns
+        )
+        return msgspec.structs.replace(self.transition("reward", now), turns=turns)
 
     def agent_returned(self) -> Session:
         """Record that the agent has returned and its text awaits scoring."""

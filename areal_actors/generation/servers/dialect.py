@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from areal_actors.core.devices import detect_cuda
+from areal_actors.core.errors import EngineUnavailable, RequestError
 from areal_actors.core.values import SamplingParams
 from areal_actors.generation.engine import EnginePlace
 from areal_actors.generation.servers.server_process import ServerClient, ServerProcess, free_port, interpreter
@@ -139,6 +140,16 @@ def server_of(dialect: ServerDialect, model_folder: str, settings: GenerationSet
     command, environment = dialect.command(python, model_folder, settings, place, port)
     process = ServerProcess(dialect.title, command, environment, place.logs / f"{dialect.name}-{place.number}.log")
     return ServerClient(dialect.title, f"http://127.0.0.1:{port}", process)
+
+
+def adapter_lost(error: Exception, adapter: str) -> Exception:
+    """Returns an `EngineUnavailable` if a server refused a request because it no longer has this adapter, else the error itself.
+
+    A server that was started elsewhere may have been restarted: that is no fault of the client's request.
+    """
+    if adapter and isinstance(error, RequestError) and adapter in str(error):
+        return EngineUnavailable(f"the server has lost the adapter {adapter}: {error}")
+    return error
 
 
 def on_cpu(settings: GenerationSettings) -> bool:

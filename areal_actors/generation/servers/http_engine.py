@@ -23,7 +23,7 @@ import structlog
 from areal_actors.core.errors import EngineError, EngineUnavailable, RequestError, SetupError
 from areal_actors.core.values import SamplingParams, TokenColumns, WeightsLocation
 from areal_actors.generation.engine import EngineCounters, EnginePlace, TokenChunk, validate_prompt
-from areal_actors.generation.servers.dialect import Segment, SegmentPart, ServerDialect, server_of
+from areal_actors.generation.servers.dialect import Segment, SegmentPart, ServerDialect, adapter_lost, server_of
 from areal_actors.generation.servers.server_completion import ServerCompletion
 from areal_actors.generation.servers.usage_watch import UsageWatch
 from areal_actors.generation.settings import GenerationSettings
@@ -142,7 +142,7 @@ class HttpEngine:
             grew(EngineError(f"{request_id}: the generation engine is closed"))
             raise
         except Exception as error:  # noqa: BLE001 - raised where the chunks are read
-            grew(error)
+            grew(adapter_lost(error, self._adapter))
 
     async def _segment(
         self, request_id: str, completion: ServerCompletion, grew: Callable[[Exception | None], None], *, stream: bool

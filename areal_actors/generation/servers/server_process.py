@@ -26,7 +26,7 @@ SERVER_SIDE = Path(__file__).with_name("server_side")
 KEEP_ALIVE_SECONDS = 3.0
 """Below the 5 s after which SGLang and vLLM close idle connections: a request on a closed one would be lost."""
 IDLE_SECONDS = "3600"
-"""The same for servers that are started here, so that a process that stood still does not use a closed one either."""
+"""The same for servers that are started here, so that a process that was paused does not use a closed one either."""
 ADMIN_SECONDS = 60.0
 """Time limit of a request that samples nothing."""
 TAIL_BYTES = 8192

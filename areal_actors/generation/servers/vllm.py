@@ -137,7 +137,7 @@ class VLLM:
                 raise EngineUnavailable(f"vLLM at {server.url} refused weight version {weight_version} ({status}): {message_of(answer)}")
 
     async def load_adapter(self, server: ServerClient, folder: str, name: str, replaced: str, seconds: float) -> None:
-        """Load an adapter under a new name and unload the one that it replaces; prefixes are cached for each adapter by itself."""
+        """Load an adapter under a new name and unload the one that it replaces; each adapter has a prefix cache of its own."""
         steps = [("/v1/unload_lora_adapter", {"lora_name": replaced})] if replaced else []
         for path, body in (*steps, ("/v1/load_lora_adapter", {"lora_name": name, "lora_path": folder})):
             status, answer = await server.post(path, body, seconds=seconds)

@@ -54,6 +54,8 @@ class Workflows:
         self._runners: dict[tuple[object, str, bool], _CachedRunner] = {}
         self._specs: dict[str, WorkflowSpec] = {}
         """Workflow specification by group."""
+        self._ended: list[AgentRunner] = []
+        """Runners of dropped workflow objects, which are still to be closed."""
         self._start_lock = asyncio.Lock()
 
     async def ready(self, workflow: Any, options: Mapping[str, Any], accept: Accept, *, held_out: bool = False) -> WorkflowSpec:
@@ -75,6 +77,7 @@ class Workflows:
         apart = held_out and self.task.runner == "subprocess" and not isinstance(kind, int)
         key = (kind, msgspec.json.encode(options, enc_hook=id).decode(), apart)
         async with self._start_lock:
+            await self._close_ended()
             if key not in self._runners:
                 runner = self._runner(workflow, options)
                 await runner.start()
@@ -93,7 +96,11 @@ class Workflows:
         kept = self._runners[spec.key]
         kept.groups -= 1
         if not kept.groups and isinstance(spec.key[0], int):
-            del self._runners[spec.key]
+            self._ended.append(self._runners.pop(spec.key).runner)
+
+    async def _close_ended(self) -> None:
+        while self._ended:
+            await self._ended.pop().close()
 
     def _runner(self, workflow: Any, options: Mapping[str, Any]) -> AgentRunner:
         if workflow is None or isinstance(workflow, str):
@@ -107,8 +114,8 @@ class Workflows:
 
     def _task(self, workflow: str | None, options: Mapping[str, Any]) -> TaskSettings:
         if workflow is not None:
-            return msgspec.structs.replace(self.task, agent=workflow, command=(), agent_options=dict(options))
-        if not self.task.agent and not self.task.command:
+            return msgspec.structs.replace(self.task, agent=workflow, command=(), agent_options=dict(options), environment="")
+        if not self.task.agent and not self.task.command and not self.task.environment:
             raise AgentError("no workflow was given, and the recipe has no `task.agent`: pass one to submit, or set `task.agent`")
         return msgspec.structs.replace(self.task, agent_options={**self.task.agent_options, **options})
 
@@ -135,5 +142,6 @@ class Workflows:
 
     async def close(self) -> None:
         """Close all runners."""
+        await self._close_ended()
         for kept in self._runners.values():
             await kept.runner.close()

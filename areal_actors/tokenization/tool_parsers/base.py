@@ -22,6 +22,8 @@ class ToolCall(Value):
     name: str
     arguments: str
     """A JSON object: the model's own text if the format writes JSON, else serialized from the parsed values."""
+    id: str = ""
+    """The id that the model wrote; empty where the gateway assigns one."""
 
 
 class Answer(Value):
@@ -44,6 +46,8 @@ class Delta(Value):
     """Index of the tool call."""
     name: str = ""
     arguments: str = ""
+    id: str = ""
+    """The id that the model wrote; empty where the gateway assigns one."""
 
 
 class StreamParser(ABC):
@@ -79,7 +83,7 @@ class StreamParser(ABC):
         """Parse the next part of the pending text; false if more text is needed."""
 
     def _emit_call(self, call: ToolCall) -> None:
-        self._deltas.append(Delta(call=self._calls, name=call.name, arguments=call.arguments))
+        self._deltas.append(Delta(call=self._calls, name=call.name, arguments=call.arguments, id=call.id))
         self._calls += 1
 
 
@@ -89,6 +93,10 @@ class AnswerFormat(ABC):
     name: str
     special_tokens: bool
     """True if its delimiters are special tokens, so that the text has to be decoded with them."""
+    marks: Sequence[str] = ()
+    """All delimiters, if the text has to be decoded with the special tokens in these only."""
+    reasoning: Sequence[tuple[str, str]] = ()
+    """Delimiters before and after reasoning."""
 
     def parse(self, text: str, tools: Sequence[ToolDefinition], *, in_reasoning: bool = False) -> Answer:
         """Parse a whole completion; with `in_reasoning` the prompt has already opened the reasoning."""
@@ -101,7 +109,9 @@ class AnswerFormat(ABC):
         return Answer(
             reasoning="".join([delta.reasoning for delta in deltas]),
             text="".join([delta.text for delta in deltas]),
-            tool_calls=tuple([ToolCall(name=delta.name, arguments=delta.arguments) for delta in deltas if delta.call is not None]),
+            tool_calls=tuple(
+                [ToolCall(name=delta.name, arguments=delta.arguments, id=delta.id) for delta in deltas if delta.call is not None]
+            ),
             tool_call_error=problem,
         )
 
@@ -117,6 +127,14 @@ class AnswerFormat(ABC):
             raise RequestError("a tool call is required but there are no tools: add tools, or set tool_choice to auto", field="tools")
         grammar = Grammar()
         return grammar.constraint(self._grammar(grammar, declared_tools(tools), parallel=parallel, in_reasoning=in_reasoning))
+
+    def opens_reasoning(self, prompt: str) -> bool:
+        """True if a prompt ends with the delimiter that opens reasoning."""
+        return prompt.rstrip().endswith(tuple(opening for opening, _ in self.reasoning))
+
+    def closes_reasoning(self, text: str) -> bool:
+        """True if a text begins with the delimiter that closes reasoning."""
+        return text.lstrip().startswith(tuple(closing for _, closing in self.reasoning))
 
     @abstractmethod
     def stream(self, tools: Sequence[ToolDefinition], *, in_reasoning: bool = False) -> StreamParser:

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from areal_actors.tokenization.tool_parsers.base import AnswerFormat
 from areal_actors.tokenization.tool_parsers.gpt_oss import GptOss
 from areal_actors.tokenization.tool_parsers.json_formats import DEEPSEEK, DEEPSEEK_V3, GENERIC_JSON, HERMES, LLAMA3, MISTRAL
-from areal_actors.tokenization.tool_parsers.pythonic import PYTHONIC
+from areal_actors.tokenization.tool_parsers.pythonic import PYTHON_LINES, PYTHONIC
 from areal_actors.tokenization.tool_parsers.stream_parser import DelimitedFormat
-from areal_actors.tokenization.tool_parsers.syntax import MISTRAL_THINK, THINK, CallSyntax, ReasoningDelimiters
+from areal_actors.tokenization.tool_parsers.syntax import KNOWN_REASONING, THINK, CallSyntax, ReasoningDelimiters
 from areal_actors.tokenization.tool_parsers.tagged_formats import GLM, QWEN_CODER
 
 FORMATS: Mapping[str, CallSyntax | GptOss] = {
@@ -23,6 +23,7 @@ FORMATS: Mapping[str, CallSyntax | GptOss] = {
     "llama3": LLAMA3,
     "mistral": MISTRAL,
     "none": CallSyntax(),
+    "python_lines": PYTHON_LINES,
     "pythonic": PYTHONIC,
     "qwen_coder": QWEN_CODER,
 }
@@ -34,6 +35,7 @@ TEMPLATE_DELIMITERS = (
     ("mistral", ("[TOOL_CALLS]",)),
     ("glm", ("<arg_key>",)),
     ("qwen_coder", ("<function=", "<parameter=")),
+    ("python_lines", ("<function_calls>", "</function_calls>")),
     ("pythonic", ("<|tool_list_start|>",)),
     ("pythonic", ("<|tool_call_start|>",)),
     ("hermes", ("<tool_call>",)),
@@ -57,8 +59,12 @@ def format_for_template(chat_template: str) -> AnswerFormat:
 
     If it contains none, `<think>` is plain text: parsed as reasoning it would be missing from the next prompt.
     """
-    known = tuple(delimiters for delimiters in MISTRAL_THINK if delimiters.closing in chat_template)
-    return answer_format(detect_format(chat_template), known)
+    return answer_format(detect_format(chat_template), reasoning_of(chat_template))
+
+
+def reasoning_of(chat_template: str) -> tuple[ReasoningDelimiters, ...]:
+    """Return the known delimiters of reasoning that a template contains."""
+    return tuple(delimiters for delimiters in KNOWN_REASONING if delimiters.closing in chat_template)
 
 
 def answer_format(name: str, reasoning: Sequence[ReasoningDelimiters] = THINK) -> AnswerFormat:

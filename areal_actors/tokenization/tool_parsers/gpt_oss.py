@@ -21,7 +21,7 @@ from areal_actors.tokenization.tool_parsers.base import (
     declared_tools,
 )
 from areal_actors.tokenization.tool_parsers.grammar import Grammar, alternatives
-from areal_actors.tokenization.tool_parsers.json_calls import check_declared, read_arguments, skip_space
+from areal_actors.tokenization.tool_parsers.json_calls import check_name, read_arguments, skip_space
 from areal_actors.tokenization.tool_parsers.stream_parser import partial_delimiter_start
 from areal_actors.tokenization.tool_parsers.syntax import IncompleteCall, MalformedCall
 
@@ -136,10 +136,12 @@ class HarmonyStreamParser(StreamParser):
         """Return the call with these arguments.
 
         Raises:
-            MalformedCall: they are not a JSON object, or no declared function has this name.
+            MalformedCall: they are not a JSON object, or the recipient is not a name.
         """
         name = self._recipient.removeprefix(FUNCTIONS)
-        check_declared(name, self._declared, 0)
+        if not self._declared:
+            raise MalformedCall("there are no tools", 0)
+        check_name(name, self._declared, 0)
         try:
             arguments, end = read_arguments(body, skip_space(body, 0))
         except IncompleteCall:

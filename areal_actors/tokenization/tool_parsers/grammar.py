@@ -21,6 +21,8 @@ WHITESPACE = r" |\n {0,32}"
 """White space allowed between JSON tokens of a client's schema: any usual style, but bounded, or a model could repeat it forever."""
 
 TOKEN_RULE = re.compile(r'^// token ("(?:[^"\\]|\\.)*"): (.*)\n.*$', re.MULTILINE)
+MARK = re.compile(r"<｜[^｜<>]+｜>|｜[^｜<>\s]+｜|<[^<>\s]+>|\[/?[A-Z_]+\]")
+"""Part of a delimiter that may be one token."""
 ID_PLACEHOLDER = "<[]>"
 """Placeholder of the delimiter's token id in the comment above a rule."""
 
@@ -61,10 +63,25 @@ class Grammar:
         """Return the name of the rule with this body; adds it unless it exists."""
         return self._rule_name(body, "rule")
 
+    def define(self, name: str, body: str) -> None:
+        """Add a rule of this name, which may refer to itself; adds it once."""
+        if name not in self._names.values():
+            self._names[body] = name
+            self._rules.append(f"{name}: {body}")
+
     def enclosed(self, delimiters: tuple[str, str], expression: str) -> str:
         """Return the expression between two delimiters; an empty one is left out."""
-        opening, closing = [self.delimiter(delimiter) if delimiter else "" for delimiter in delimiters]
+        opening, closing = [self.text(delimiter) for delimiter in delimiters]
         return f"{opening} {expression} {closing}".strip()
+
+    def text(self, delimiter: str) -> str:
+        """Return an expression for a delimiter of several tokens: each part that may be a token as one, the rest as text."""
+        parts, at = [], 0
+        for mark in MARK.finditer(delimiter):
+            parts += [self.literal(delimiter[at : mark.start()])] if mark.start() > at else []
+            parts.append(self.delimiter(mark[0]))
+            at = mark.end()
+        return " ".join([*parts, self.literal(delimiter[at:])] if delimiter[at:] else parts)
 
     def constraint(self, start: str) -> Constraint:
         """Return the constraint: all rules, and this start expression."""

@@ -17,6 +17,8 @@ MAX_DEPTH = 100
 
 SPACE = re.compile(r"[ \t\n\r]*")
 KEY = re.compile(r'[ \t\n\r]*"([^"\\\x00-\x1f]*)"[ \t\n\r]*:[ \t\n\r]*')
+NAME = re.compile(r"[\w.:/\-]{1,128}")
+"""Name of an undeclared tool; declared names may have other characters."""
 EMPTY_OBJECT = re.compile(r"\{[ \t\n\r]*\}")
 NEXT_MEMBER = re.compile(r"[ \t\n\r]*([,}])")
 NEXT_ITEM = re.compile(r"[ \t\n\r]*([,\]])[ \t\n\r]*")
@@ -31,6 +33,13 @@ class CallKeys(NamedTuple):
     arguments: tuple[str, ...] = ("arguments",)
     others: tuple[str, ...] = ()
     """Accepted and ignored."""
+    name: str = "name"
+    """Empty if the name itself is the key of the arguments."""
+
+    def around(self, name: str) -> tuple[str, str]:
+        """Return the text of a call's object before and after its arguments."""
+        quoted = json.dumps(name, ensure_ascii=False)
+        return (f'{{"{self.name}": {quoted}, "{self.arguments[0]}": ' if self.name else f"{{{quoted}: "), "}"
 
 
 class JsonMember(NamedTuple):
@@ -136,28 +145,35 @@ def read_call(text: str, at: int, declared: DeclaredTools, keys: CallKeys) -> tu
     """Parse an object with a name and arguments; returns the call and its end.
 
     Raises:
-        MalformedCall: it is not such an object, or no tool has this name.
+        MalformedCall: it is not such an object, or its name is none.
         IncompleteCall: the text ends within the object.
     """
     members, end = _read_object(text, at, _parse_members)
     name, arguments = _call_members(members, keys, end)
-    check_declared(name.value, declared, end)
-    return ToolCall(name=name.value, arguments=text[arguments.start : arguments.end]), end
+    check_name(name, declared, end)
+    return ToolCall(name=name, arguments=text[arguments.start : arguments.end]), end
 
 
-def _call_members(members: dict[str, JsonMember], keys: CallKeys, end: int) -> tuple[JsonMember, JsonMember]:
-    unknown = [key for key in members if key != "name" and key not in keys.arguments and key not in keys.others]
-    if unknown:
-        raise MalformedCall(f"{unknown[0]!r} is not a key of a tool call", end)
-    name = members.get("name")
-    found = [members[key] for key in keys.arguments if key in members]
-    if name is None or not isinstance(name.value, str):
-        raise MalformedCall("its name is missing" if name is None else "its name is not a string", end)
-    if len(found) != 1:
-        raise MalformedCall(f"{keys.arguments[0]!r} is missing" if not found else "it has several arguments objects", end)
-    if not isinstance(found[0].value, dict):
+def _call_members(members: dict[str, JsonMember], keys: CallKeys, end: int) -> tuple[str, JsonMember]:
+    """Return the name and the arguments."""
+    if not keys.name:
+        if len(members) != 1:
+            raise MalformedCall("expected an object with the name as its only key", end)
+        name, arguments = next(iter(members.items()))
+    else:
+        unknown = [key for key in members if key != keys.name and key not in keys.arguments and key not in keys.others]
+        if unknown:
+            raise MalformedCall(f"{unknown[0]!r} is not a key of a tool call", end)
+        stated = members.get(keys.name)
+        found = [members[key] for key in keys.arguments if key in members]
+        if stated is None or not isinstance(stated.value, str):
+            raise MalformedCall("its name is missing" if stated is None else "its name is not a string", end)
+        if len(found) != 1:
+            raise MalformedCall(f"{keys.arguments[0]!r} is missing" if not found else "it has several arguments objects", end)
+        name, arguments = stated.value, found[0]
+    if not isinstance(arguments.value, dict):
         raise MalformedCall("its arguments are not an object", end)
-    return name, found[0]
+    return name, arguments
 
 
 def read_calls(text: str, at: int, declared: DeclaredTools, keys: CallKeys) -> tuple[tuple[ToolCall, ...], int]:
@@ -208,11 +224,11 @@ def _read_object(text: str, at: int, parse: Callable[[str, int], tuple[Parsed, i
         raise MalformedCall(why, _find_closing_bracket(text, at)) from error
 
 
-def check_declared(name: str, declared: DeclaredTools, position: int) -> None:
-    """Reject a call of an undeclared tool.
+def check_name(name: str, declared: DeclaredTools, position: int) -> None:
+    """Reject a text that names no tool; an undeclared name is a call, which the agent answers.
 
     Raises:
-        MalformedCall: no tool has this name.
+        MalformedCall: it is neither declared nor in the form of a name.
     """
-    if name not in declared:
-        raise MalformedCall(f"no tool is named {name!r}; declared are {', '.join(declared)}", position)
+    if name not in declared and not NAME.fullmatch(name):
+        raise MalformedCall(f"{name[:80]!r} is not the name of a tool", position)

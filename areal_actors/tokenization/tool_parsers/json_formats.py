@@ -11,7 +11,7 @@ from areal_actors.tokenization.tool_parsers.base import DeclaredTools, ToolCall,
 from areal_actors.tokenization.tool_parsers.grammar import Grammar
 from areal_actors.tokenization.tool_parsers.json_calls import (
     CallKeys,
-    check_declared,
+    check_name,
     expect,
     read_arguments,
     read_call,
@@ -122,7 +122,7 @@ def read_mistral(text: str, at: int, declared: DeclaredTools) -> ParsedCalls:
         if PARTIAL_MISTRAL_HEAD.match(text, start):
             raise IncompleteCall
         raise MalformedCall(f"expected a list, or a name and {MISTRAL_ARGUMENTS}, after {MISTRAL_CALLS}", start)
-    check_declared(head[1], declared, head.end())
+    check_name(head[1], declared, head.end())
     arguments, end = read_arguments(text, head.end())
     return ParsedCalls(end, (ToolCall(name=head[1], arguments=arguments),))
 
@@ -158,7 +158,7 @@ def _read_deepseek_call(text: str, at: int, declared: DeclaredTools) -> tuple[To
             raise IncompleteCall
         name = text[position:line].strip()
         position = expect(text, skip_space(text, line), FENCE)
-    check_declared(name, declared, position)
+    check_name(name, declared, position)
     arguments, position = read_arguments(text, skip_space(text, position))
     position = skip_space(text, position)
     if fenced:

@@ -4,36 +4,50 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from areal_actors.tokenization.tool_parsers.base import DeclaredTools, ToolCall
 from areal_actors.tokenization.tool_parsers.grammar import Grammar
-from areal_actors.tokenization.tool_parsers.json_calls import MAX_DEPTH, check_declared
+from areal_actors.tokenization.tool_parsers.json_calls import MAX_DEPTH, check_name
 from areal_actors.tokenization.tool_parsers.syntax import CallSyntax, MalformedCall, ParsedCalls, enclosed_text
 from areal_actors.tokenization.tool_parsers.tagged_formats import argument_schemas
 
 DELIMITERS = ("<|tool_call_start|>", "<|tool_call_end|>")
+LINE_DELIMITERS = ("<function_calls>", "</function_calls>")
+STRING = re.compile(r"'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
+"""A string, in which some templates leave line breaks as they are."""
 JSON_NAMES = {"true": True, "false": False, "null": None}
 
 
 def read_pythonic(text: str, at: int, declared: DeclaredTools) -> ParsedCalls:
     """Parse the list; one call that does not parse makes the whole list text."""
-    start = at + len(DELIMITERS[0])
-    written, end = enclosed_text(text, start, DELIMITERS[1])
+    return _read_enclosed(text, at, DELIMITERS, declared)
+
+
+def read_lines(text: str, at: int, declared: DeclaredTools) -> ParsedCalls:
+    """Parse calls on separate lines, without a list."""
+    return _read_enclosed(text, at, LINE_DELIMITERS, declared)
+
+
+def _read_enclosed(text: str, at: int, delimiters: tuple[str, str], declared: DeclaredTools) -> ParsedCalls:
+    start = at + len(delimiters[0])
+    written, end = enclosed_text(text, start, delimiters[1])
     calls = []
-    for call in _parse_calls(written.strip(), start):
+    for call in _parse_calls(written.strip(), start, as_lines=delimiters is LINE_DELIMITERS):
         name = ast.unparse(call.func)
-        check_declared(name, declared, start)
+        check_name(name, declared, start)
         calls.append(ToolCall(name=name, arguments=_keyword_arguments_json(call, start)))
     return ParsedCalls(end, tuple(calls))
 
 
-def _parse_calls(text: str, position: int) -> list[ast.Call]:
+def _parse_calls(text: str, position: int, *, as_lines: bool) -> list[ast.Call]:
     if text.count("(") + text.count("[") + text.count("{") > MAX_DEPTH * 10:
         raise MalformedCall(f"it has more than {MAX_DEPTH * 10} brackets", position)
+    escaped = STRING.sub(lambda string: string[0].replace("\n", "\\n"), text)
     try:
-        tree = ast.parse(text, mode="eval").body
+        tree: ast.expr = _lines_as_list(escaped) if as_lines else ast.parse(escaped, mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise MalformedCall("it is not a list of Python calls", position) from error
     if not isinstance(tree, ast.List) or not tree.elts:
@@ -42,6 +56,15 @@ def _parse_calls(text: str, position: int) -> list[ast.Call]:
     if len(calls) < len(tree.elts):
         raise MalformedCall("expected calls with keyword arguments only", position)
     return calls
+
+
+def _lines_as_list(text: str) -> ast.expr:
+    """Return the syntax tree of calls on separate lines as that of a list; raises ValueError if there are other statements."""
+    statements = ast.parse(text).body
+    expressions = [statement.value for statement in statements if isinstance(statement, ast.Expr)]
+    if len(expressions) < len(statements):
+        raise ValueError("a line is not an expression")
+    return ast.List(elts=expressions)
 
 
 def _keyword_arguments_json(call: ast.Call, position: int) -> str:
@@ -72,6 +95,16 @@ def _literal_value(node: ast.expr | None, depth: int = 0) -> Any:
                 names = [key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
                 return dict(zip(names, [_literal_value(value, depth + 1) for value in values], strict=True))
     raise ValueError("not a literal, or nested too deeply")
+
+
+def literal_json(text: str) -> str:
+    """Return a Python literal as JSON text; empty if it is none."""
+    if text.count("(") + text.count("[") + text.count("{") > MAX_DEPTH * 10:
+        return ""
+    try:
+        return json.dumps(_literal_value(ast.parse(text, mode="eval").body), ensure_ascii=False, allow_nan=False)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ""
 
 
 def pythonic_body(grammar: Grammar, name: str, parameters: Mapping[str, Any]) -> str:
@@ -105,3 +138,14 @@ PYTHONIC = CallSyntax(
     brackets="always",
     separator=", ",
 )
+"""LFM2."""
+PYTHON_LINES = PYTHONIC._replace(
+    read=read_lines, openings=LINE_DELIMITERS[:1], closing=LINE_DELIMITERS[1], around_calls=LINE_DELIMITERS, brackets="", separator="\n"
+)
+"""Olmo 3."""
+
+
+def write_pythonic(calls: Sequence[tuple[str, str]]) -> str:
+    """Return calls (names, and arguments as JSON) as LFM2 writes them."""
+    written = [f"{name}({', '.join(f'{key}={value!r}' for key, value in json.loads(text).items())})" for name, text in calls]
+    return f"{DELIMITERS[0]}[{', '.join(written)}]{DELIMITERS[1]}"

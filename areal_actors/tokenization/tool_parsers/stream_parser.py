@@ -46,6 +46,7 @@ class DelimitedFormat(AnswerFormat):
         self.special_tokens = syntax.special_tokens
         self.syntax = syntax
         self.reasoning = tuple(reasoning)
+        self.marks = (*syntax.marks, *[mark for pair in reasoning for mark in pair]) if syntax.marks else ()
         self.openings = re.compile("|".join(map(re.escape, syntax.openings))) if syntax.openings else None
         """Matches any opening delimiter of a call."""
         self._reasoning_openings = tuple(delimiters.opening for delimiters in reasoning)
@@ -56,7 +57,7 @@ class DelimitedFormat(AnswerFormat):
 
     def _grammar(self, grammar: Grammar, declared: DeclaredTools, *, parallel: bool, in_reasoning: bool) -> str:
         calls = self.syntax.grammar(grammar, declared, parallel=parallel)
-        thoughts = [grammar.until(delimiters.closing) + r" /\n{0,2}/" for delimiters in self.reasoning]
+        thoughts = [grammar.until(closing) + r" /\n{0,2}/" for _, closing in self.reasoning]
         if in_reasoning and thoughts:
             return f"({' | '.join(thoughts)}) {calls}"
         opened = [f"{grammar.delimiter(opening)} {thought}" for opening, thought in zip(self._reasoning_openings, thoughts, strict=True)]
@@ -77,7 +78,7 @@ class DelimitedStreamParser(StreamParser):
         self._syntax = of.syntax if declared else of.syntax._replace(openings=(), bare="", newlines=0)
         self._openings = of.openings if declared else None
         self._reasoning = of.reasoning
-        self._closings = tuple(delimiters.closing for delimiters in of.reasoning)
+        self._closings = tuple(closing for _, closing in of.reasoning)
         self._in_reasoning = in_reasoning
         self._phase = START
         self._scan = 0

@@ -19,6 +19,17 @@ class ReasoningDelimiters(NamedTuple):
 
 THINK = (ReasoningDelimiters("<think>", "</think>"), ReasoningDelimiters("<thinking>", "</thinking>"))
 MISTRAL_THINK = (ReasoningDelimiters("[THINK]", "[/THINK]"), *THINK)
+KNOWN_REASONING = (
+    *MISTRAL_THINK,
+    ReasoningDelimiters("<seed:think>", "</seed:think>"),
+    ReasoningDelimiters("<mm:think>", "</mm:think>"),
+    ReasoningDelimiters("<longcat_think>", "</longcat_think>"),
+    ReasoningDelimiters("<|think:start|>", "<|think:end|>"),
+    ReasoningDelimiters("<|START_THINKING|>", "<|END_THINKING|>"),
+    ReasoningDelimiters("<|inner_prefix|>", "<|inner_suffix|>"),
+    ReasoningDelimiters("<|channel>thought", "<channel|>"),
+)
+"""Those of Mistral, Seed-OSS, MiniMax M3, LongCat, Solar, Command R7B and A, Apertus and Gemma 4."""
 
 
 class ParsedCalls(NamedTuple):
@@ -86,6 +97,9 @@ class CallSyntax(NamedTuple):
     """Line breaks that the template writes at the start of an answer, before the text."""
     special_tokens: bool = False
     """See `AnswerFormat.special_tokens`."""
+
+    marks: tuple[str, ...] = ()
+    """All delimiters, if only the special tokens in these are part of the text."""
 
     body: Callable[[Grammar, str, Mapping[str, Any]], str] | None = None
     """Adds grammar rules for a call of one tool (its name, the schema of its arguments), and returns their expression."""

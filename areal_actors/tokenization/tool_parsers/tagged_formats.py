@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from areal_actors.tokenization.tool_parsers.base import DeclaredTools, ToolCall
 from areal_actors.tokenization.tool_parsers.grammar import Grammar, alternatives
-from areal_actors.tokenization.tool_parsers.json_calls import DECODER, check_declared, check_depth
+from areal_actors.tokenization.tool_parsers.json_calls import DECODER, check_depth, check_name
 from areal_actors.tokenization.tool_parsers.syntax import CallSyntax, IncompleteCall, MalformedCall, ParsedCalls, enclosed_text
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
@@ -45,8 +45,8 @@ class Tags(NamedTuple):
         if call is None:
             raise MalformedCall(self.wrong_call, start)
         name = call[1].strip()
-        check_declared(name, declared, start)
-        arguments = arguments_json(self._arguments(call[2].strip(), start), declared[name])
+        check_name(name, declared, start)
+        arguments = arguments_json(self._arguments(call[2].strip(), start), declared.get(name, {}))
         return ParsedCalls(end, (ToolCall(name=name, arguments=arguments),))
 
     def _arguments(self, text: str, position: int) -> dict[str, str]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from areal_actors.training.algorithms.base import Advantages, Algorithm, Batch, CriticSettings, Need, StepTokens, TokenLosses
 from areal_actors.training.algorithms.cispo import Cispo
+from areal_actors.training.algorithms.custom import CustomAlgorithm
 from areal_actors.training.algorithms.dapo import Dapo
 from areal_actors.training.algorithms.distillation import Distillation
 from areal_actors.training.algorithms.dpo import Dpo
@@ -23,7 +24,9 @@ from areal_actors.training.algorithms.sapo import Sapo
 from areal_actors.training.algorithms.sft import Sft
 
 AnyAlgorithm = (
-    Grpo | DrGrpo | Dapo | Gspo | Rloo | ReinforcePlusPlus | LitePpo | Sapo | M2po | Cispo | Ppo | Distillation | Sft | Dpo | RewardModel
+    (Grpo | DrGrpo | Dapo | Gspo | Rloo | ReinforcePlusPlus | LitePpo | Sapo | M2po | Cispo | Ppo | Distillation)
+    | (Sft | Dpo | RewardModel)
+    | CustomAlgorithm
 )
 """Type of `[algorithm]`: the union of all algorithms, tagged by `name`."""
 
@@ -34,6 +37,7 @@ __all__ = [
     "Batch",
     "Cispo",
     "CriticSettings",
+    "CustomAlgorithm",
     "Dapo",
     "Distillation",
     "Dpo",

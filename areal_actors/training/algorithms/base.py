@@ -204,6 +204,10 @@ class Algorithm(Config, tag_field="name"):
         """Critic trained with the policy; an algorithm with a critic has a table of this name."""
         return None
 
+    def resolved(self) -> Algorithm:
+        """Returns the algorithm that trains: this one, or the one of the class that it names."""
+        return self
+
     def problems(self) -> Iterator[Problem]:
         """Yields contradictions in this table."""
         for component in self._components():

@@ -12,7 +12,7 @@ ROOM = 1.1
 """Micro-batches may exceed an even split by this factor: rows are not split, and a small excess would cost another round."""
 ROUNDS_PER_STAGE = 4
 """Minimum for a small pipeline bubble (Huang et al. 2019, GPipe, https://arxiv.org/abs/1811.06965, section 2.3)."""
-COLUMNS = ("positions", "labels", "token_index")
+COLUMNS = ("positions", "labels", "token_index", "temperatures")
 """Columns of a micro-batch with one entry per selected token."""
 
 
@@ -51,4 +51,5 @@ def filler(like: MicroBatch) -> MicroBatch:
 
 def unscored(part: MicroBatch) -> MicroBatch:
     """Returns the micro-batch with no selected token, for a stage without the head."""
-    return msgspec.structs.replace(part, **{name: getattr(part, name)[:0] for name in COLUMNS})
+    columns = {name: getattr(part, name) for name in COLUMNS}
+    return msgspec.structs.replace(part, **{name: column[:0] for name, column in columns.items() if column is not None})

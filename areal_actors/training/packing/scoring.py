@@ -45,7 +45,8 @@ class TokenScorer(torch.nn.Module):
     def forward(self, batch: MicroBatch) -> tuple[Tensor, Tensor]:
         """Log-probability (with gradient) and entropy (without) of each selected token, float32 `[tokens]` each."""
         head = self.model.get_output_embeddings()
-        return token_scores(head, self.hidden_states(batch), batch.labels, self.temperature, self.dtype)
+        temperature = self.temperature if batch.temperatures is None else batch.temperatures.nan_to_num(nan=self.temperature)
+        return token_scores(head, self.hidden_states(batch), batch.labels, temperature, self.dtype)
 
 
 class ValueScorer(torch.nn.Module):

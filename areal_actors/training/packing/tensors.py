@@ -48,6 +48,8 @@ class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
     """int64 `[tokens]`: the token itself."""
     token_index: Tensor
     """int64 `[tokens]`: index of the token among the selected tokens of all rows, row after row, position after position."""
+    temperatures: Tensor | None = None
+    """float32 `[tokens]`: divisors of the logits that score the tokens, NaN for the recipe's temperature; None if all have it."""
     sequence_tokens: int
     """Tokens of the rows up to the last scoring position: the number computed without sharing or padding."""
     chains: PackedTree | None = None
@@ -209,11 +211,22 @@ class _MicroBatchBuilder:
         def column(of: Callable[[int, NDArray[np.intp]], NDArray[np.generic]]) -> Tensor:
             return tensor(np.concatenate([of(index, self._scored[index]) for index in part]))
 
+        stated = any(call.temperature is not None for index in part for call in self._rows[index].calls)
         return MicroBatch(
             token_ids=tensor(token_ids),
             positions=tensor(positions),
             labels=column(lambda index, at: self._rows[index].token_ids[at + 1]),
             token_index=column(lambda index, at: np.arange(len(at), dtype=np.int64) + self._first[index]),
+            temperatures=column(lambda index, at: _temperatures(self._rows[index])[at + 1]) if stated else None,
             sequence_tokens=sum(map(self.width, part)),
             chains=chains,
         )
+
+
+def _temperatures(row: TrainingSequence) -> NDArray[np.float32]:
+    """The temperature at which each token of a row was sampled, NaN where it is the recipe's: float32 `[n]`."""
+    column = np.full(len(row.token_ids), np.nan, dtype=np.float32)
+    for call in row.calls:
+        if call.temperature is not None:
+            column[call.start : call.end] = call.temperature
+    return column

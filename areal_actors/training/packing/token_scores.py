@@ -8,6 +8,7 @@ limit; those of the others are recomputed in the backward pass.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -23,14 +24,14 @@ TOKENS = 256
 """Minimum tokens per chunk: with fewer, reading the head's weights dominates."""
 
 
-def token_scores(head: Any, hidden: Tensor, labels: Tensor, temperature: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def token_scores(head: Any, hidden: Tensor, labels: Tensor, temperature: float | Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Log-probabilities of labels, with gradient, and entropies, without.
 
     Args:
         head: a linear layer, or any module that computes logits.
         hidden: `[tokens, hidden]`.
         labels: int64 `[tokens]`.
-        temperature: divisor of the logits.
+        temperature: divisor of the logits; float32 `[tokens]` if tokens have their own.
         dtype: of the head's product; everything after it is float32.
 
     Returns:
@@ -43,19 +44,22 @@ def token_scores(head: Any, hidden: Tensor, labels: Tensor, temperature: float, 
         scores: tuple[Tensor, Tensor] = _LinearScores.apply(hidden, head.weight, head.bias, labels, temperature, size, room, dtype)  # type: ignore[no-untyped-call]
         return scores
 
-    def of_chunk(hidden: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def of_chunk(hidden: Tensor, labels: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
         with torch.autocast(hidden.device.type, dtype=dtype, enabled=dtype != torch.float32):
             logits = head(hidden)
         return _scores((logits.float() / temperature).log_softmax(-1), labels)
 
-    if len(labels) <= size:
-        return of_chunk(hidden, labels)
     chunks = [
-        checkpoint(of_chunk, *chunk, use_reentrant=False)
-        for chunk in zip(torch.split(hidden, size), torch.split(labels, size), strict=True)
+        checkpoint(of_chunk, *chunk, use_reentrant=False) if len(labels) > size else of_chunk(*chunk)
+        for chunk in zip(torch.split(hidden, size), torch.split(labels, size), _divisors(temperature, size), strict=False)
     ]
     logps, entropies = (torch.cat(parts) for parts in zip(*chunks, strict=True))
     return logps, entropies
+
+
+def _divisors(temperature: float | Tensor, size: int) -> Iterable[float | Tensor]:
+    """Divisors of the logits `[tokens, vocabulary]`, one for each chunk of `size` tokens; without an end if it is one number."""
+    return torch.split(temperature.unsqueeze(1), size) if isinstance(temperature, Tensor) else itertools.repeat(temperature)
 
 
 def _scores(logps: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -81,15 +85,15 @@ class _LinearScores(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         labels: Tensor,
-        temperature: float,
+        temperature: float | Tensor,
         size: int,
         room: int,
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         found, kept = [], list[Tensor]()
         used = _cast(weight, bias, dtype)
-        for chunk, wanted in zip(torch.split(hidden, size), torch.split(labels, size), strict=True):
-            logits = _logits(chunk, *used, temperature)
+        for chunk, wanted, divisor in zip(torch.split(hidden, size), torch.split(labels, size), _divisors(temperature, size), strict=False):
+            logits = _logits(chunk, *used, divisor)
             logits.sub_(logits.amax(-1, keepdim=True))
             picked = logits.gather(1, wanted.unsqueeze(1)).squeeze(1)
             probabilities = logits.exp()
@@ -112,11 +116,12 @@ class _LinearScores(torch.autograd.Function):
         bias_grad = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
         hidden_grads = []
         used, used_bias = _cast(weight, bias, ctx.dtype)
-        chunks = zip(*(column.split(ctx.size) for column in (hidden, labels, grad / ctx.temperature)), strict=True)
-        for (chunk, wanted, scale), probabilities in itertools.zip_longest(chunks, kept):
+        columns = (column.split(ctx.size) for column in (hidden, labels, grad / ctx.temperature))
+        chunks = zip(*columns, _divisors(ctx.temperature, ctx.size), strict=False)
+        for (chunk, wanted, scale, divisor), probabilities in itertools.zip_longest(chunks, kept):
             factor = scale.unsqueeze(1)
             if probabilities is None:
-                logits_grad = _logits(chunk, used, used_bias, ctx.temperature).softmax(-1).mul_(-factor)
+                logits_grad = _logits(chunk, used, used_bias, divisor).softmax(-1).mul_(-factor)
             else:
                 logits_grad = probabilities * -factor
             logits_grad.scatter_add_(1, wanted.unsqueeze(1), factor)
@@ -134,7 +139,7 @@ def _cast(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> tuple[Tens
     return weight.to(dtype), None if bias is None else bias.to(dtype)
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float) -> Tensor:
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float | Tensor) -> Tensor:
     """Float32 `[tokens, vocabulary]`, computed in the dtype of the weights."""
     logits = nn.functional.linear(hidden.to(weight.dtype), weight, bias).float()
-    return logits if temperature == 1.0 else logits.div_(temperature)
+    return logits if isinstance(temperature, float) and temperature == 1.0 else logits.div_(temperature)

@@ -1,0 +1,1 @@
+"""Modules through which programs written for other systems run here."""

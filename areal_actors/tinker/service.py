@@ -1,0 +1,376 @@
+"""The calls of clients: they create and use sessions, models that are trained, samplers and checkpoints.
+
+One thread trains, so the passes and steps of all models run one after another; sampling runs beside it. A session whose client is
+silent for too long ends, and with it its models and samplers; saved checkpoints stay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+from uuid import uuid4
+
+import torch
+
+from areal_actors.core.errors import RequestError
+from areal_actors.core.values import WeightsLocation
+from areal_actors.tinker.checkpoints import TinkerCheckpoints, TrainingRunRecord
+from areal_actors.tinker.datums import ForwardRequest
+from areal_actors.tinker.futures import Futures, Result
+from areal_actors.tinker.requests import (
+    CreateModel,
+    CreateSamplingSession,
+    CreateSession,
+    LoadWeights,
+    LoraRequest,
+    OptimStep,
+    Sample,
+    SaveWeights,
+)
+from areal_actors.tinker.samplers import ModelSampler
+from areal_actors.tinker.sessions import LoadedModel, SamplingSession, TinkerSession
+from areal_actors.tinker.training_model import TrainingModel
+from areal_actors.weights.transfer import location_of
+
+SESSION_SECONDS = 600.0
+"""Silence after which a session ends; clients send a heartbeat every ten seconds."""
+SWEEP_SECONDS = 30.0
+TEMPORARY_SAMPLERS = 16
+"""Samplers of temporary weights that a session keeps; the oldest one is dropped for another."""
+ADAMW = "adamw"
+
+Output = TypeVar("Output")
+Device = Literal["cpu", "cuda", "auto"]
+
+
+class TinkerService:
+    """Call its methods in one event loop."""
+
+    def __init__(
+        self,
+        names: tuple[str, ...],
+        folder: str,
+        state: Path,
+        temporary: Path,
+        sampler: ModelSampler,
+        device: Device = "auto",
+        threads: int = 1,
+    ) -> None:
+        """Make the service of one base model.
+
+        Args:
+            names: names of the base model; the first is the one that responses have.
+            folder: its Hugging Face folder.
+            state: folder of checkpoints.
+            temporary: folder of weights that are only sampled from while the server runs.
+            sampler: samples from the base model.
+            device: device of the models that are trained.
+            threads: CPU threads of the thread that trains.
+        """
+        self.names = names
+        self.folder = folder
+        self.sampler = sampler
+        self.checkpoints = TinkerCheckpoints(state / "checkpoints")
+        self.futures = Futures()
+        self.sessions: dict[str, TinkerSession] = {}
+        self._temporary = temporary
+        self._device = device
+        self._thread = ThreadPoolExecutor(1, "train", initializer=torch.set_num_threads, initargs=(threads,))
+
+    # ------------------------------------------------------------ sessions
+
+    def create_session(self, request: CreateSession) -> str:
+        """Returns the id of a new session."""
+        session_id = str(uuid4())
+        self.sessions[session_id] = TinkerSession(session_id, request, time.monotonic())
+        return session_id
+
+    def session(self, session_id: str) -> TinkerSession:
+        """Returns a session, and notes that its client is alive.
+
+        Raises:
+            RequestError: there is none, or it has ended.
+        """
+        if session_id not in self.sessions:
+            raise RequestError(f"there is no session '{session_id}': it ended, or the server was restarted", "session_id", "gone")
+        session = self.sessions[session_id]
+        session.last_request = time.monotonic()
+        return session
+
+    def finish_session(self, session_id: str) -> None:
+        """End a session: drop its models and samplers."""
+        session = self.sessions.pop(session_id, None)
+        for sampler in session.samplers.values() if session else ():
+            self._drop(sampler)
+
+    async def sweep(self) -> None:
+        """End silent sessions, forever."""
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            now = time.monotonic()
+            for session in [one for one in self.sessions.values() if now - one.last_request > SESSION_SECONDS]:
+                self.finish_session(session.session_id)
+
+    async def close(self) -> None:
+        """Cancel all requests and end the engine; an optimizer step in progress ends first."""
+        await self.futures.close()
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        await self.sampler.close()
+
+    # ------------------------------------------------------------ models
+
+    def model(self, model_id: str) -> LoadedModel:
+        """Returns a model, and notes that its client is alive.
+
+        Raises:
+            RequestError: there is none, or its session has ended.
+        """
+        session = self.sessions.get(model_id.partition(":")[0])
+        if session is None or model_id not in session.models:
+            raise RequestError(f"there is no model '{model_id}': its session ended, or the server was restarted", "model_id", "not_found")
+        session.last_request = time.monotonic()
+        return session.models[model_id]
+
+    def create_model(self, request: CreateModel) -> tuple[str, str]:
+        """Start to load a model; returns the ids of the request and of the model."""
+        self._check_base(request.base_model)
+        _check_optimizer(request.optimizer_config.type)
+        return self._new_model(request.session_id, request.model_seq_id, request.lora_config, request.user_metadata, None, optimizer=False)
+
+    def load_weights(self, request: LoadWeights) -> tuple[str, str]:
+        """Start to load a checkpoint, into a model or into a new one; returns the ids of the request and of the model."""
+        run, kind, folder = self.checkpoints.folder(request.path)
+        if kind != "weights":
+            raise RequestError(f"{request.path} is for sampling only: load a checkpoint that save_weights wrote", "path")
+        if request.optimizer_config is not None:
+            _check_optimizer(request.optimizer_config.type)
+        if request.session_id is not None and request.model_seq_id is not None:
+            self._check_base(request.base_model or run.base_model)
+            return self._new_model(
+                request.session_id,
+                request.model_seq_id,
+                run.lora,
+                request.user_metadata,
+                (folder, request.path),
+                optimizer=request.optimizer,
+            )
+        if request.model_id is None:
+            raise RequestError("load_weights needs model_id, or session_id and model_seq_id", "model_id")
+        load = partial(_load, folder=folder, path=request.path, optimizer=request.optimizer)
+        return self._in_order(request.model_id, request.seq_id, load), request.model_id
+
+    def forward(self, model_id: str, seq_id: int | None, read: Callable[[], ForwardRequest]) -> str:
+        """Start a forward pass; `read` parses its data, when its turn has come. Returns the id of the request."""
+        return self._in_order(model_id, seq_id, lambda _, training: training.forward(read()))
+
+    def optim_step(self, request: OptimStep) -> str:
+        """Start an optimizer step; returns the id of the request."""
+        params = request.adam_params
+
+        def step(_: LoadedModel, training: TrainingModel) -> Result:
+            if params is None:
+                raise RequestError("optim_step needs adam_params: this server has AdamW only", "adam_params")
+            return {"metrics": training.optim_step(params)}
+
+        return self._in_order(request.model_id, request.seq_id, step)
+
+    def save_weights(self, request: SaveWeights) -> str:
+        """Start to save a training checkpoint; returns the id of the request."""
+        name = request.path or f"step-{uuid4().hex[:8]}"
+
+        def save(model: LoadedModel, training: TrainingModel) -> Result:
+            run = model.run.training_run_id
+            folder = self.checkpoints.new_folder(run, "weights", name, overwrite=request.overwrite)
+            training.save(folder)
+            record = self.checkpoints.commit(run, "weights", folder, request.ttl_seconds, request.user_metadata)
+            return {"path": record.tinker_path, "type": "save_weights"}
+
+        return self._in_order(request.model_id, request.seq_id, save)
+
+    def save_weights_for_sampler(self, request: SaveWeights) -> str:
+        """Start to save weights for sampling: under a name, or without one as those of a new sampler. Returns the id of the request."""
+        if request.path is None:
+            return self._save_temporary(request)
+        name = request.path
+
+        def save(model: LoadedModel, training: TrainingModel) -> Result:
+            run = model.run.training_run_id
+            folder = self.checkpoints.new_folder(run, "sampler_weights", name, overwrite=request.overwrite)
+            training.save_model(folder)
+            record = self.checkpoints.commit(run, "sampler_weights", folder, request.ttl_seconds, request.user_metadata)
+            return {"path": record.tinker_path, "type": "save_weights_for_sampler"}
+
+        return self._in_order(request.model_id, request.seq_id, save)
+
+    def unload_model(self, model_id: str) -> str:
+        """Drop a model after its present requests; returns the id of the request."""
+        model = self.model(model_id)
+
+        async def unload() -> Result:
+            async with model.order.turn(model.order.number(None)):
+                self.sessions[model_id.partition(":")[0]].models.pop(model_id, None)
+            return {"model_id": model_id, "type": "unload_model"}
+
+        return self.futures.start(f"{model_id}:unload", unload())
+
+    def info(self, model_id: str) -> dict[str, Any]:
+        """Base model, adapter and tokenizer of a model."""
+        run = self.model(model_id).run
+        data = {"arch": "unknown", "model_name": run.base_model, "tokenizer_id": self.folder}
+        rank = run.lora.rank if run.lora else None
+        lora = {"is_lora": run.lora is not None, "lora_rank": rank}
+        return {"type": "get_info", "model_data": data, "model_id": model_id, "model_name": run.base_model, **lora}
+
+    # ------------------------------------------------------------ samplers
+
+    def create_sampling_session(self, request: CreateSamplingSession) -> str:
+        """Returns the id of a new sampler, of a checkpoint or of the base model."""
+        session = self.session(request.session_id)
+        sampler_id = f"{request.session_id}:sample:{request.sampling_session_seq_id}"
+        if sampler_id not in session.samplers:
+            session.samplers[sampler_id] = SamplingSession(
+                self._weights(request.model_path, request.base_model), request.model_path, temporary=False
+            )
+        return sampler_id
+
+    def sampling_session(self, sampler_id: str) -> SamplingSession:
+        """Returns a sampler, and notes that its client is alive.
+
+        Raises:
+            RequestError: there is none, or its session has ended.
+        """
+        session = self.sessions.get(sampler_id.partition(":")[0])
+        if session is None or sampler_id not in session.samplers:
+            raise RequestError(
+                f"there is no sampler '{sampler_id}': its session ended, or {TEMPORARY_SAMPLERS} newer ones of temporary weights were made",
+                "sampling_session_id",
+                "not_found",
+            )
+        session.last_request = time.monotonic()
+        return session.samplers[sampler_id]
+
+    def sample(self, request: Sample) -> tuple[str, list[str]]:
+        """Start to sample; returns the id of the request, and one of each completion."""
+        if request.sampling_session_id is None:
+            weights = self._weights(request.model_path, request.base_model)
+            request_id = f"sample:{uuid4()}"
+        else:
+            weights = self.sampling_session(request.sampling_session_id).weights
+            number = uuid4().hex if request.seq_id is None else request.seq_id
+            request_id = f"{request.sampling_session_id}:{number}"
+        self.futures.start(request_id, self.sampler.sample(weights, request_id, request))
+        return request_id, [f"{request_id}:{number}" for number in range(max(request.num_samples, 0))]
+
+    # ------------------------------------------------------------ within
+
+    def _check_base(self, name: str) -> None:
+        if name not in self.names:
+            raise RequestError(f"base_model '{name}' is not served here; served is {' or '.join(self.names)}", "base_model")
+
+    def _weights(self, model_path: str | None, base_model: str | None) -> WeightsLocation:
+        if model_path is not None:
+            return location_of(self.checkpoints.folder(model_path)[2])
+        if base_model is None:
+            raise RequestError("sampling needs model_path or base_model", "base_model")
+        self._check_base(base_model)
+        return self.sampler.base
+
+    def _new_model(
+        self,
+        session_id: str,
+        model_seq_id: int,
+        lora: LoraRequest | None,
+        user_metadata: Mapping[str, Any] | None,
+        checkpoint: tuple[Path, str] | None,
+        *,
+        optimizer: bool,
+    ) -> tuple[str, str]:
+        session = self.session(session_id)
+        model_id = f"{session_id}:train:{model_seq_id}"
+        if model_id in session.models:
+            return f"{model_id}:0", model_id
+        run = TrainingRunRecord(
+            training_run_id=model_id,
+            base_model=self.names[0],
+            folder=self.folder,
+            lora=lora,
+            user_metadata=dict(user_metadata) if user_metadata else None,
+            last_request_time=datetime.now(UTC),
+        )
+        model = session.models[model_id] = LoadedModel(run)
+
+        def load() -> Result:
+            training = TrainingModel(self.folder, lora, self._device)
+            if checkpoint:
+                training.load(checkpoint[0], optimizer=optimizer)
+            self.checkpoints.add_run(run)
+            model.training = training
+            loaded = {"path": checkpoint[1], "type": "load_weights"} if checkpoint else {"type": "create_model"}
+            return {"model_id": model_id, **loaded}
+
+        async def create() -> Result:
+            try:
+                return await self._train(load)
+            except BaseException:
+                session.models.pop(model_id, None)
+                raise
+
+        return self.futures.start(f"{model_id}:0", create()), model_id
+
+    def _in_order(self, model_id: str, seq_id: int | None, work: Callable[[LoadedModel, TrainingModel], Result]) -> str:
+        """Start a request of a model: it runs after those with lower numbers. Returns its id."""
+        model = self.model(model_id)
+        number = model.order.number(seq_id)
+        return self.futures.start(f"{model_id}:{number}", self._take_turn(model, number, work))
+
+    async def _take_turn(self, model: LoadedModel, number: int, work: Callable[[LoadedModel, TrainingModel], Result]) -> Result:
+        async with model.order.turn(number):
+            if model.training is None:
+                raise RequestError("the model is not loaded yet: wait for the result of create_model", "model_id")
+            return await self._train(partial(work, model, model.training))
+
+    def _save_temporary(self, request: SaveWeights) -> str:
+        model = self.model(request.model_id)
+        session = self.sessions[request.model_id.partition(":")[0]]
+        number = model.order.number(request.seq_id)
+        sampler_id = (
+            f"{session.session_id}:sample:{request.sampling_session_seq_id if request.sampling_session_seq_id is not None else uuid4()}"
+        )
+        folder = self._temporary / uuid4().hex
+
+        async def save() -> Result:
+            weights = await self._take_turn(model, number, lambda _, training: {"weights": training.publish(folder)})
+            assert isinstance(weights, dict)
+            session.samplers[sampler_id] = SamplingSession(weights["weights"], None, temporary=True)
+            kept = [sampler for sampler in session.samplers.items() if sampler[1].temporary]
+            for name, sampler in kept[:-TEMPORARY_SAMPLERS]:
+                del session.samplers[name]
+                self._drop(sampler)
+            return {"path": None, "sampling_session_id": sampler_id, "type": "save_weights_for_sampler"}
+
+        return self.futures.start(f"{request.model_id}:{number}", save())
+
+    def _drop(self, sampler: SamplingSession) -> None:
+        if sampler.temporary:
+            shutil.rmtree(sampler.weights.folder, ignore_errors=True)
+
+    async def _train(self, work: Callable[[], Output]) -> Output:
+        """Run something in the thread that trains."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+
+def _load(_: LoadedModel, training: TrainingModel, *, folder: Path, path: str, optimizer: bool) -> Result:
+    training.load(folder, optimizer=optimizer)
+    return {"path": path, "type": "load_weights"}
+
+
+def _check_optimizer(kind: str) -> None:
+    if kind != ADAMW:
+        raise RequestError(f"optimizer_config.type '{kind}' is not supported: this server has {ADAMW} only", "optimizer_config")

@@ -1,0 +1,146 @@
+"""Renders known tool calls through a chat template, and cuts out the text that a model would have to generate for them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from areal_actors.core.errors import RequestError
+from areal_actors.tokenization.chat_template import ChatTemplate
+from areal_actors.tokenization.tool_parsers.base import ToolDefinition
+from areal_actors.tokenization.tool_parsers.grammar import MARK
+
+Message = dict[str, Any]
+
+USER: Message = {"role": "user", "content": "user-5d20"}
+NEXT: Message = {"role": "user", "content": "next-81fe"}
+TEXT, RESULT = "text-93ab", "result-2f17"
+"""Texts that no template contains."""
+
+
+class ProbeCall(NamedTuple):
+    """A known call."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    id: str
+
+
+def probe_tools(calls: Sequence[ProbeCall]) -> list[ToolDefinition]:
+    """Return declarations of the called tools."""
+    kinds = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
+    declared: dict[str, dict[str, Any]] = {}
+    for call in calls:
+        properties = {key: {"type": kinds[type(value)], "description": "One value."} for key, value in call.arguments.items()}
+        known = declared.get(call.name, {})
+        declared[call.name] = {**known, **properties}
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": name,
+                "description": "A tool.",
+                "parameters": {"type": "object", "properties": properties, "required": list(properties)},
+            },
+        }
+        for name, properties in declared.items()
+    ]
+
+
+class RenderedCalls(NamedTuple):
+    """An answer with calls as a template renders it."""
+
+    prompt: str
+    """Text before it: the prompt, or the part of it that the conversation shares."""
+    text: str
+    """Text that a model would have to generate."""
+
+
+class Probe:
+    """Renders answers with one template."""
+
+    def __init__(self, template: ChatTemplate, stops: Sequence[str], tools: Sequence[ToolDefinition]) -> None:
+        """`stops` are the texts of the model's stop tokens."""
+        self.template, self.tools = template, tools
+        self.prompt = template.render([USER], tools)
+        self.ends = (*stops, *self._ends_of_turn())
+
+    def _ends_of_turn(self) -> list[str]:
+        """Delimiters that the template writes right after an answer."""
+        try:
+            plain = self.template.render([USER, {"role": "assistant", "content": TEXT}, NEXT], self.tools, add_generation_prompt=False)
+        except RequestError:
+            return []
+        tail = plain.rpartition(TEXT)[2].partition(NEXT["content"])[0] if TEXT in plain else ""
+        return [mark[0] for mark in MARK.finditer(tail)][:2] + [word for word in tail.split()[:1] if len(word) > 2]
+
+    def render(self, calls: Sequence[ProbeCall], content: str = "") -> RenderedCalls:
+        """Render an answer with these calls; its text is empty if the template renders none of them.
+
+        Raises:
+            RequestError: the template rejects the messages.
+        """
+        message: Message = {"role": "assistant", "content": content, "tool_calls": [_message_call(call) for call in calls]}
+        results = [{"role": "tool", "tool_call_id": call.id, "name": call.name, "content": RESULT} for call in calls]
+        found, error = [], None
+        for after in (results, []):
+            try:
+                whole = self.template.render([USER, message, *after], self.tools, add_generation_prompt=False)
+            except RequestError as raised:
+                error = raised
+                continue
+            start = self._start(whole)
+            text = whole[start:].partition(RESULT)[0]
+            if any(call.name in text or call.id in text for call in calls):
+                found.append(RenderedCalls(whole[:start], text))
+        if error is not None and not found:
+            raise error
+        if not found:
+            return RenderedCalls(self.prompt, "")
+        return found[0]._replace(text=self._cut([one.text for one in found if one.prompt == found[0].prompt], calls))
+
+    def _start(self, whole: str) -> int:
+        """Return the position in a rendered conversation where the answer begins: where the prompt ends, or they differ."""
+        user = USER["content"]
+        asked, sent = self.prompt.find(user), whole.find(user)
+        if asked < 0 or sent < 0:
+            asked = sent = 0
+        shared = common_prefix(self.prompt[asked:], whole[sent:])
+        if len(shared) < len(self.prompt) - asked:
+            shared = without_open_mark(shared)
+        return sent + len(shared)
+
+    def _cut(self, texts: Sequence[str], calls: Sequence[ProbeCall]) -> str:
+        """Return the answer without what the template writes after it: the end of the turn, and the next message."""
+        text = next((one for one in texts[1:] if texts[0].startswith(one.rstrip())), texts[0])
+        start = _last_place(text, calls)
+        found = [place for end in self.ends if end and (place := text.find(end, start)) >= 0]
+        return text[: min(found)] if found else text
+
+
+def common_prefix(one: str, other: str) -> str:
+    """Return the longest text that both begin with."""
+    differs = (place for place, (left, right) in enumerate(zip(one, other, strict=False)) if left != right)
+    return one[: next(differs, min(len(one), len(other)))]
+
+
+def without_open_mark(text: str) -> str:
+    """Return a text without the beginning of a delimiter at its end."""
+    return text[: text.rfind("<")] if text.rfind("<") > text.rfind(">") else text
+
+
+def _last_place(text: str, calls: Sequence[ProbeCall]) -> int:
+    """Return the position behind the names, ids and plain values of these calls, where they first occur."""
+    values = [str(value) for call in calls for value in call.arguments.values() if isinstance(value, str) or type(value) is int]
+    lines = [line for value in values for line in value.splitlines()[-1:]]
+    parts = [*[call.name for call in calls], *[call.id for call in calls], *lines]
+    return max([place + len(part) for part in parts if (place := text.find(part)) >= 0], default=0)
+
+
+def _message_call(call: ProbeCall) -> dict[str, Any]:
+    return {
+        "id": call.id,
+        "type": "function",
+        "function": {"name": call.name, "arguments": json.dumps(call.arguments, ensure_ascii=False)},
+    }

@@ -1,0 +1,176 @@
+"""Chooses a model's answer format, and tests it: known tool calls are rendered through the chat template and read back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+
+from areal_actors.core.errors import RequestError, SetupError
+from areal_actors.core.values import Value
+from areal_actors.tokenization.chat_template import ChatTemplate, ToolDialect
+from areal_actors.tokenization.tool_parsers.base import AnswerFormat
+from areal_actors.tokenization.tool_parsers.families import FORMATS, answer_format, detect_format, reasoning_of
+from areal_actors.tokenization.tool_parsers.grammar import MARK
+from areal_actors.tokenization.tool_parsers.learn import learn_calls
+from areal_actors.tokenization.tool_parsers.probes import TEXT, Probe, ProbeCall, probe_tools
+from areal_actors.tokenization.tool_parsers.stream_parser import DelimitedFormat
+from areal_actors.tokenization.tool_parsers.written_calls import written_calls
+
+AUTO, LEARNED, GENERIC, NONE = "auto", "learned", "generic_json", "none"
+FORMAT_NAMES = (AUTO, LEARNED, *FORMATS)
+"""Values of the setting `gateway.tool_format`."""
+
+SEARCH = ProbeCall(
+    "find_flights",
+    {
+        "city": 'Zürich "Nord"\nsecond line',
+        "count": 3,
+        "exact": True,
+        "filters": {"since": 2020, "deep": {"tags": ["a", "b <c>"], "ratio": 2.5}},
+        "places": ["Łódź", "東京"],
+    },
+    "callS1e2a",
+)
+PING = ProbeCall("ping", {}, "callP3i4n")
+WORD = ProbeCall("look_up", {"word": "plain"}, "callW5o6r")
+NO_CALLS = "the template renders no tool calls"
+CASES = (("a call", "", (SEARCH,)), ("a call after text", TEXT, (WORD,)), ("a call without arguments", "", (PING,)))
+PARALLEL = ("two calls", "", (SEARCH, WORD))
+
+
+class ToolSupport(Value):
+    """Result of the test of a model's answer format."""
+
+    format: str
+    """Name of the answer format."""
+    error: str = ""
+    """Reason for which requests with tools are refused; empty if calls are read back as they were rendered."""
+    parallel: bool = False
+    """True if several calls in one answer are read back."""
+
+
+UNTESTED = ToolSupport(format="")
+"""For tokenizers whose format was not tested."""
+
+
+def tool_support(template: ChatTemplate, stops: Sequence[str], name: str = AUTO) -> tuple[AnswerFormat, ToolSupport]:
+    """Return the answer format of a model and its test; sets the template's dialect.
+
+    Args:
+        template: the model's chat template.
+        stops: texts of the model's stop tokens.
+        name: one of FORMAT_NAMES; `auto` takes the first format that reads back what the template renders.
+
+    Raises:
+        SetupError: there is no format of this name.
+    """
+    if name not in FORMAT_NAMES:
+        raise SetupError(f"gateway.tool_format is {name!r}; expected one of {', '.join(FORMAT_NAMES)}")
+    template.dialect = ToolDialect()
+    first = answer_format(detect_format(template.source) if name in (AUTO, LEARNED) else name, reasoning_of(template.source))
+    if not template.source or name == NONE:
+        return first, ToolSupport(format=NONE, error="gateway.tool_format is none" if name == NONE else "there is no chat template")
+    problems: list[str] = []
+    for dialect, form in _candidates(template, stops, name, first):
+        template.dialect = dialect
+        problem = _problem(template, form, stops)
+        if not problem:
+            return form, ToolSupport(format=form.name, parallel=not _case_problem(template, form, stops, *PARALLEL))
+        problems.append(problem)
+    template.dialect = ToolDialect()
+    return first, ToolSupport(format=first.name, error=problems[0] if problems else _why_none(template))
+
+
+def _candidates(template: ChatTemplate, stops: Sequence[str], name: str, first: AnswerFormat) -> Iterator[tuple[ToolDialect, AnswerFormat]]:
+    """Yield formats to test, with the form in which the template takes calls, the most likely one first."""
+    flat = _needs_flat_tools(template)
+    for null_content, text_arguments in ((False, False), (False, True), (True, False), (True, True)):
+        dialect = ToolDialect(text_arguments=text_arguments, null_content=null_content, flat_tools=flat)
+        if text_arguments and not _takes_text(template, dialect, stops):
+            continue
+        if name not in (LEARNED, GENERIC) and first.name not in (NONE, GENERIC):
+            yield dialect, first
+        if name in (AUTO, LEARNED):
+            template.dialect = dialect
+            learned = learn_calls(template, stops)
+            if learned is not None:
+                form = DelimitedFormat(LEARNED, learned.syntax(), reasoning_of(template.source))
+                yield dialect._replace(named_ids=learned.pattern.named_ids), form
+        if first.name == GENERIC:
+            yield dialect, first
+    template.dialect = ToolDialect(flat_tools=flat)
+    described = written_calls(template.source) if name == AUTO else None
+    if described is not None and not _case_problem(template, first, stops, "a call", "", (WORD,)).endswith(NO_CALLS):
+        described = None
+    if described is not None:
+        form = DelimitedFormat(LEARNED, described.syntax, reasoning_of(template.source))
+        yield ToolDialect(flat_tools=flat, write_calls=described.write), form
+
+
+def _takes_text(template: ChatTemplate, dialect: ToolDialect, stops: Sequence[str]) -> bool:
+    """True if arguments that are text are rendered in the same place and form as an object."""
+    texts = []
+    for text_arguments in (False, True):
+        template.dialect = dialect._replace(text_arguments=text_arguments)
+        try:
+            texts.append(Probe(template, stops, probe_tools([WORD, PING])).render([PING]).text)
+        except RequestError:
+            texts.append("")
+    return not texts[0] or texts[0] == texts[1]
+
+
+def _needs_flat_tools(template: ChatTemplate) -> bool:
+    """True if the template rejects tools in the usual form, but takes functions."""
+    tools = probe_tools([WORD])
+    for flat in (False, True):
+        template.dialect = ToolDialect(flat_tools=flat)
+        try:
+            template.render([{"role": "user", "content": "u"}], tools)
+        except RequestError:
+            continue
+        return flat
+    return False
+
+
+def _problem(template: ChatTemplate, form: AnswerFormat, stops: Sequence[str]) -> str:
+    """Return the first difference between rendered calls and those that are read back; empty if there is none."""
+    problems = [_case_problem(template, form, stops, *case) for case in CASES]
+    # Some templates render no text beside a call; some render no call without text.
+    if problems[1] and not problems[0]:
+        problems[1] = _case_problem(template, form, stops, "a call", "", (WORD,))
+    return next((problem for problem in problems if problem), "")
+
+
+def _case_problem(
+    template: ChatTemplate, form: AnswerFormat, stops: Sequence[str], case: str, content: str, calls: Sequence[ProbeCall]
+) -> str:
+    tools = probe_tools([SEARCH, WORD, PING])
+    try:
+        probe = Probe(template, stops, tools)
+        prompt, text = probe.render(calls, content)
+    except RequestError as error:
+        return f"the template rejects {case}: {error}"
+    if not text:
+        return NO_CALLS
+    answer = form.parse(text, tools, in_reasoning=form.opens_reasoning(prompt) or form.closes_reasoning(text))
+    if len(answer.tool_calls) != len(calls):
+        found = answer.tool_call_error or f"{len(answer.tool_calls)} of {len(calls)} calls were found"
+        return f"{case} is rendered as {text[-300:]!r} and does not parse as {form.name}: {found}"
+    for call, read in zip(calls, answer.tool_calls, strict=True):
+        if call.name != read.name:
+            return f"{case} of {call.name!r} is read back as one of {read.name!r}"
+        if json.loads(read.arguments) != call.arguments:
+            return f"{case} is rendered as {text[-300:]!r}; its arguments are read back as {read.arguments}"
+    rest = answer.text.strip().removeprefix(content)
+    # The end of a turn with calls may differ from that of others: it is one token.
+    return f"{case} leaves the text {answer.text!r}" if rest and not MARK.fullmatch(rest) else ""
+
+
+def _why_none(template: ChatTemplate) -> str:
+    """Return why there is no format to test."""
+    tools, user = probe_tools([WORD]), [{"role": "user", "content": "u"}]
+    try:
+        same = template.render(user, tools) == template.render(user, None)
+    except RequestError as error:
+        return f"the template rejects tools: {error}"
+    return "the template does not support tools" if same else "the template lists tools, and renders no calls"

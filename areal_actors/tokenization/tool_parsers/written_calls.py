@@ -1,0 +1,34 @@
+"""Call syntax of templates that describe calls to the model, and do not render those of earlier answers: they are part of the text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from areal_actors.tokenization.tool_parsers.call_pattern import CallPattern
+from areal_actors.tokenization.tool_parsers.json_calls import CallKeys
+from areal_actors.tokenization.tool_parsers.pythonic import PYTHONIC, write_pythonic
+from areal_actors.tokenization.tool_parsers.syntax import CallSyntax
+
+LIST_TAG, LIST_END = "<|tool_call|>", "<|/tool_call|>"
+
+
+class WrittenCalls(NamedTuple):
+    """Calls in the text of an answer."""
+
+    syntax: CallSyntax
+    write: Callable[[Sequence[tuple[str, str]]], str]
+
+
+def written_calls(source: str) -> WrittenCalls | None:
+    """Return the form of the calls that this template describes; None if it describes none that is known."""
+    if "<|tool_list_start|>" in source:
+        return WrittenCalls(PYTHONIC, write_pythonic)
+    keys = CallKeys(others=("id",))
+    if LIST_TAG in source:
+        pattern = CallPattern((LIST_TAG, LIST_END if LIST_END in source else ""), ("", ""), listed=True, keys=keys)
+    elif "<tool_call>" in source and "</tool_call>" in source:
+        pattern = CallPattern(("", ""), ("<tool_call>\n", "\n</tool_call>"), separator="\n", keys=keys)
+    else:
+        return None
+    return WrittenCalls(pattern.syntax(), pattern.write)
