@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from contextlib import nullcontext
 from random import Random
 
@@ -31,6 +32,12 @@ LONGEST_FILES = (
     *("test_rank_group_models.py", "test_agents_frameworks.py", "test_simulation.py", "test_gateway_fuzz.py", "test_reward_model.py"),
 )
 """They start first: one of them at the end would leave the other processors idle."""
+
+
+def pytest_configure():
+    """One thread for each process's tensors, before torch is imported: threads that wait for each other stand still on a busy machine."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def pytest_collection_modifyitems(items):
