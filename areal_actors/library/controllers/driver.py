@@ -300,6 +300,7 @@ class Driver:
         elif isinstance(message, ActorFailed | ActorStopped):
             self._loaded.pop(message.actor, None)
             self._scheduler.ledger = self._scheduler.ledger.worker_gone(message.actor)
+            await self._admit()
 
     async def _handle_abandoned(self, lost: EpisodeAbandoned) -> None:
         work = lost.work
