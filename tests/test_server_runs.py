@@ -14,7 +14,7 @@ from areal_actors.messages import ActorFailed, EngineLost, StepCompleted, Trajec
 ROOT = Path(__file__).parent.parent
 EXACT = 1e-4
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = pytest.mark.timeout(1900)
 
 
 @pytest.mark.long
@@ -24,9 +24,9 @@ async def test_a_run_whose_server_is_killed_takes_every_step_once_and_trains_tok
         pytest.skip(f"`just environments {engine}` makes the environment")
     run = live("steps=24", f"generation.engine={engine}", "sampling.max_tokens=64")
     async with run.listening():
-        await run.until(StepCompleted, 4, seconds=400)
+        await run.until(StepCompleted, 4, seconds=900)
         signal_all(server_processes(run.process.pid), signal.SIGKILL)
-    assert await run.ended(400) == 0, run.output()
+    assert await run.ended(900) == 0, run.output()
     log = [event for _, event in await run.log()]
     assert [event.step for event in log if isinstance(event, StepCompleted)] == list(range(1, 25))
     assert [event.worker for event in log if isinstance(event, EngineLost)] == ["inference_worker-0"]
