@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 
 import aiohttp
 import pytest
@@ -204,8 +205,10 @@ def test_reasoning_is_sent_back_as_such(agent):
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory):
-    """The programs of the agents."""
-    return Programs(tmp_path_factory.mktemp("npm"))
+    """The programs of the agents, which are removed."""
+    folder = tmp_path_factory.mktemp("npm")
+    yield Programs(folder)
+    shutil.rmtree(folder)
 
 
 @pytest.mark.long

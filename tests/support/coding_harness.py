@@ -6,13 +6,13 @@ import asyncio
 import json
 import os
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 from support.fake_engine import ScriptEngine
 from support.framework_harness import THINKING_TEMPLATE, ChatGatewayHarness, call, chat_tokenizer
 from support.gateway_harness import opened
+from support.npm_packages import install
 from support.samples import work
 
 from areal_actors.core.settings import GatewaySettings
@@ -20,7 +20,7 @@ from areal_actors.core.values import SamplingParams
 
 CONTEXT = 1_000_000
 """The tokenizer of the tests is small: a prompt of 30 thousand tokens has several times as many here."""
-INSTALL_SECONDS, RUN_SECONDS = 300, 240
+RUN_SECONDS = 240
 TASK = "Create hello.py, which prints hello, change it to print hello world, run it, and report its output."
 OUTPUT = "hello world"
 FIRST, LAST = "print('hello')\n", "print('hello world')\n"
@@ -134,8 +134,7 @@ class Programs:
     """Programs of agents, each package installed once; the one before is removed, because each has 350 MB."""
 
     def __init__(self, folder):
-        self.folder = folder
-        self.refused = "" if shutil.which("npm") else "this needs node and npm"
+        self.folder, self.refused = folder, ""
 
     def of(self, agent):
         """The program of an agent; skips the test, and all further ones, where npm cannot install it."""
@@ -144,20 +143,10 @@ class Programs:
         if not self.refused and not program.exists():
             shutil.rmtree(self.folder)
             place.mkdir(parents=True)
-            self.refused = install([f"{agent.package}@{agent.version}", *agent.beside], place)
+            self.refused = install(place, f"{agent.package}@{agent.version}", *agent.beside)
         if self.refused:
             pytest.skip(self.refused)
         return program
-
-
-def install(packages, folder):
-    """Install packages from npm; returns why it failed, if it did."""
-    command = ["npm", "install", "--prefix", str(folder), "--no-audit", "--no-fund", "--fetch-retries=1", *packages]
-    try:
-        subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=True)
-    except subprocess.SubprocessError as error:
-        return f"npm cannot install {', '.join(packages)}: {str(getattr(error, 'stderr', ''))[-300:] or error}"
-    return ""
 
 
 async def run_program(agent, program, session, folder, home):
