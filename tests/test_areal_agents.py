@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.areal_programs import FUNCTION, INLINE_AGENT, SUBPROCESS_AGENT, episode
+from support.areal_programs import CAMEL_WORKFLOW, FUNCTION, INLINE_AGENT, SUBPROCESS_AGENT, episode
 from support.fake_engine import FixedTextEngine
 from support.samples import work
 
@@ -21,6 +21,7 @@ from areal_actors.rollout.own_loop_runner import OwnLoopRunner
 from areal_actors.rollout.subprocess_runner import SubprocessRunner
 
 ROOT = Path(__file__).parent.parent
+CAMEL = ROOT / ".environments" / "camel" / "bin" / "python"
 ROW = {"messages": [{"role": "user", "content": "hello"}], "answer": "hi there"}
 
 
@@ -84,6 +85,19 @@ async def test_a_function_submits_the_rewards_of_its_calls_itself(runner_of):
         result = await played(runner_of(FUNCTION, "run_and_submit", "subprocess"), opened)
         assert result == AgentResult()
         assert [call.reward for call in (await trajectory(result)).interactions] == [0.0, 1.0]
+
+
+@pytest.mark.skipif(not CAMEL.exists(), reason="`just environments camel` makes the interpreter that this needs")
+@pytest.mark.parametrize("reward", [1.0, 0.0])
+async def test_a_workflow_gives_camels_agent_the_model_of_the_episode(tmp_path, reward):
+    (tmp_path / "program.py").write_text(CAMEL_WORKFLOW)
+    paths = [str(FOLDER), str(ROOT)]
+    (tmp_path / "start.py").write_text(f"import sys\nsys.path += {paths}\nfrom program import CamelRLVRWorkflow\n")
+    program = AgentProgram(agent="start.py:CamelRLVRWorkflow", root=str(tmp_path), python=str(CAMEL))
+    async with episode(FixedTextEngine()) as (_, opened, trajectory):
+        result = await played(SubprocessRunner(program, processes=1), opened, {**ROW, "answer": "hi there" if reward else "no"})
+        scored = await trajectory(result)
+        assert [(call.reward, call.trained, len(call.completion)) for call in scored.interactions] == [(reward, True, len("hi there") + 1)]
 
 
 def test_a_function_of_the_task_alone_is_refused_where_episodes_share_the_environment(tmp_path):

@@ -7,7 +7,7 @@ import random
 from collections import Counter
 
 import pytest
-from support.conversations import STOPS, TOOLS, WORDS, family
+from support.conversations import TOOLS, WORDS, family
 from support.framework_harness import call, chat_tokenizer
 from support.samples import LETTERS_TEMPLATE, letters
 from test_token_fidelity import FILES
@@ -71,8 +71,9 @@ class Dice(random.Random):
         opened = chat.render(before, tools, **settings)
         answered = chat.render([*before, answer], tools, add_generation_prompt=False, **settings)
         text = answered[len(opened) :] if answered.startswith(opened) else answer["content"]
-        ends = [at + len(stop) for stop in STOPS if (at := text.find(stop)) >= 0]
-        text = text[: min(ends)] if ends else text + STOPS[0]
+        stops = [chat.decode([token], skip_special=False) for token in chat.stop_ids]
+        ends = [at + len(stop) for stop in stops if (at := text.find(stop)) >= 0]
+        text = text[: min(ends)] if ends else text + stops[0]
         return opened, text.replace('": ', '":') if self.random() < 0.2 else text
 
 
@@ -359,3 +360,33 @@ def test_a_stored_turn_is_enough_to_repeat_its_answer():
     assert messages_of(path_to("call-1", talk.turns)) == talk.messages
     again = record_turn("again", talk.turns["call-1"].prompt, talk.turns["call-1"].interaction.completion, "stop", talk.messages[-1])
     assert again.interaction.prompt_suffix == talk.turns["call-1"].interaction.prompt_suffix
+
+
+def test_calls_may_end_with_another_stop_token_than_answers():
+    """Functionary and Llama end them so; the model's JSON differs from the template's."""
+    template = """{% for message in messages %}<|start|>{{ message.role }}
+{{ message.content }}{% for call in message.tool_calls or () %}<call>{"name": "{{ call.function.name }}", "arguments": {{ \
+call.function.arguments | tojson }}}</call>{% endfor %}{{ '<|eom_id|>' if message.tool_calls else '<|eot_id|>' }}{% endfor %}
+{%- if add_generation_prompt %}<|start|>assistant
+{% endif %}{% if tools %}{% endif %}""".replace("\\\n", "")
+    chat = family(template)
+    assert not chat.choose_format("auto").error
+    call = {"id": "callw5o6r", "type": "function", "function": {"name": "calculator", "arguments": '{"expression":"3"}'}}
+    before, answer = [{"role": "user", "content": "q"}], {"role": "assistant", "content": "", "tool_calls": [call]}
+    sampled = '<call>{"name":"calculator","arguments":{"expression":"3"}}</call><|eom_id|>'
+    conversation = AnsweredConversation(before, answer, sampled, TOOLS, {})
+    new = [{"role": "tool", "tool_call_id": "callw5o6r", "name": "calculator", "content": "3"}]
+    tail = Continuations(chat).after(chat.render(before, TOOLS), conversation, new)
+    assert tail == "<|start|>tool\n3<|eot_id|><|start|>assistant\n"
+
+
+def test_a_template_that_numbers_the_calls_of_a_conversation_is_rendered_whole():
+    template = """{% set ids = namespace(all=[]) %}{% for message in messages %}{{ message.role }}:{{ message.content }}
+{%- for call in message.tool_calls or () %}{% if call.id not in ids.all %}{% set ids.all = ids.all + [call.id] %}{% endif %}<call>{{
+ids.all.index(call.id) }} {{ call.function.name }} {{ call.function.arguments | tojson }}</call>{% endfor %}
+{%- if message.role == "tool" %}{% for id in ids.all %}{% if id == message.tool_call_id %}<of {{ loop.index }}>{% endif %}{% endfor %}
+{%- endif %}
+{{- "\\n" }}{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}{% if tools %}{% endif %}"""
+    continuations = Continuations(family(template))
+    assert continuations.is_local(frozenset({"tools"}))
+    assert not continuations.is_local(frozenset({"tools", "tool_calls"}))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from areal_actors.core.devices import CudaDevices
-from areal_actors.core.environments import VERIFIERS_AGENT
+from areal_actors.core.environments import HOSTS
 from areal_actors.core.errors import AgentError, RecipeError, SetupError
 from areal_actors.core.settings import TaskSettings
 from areal_actors.recipe.load import load
@@ -51,6 +51,8 @@ def test_an_environment_has_no_reward_worker_and_runs_in_processes(read):
     ("settings", "complaint"),
     [
         (["task.environment=gym:CartPole"], 'found "gym:CartPole"; write `verifiers:NAME` of a package, or `verifiers:PATH`'),
+        (["task.environment=gymnasium:"], "or `gymnasium:ENV_ID`, or `gymnasium:PATH.py:ENV_ID`"),
+        (["task.environment=gymnasium:Taxi-v4", "task.python="], "`gymnasium` is not installed here; run `just environments gymnasium`"),
         (["task.environment=verifiers:"], 'found "verifiers:"; write `verifiers:NAME`'),
         (
             ["task.dataset=arithmetic"],
@@ -81,7 +83,7 @@ def test_settings_of_an_environment_need_one(monkeypatch):
 
 def test_its_agent_gets_the_environment_and_where_rewards_go(read):
     program = program_of(read().task, ROOT)
-    assert (program.agent, program.name()) == (VERIFIERS_AGENT, "verifiers:agents/word_problems.py")
+    assert (program.agent, program.name()) == (HOSTS["verifiers"].agent, "verifiers:agents/word_problems.py")
     assert program.options == {
         "environment": "agents/word_problems.py",
         "args": {"agent": {"harness": {"id": "areal-chat"}}},

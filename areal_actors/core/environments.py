@@ -2,15 +2,50 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from pathlib import Path, PurePath
+from typing import NamedTuple
 
-VERIFIERS = "verifiers:"
-"""Prefix of `task.environment`, followed by the name of a package, its folder, or a module's file."""
-VERIFIERS_HOST = Path(__file__).parent / "environment_host" / "verifiers_host.py"
-"""Program that lists the tasks of a verifiers environment, and file of the agent that plays them."""
-VERIFIERS_AGENT = f"{VERIFIERS_HOST}:VerifiersAgent"
+FOLDER = Path(__file__).parent / "environment_host"
+
+
+class EnvironmentHost(NamedTuple):
+    """A library of environments, and the program that plays them."""
+
+    library: str
+    """Name of the library, of its interpreter in `.environments`, and of the prefix in `task.environment`."""
+    program: Path
+    """Lists the tasks of an environment, and has the agent that plays them."""
+    agent: str
+    """Name of the agent, as in `[task] agent`."""
+    names: tuple[str, ...]
+    """Forms of its environments in `task.environment`."""
+
+    @property
+    def install(self) -> str:
+        """Command that creates its interpreter, and the setting that names it."""
+        return f'`just environments {self.library}` and write task.python = ".environments/{self.library}/bin/python"'
+
+
+HOSTS = {
+    library: EnvironmentHost(library, FOLDER / f"{library}_host.py", f"{FOLDER / library}_host.py:{agent}", names)
+    for library, agent, names in (
+        ("verifiers", "VerifiersAgent", ("verifiers:NAME` of a package", "verifiers:PATH`")),
+        ("gymnasium", "GymnasiumAgent", ("gymnasium:ENV_ID`", "gymnasium:PATH.py:ENV_ID`")),
+    )
+}
+
+
+def host_of(environment: str) -> EnvironmentHost | None:
+    """Return the library that `task.environment` names; None if there is none, or no environment."""
+    library, _, name = environment.partition(":")
+    return HOSTS.get(library) if name else None
 
 
 def environment_name(environment: str) -> str:
-    """Returns the package, folder or file that `task.environment` names."""
-    return environment.removeprefix(VERIFIERS)
+    """Return the package, folder, file or id that `task.environment` names."""
+    return environment.partition(":")[2]
+
+
+def environment_title(environment: str) -> str:
+    """Return the short name of an environment, with which the ids of its tasks begin."""
+    return PurePath(environment_name(environment)).name.removesuffix(".py").rpartition(":")[2]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from areal_actors.core.environments import VERIFIERS, environment_name
+from areal_actors.core.environments import HOSTS, host_of
 from areal_actors.recipe.complaints import Problems, is_installed, toml_value
 from areal_actors.recipe.recipe import Recipe
 
@@ -20,29 +20,31 @@ BROUGHT = {
 }
 """Settings that a run in an environment does not have, and what the environment brings instead."""
 ONLY_WITH_ENVIRONMENT = ("environment_args", "held_out_args")
-INSTALL = '`just environments verifiers` and write `python = ".environments/verifiers/bin/python"`'
 
 
 def environment_problems(recipe: Recipe) -> Problems:
     """Yields every problem that keeps a run from playing its environment."""
     task = recipe.task
-    name = environment_name(task.environment)
-    if not task.environment.startswith(VERIFIERS) or not name:
-        yield ("task", "environment"), f"found {toml_value(task.environment)}; write `{VERIFIERS}NAME` of a package, or `{VERIFIERS}PATH`"
+    host = host_of(task.environment)
+    if host is None:
+        forms = ", or ".join(f"`{form}" for known in HOSTS.values() for form in known.names)
+        yield ("task", "environment"), f"found {toml_value(task.environment)}; write {forms}"
+        return
     for setting, what in BROUGHT.items():
         if found := getattr(task, setting):
             instead = ', or write "" over another file\'s' if isinstance(found, str) else ""
             yield ("task", setting), f"found {toml_value(found)}, but the environment brings its {what}; leave it out{instead}"
     if task.runner != "subprocess":
         yield ("task", "runner"), 'found "inline", but an environment runs in processes of its own; leave it out'
-    if not task.python and not is_installed("verifiers"):
-        yield ("task", "python"), f"found none, and `verifiers` is not installed here; run {INSTALL}"
+    install = host.install.replace("write task.python", "write python")
+    if not task.python and not is_installed(host.library):
+        yield ("task", "python"), f"found none, and `{host.library}` is not installed here; run {install}"
     elif task.python and not os.access(Path(task.python).expanduser(), os.X_OK):
-        yield ("task", "python"), f"found {toml_value(task.python)}, but there is no interpreter (looked in {Path.cwd()}); run {INSTALL}"
+        yield ("task", "python"), f"found {toml_value(task.python)}, but there is no interpreter (looked in {Path.cwd()}); run {install}"
     if isinstance(task.held_out, str):
         found = f"found {toml_value(task.held_out)}, but held-out tasks come from the environment"
         yield ("task", "held_out"), f"{found}; write their number, and what differs for them as `held_out_args`"
-    if recipe.gateway.store_false == "train":
+    if host.library == "verifiers" and recipe.gateway.store_false == "train":
         found = 'found "train", but calls of agents that an environment does not train have `store: false`'
         yield ("gateway", "store_false"), f'{found}; write "skip"'
 
@@ -51,4 +53,7 @@ def misplaced_problems(recipe: Recipe) -> Problems:
     """Yields settings of environments in a recipe without one."""
     for name in ONLY_WITH_ENVIRONMENT:
         if getattr(recipe.task, name):
-            yield ("task", name), f'found a table, which applies only with `environment = "{VERIFIERS}NAME"`; set that too'
+            yield (
+                ("task", name),
+                'found a table, which applies only with `environment = "verifiers:NAME"` or another environment; set that too',
+            )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from areal_actors.core.environments import VERIFIERS_AGENT, environment_name
+from areal_actors.core.environments import environment_name, host_of
 from areal_actors.core.errors import AgentError
 from areal_actors.core.settings import TaskSettings
 from areal_actors.rollout.agent_process import AgentProgram
@@ -51,14 +51,14 @@ def program_of(task: TaskSettings, root: Path) -> AgentProgram:
 
 def _environment_program(task: TaskSettings, root: Path, python: str) -> AgentProgram:
     """The program that plays the tasks of an environment."""
+    host = host_of(task.environment)
+    assert host is not None, "the recipe is checked"
     options = {
         "environment": environment_name(task.environment),
         "args": task.environment_args,
         "rewards_last_call": task.turn_discount is not None,
     }
-    return AgentProgram(
-        agent=VERIFIERS_AGENT, title=task.environment, root=str(root), python=python, options=options, memory_mb=task.memory_mb
-    )
+    return AgentProgram(agent=host.agent, title=task.environment, root=str(root), python=python, options=options, memory_mb=task.memory_mb)
 
 
 def is_script(agent: str) -> bool:

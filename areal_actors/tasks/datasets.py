@@ -14,7 +14,7 @@ from pathlib import Path
 
 import msgspec
 
-from areal_actors.core.environments import environment_name
+from areal_actors.core.environments import environment_title
 from areal_actors.core.errors import RecipeError
 from areal_actors.core.values import Task
 from areal_actors.tasks import arithmetic
@@ -110,8 +110,7 @@ def open_listed(folder: Path, environment: str, *, seed: int, held_out: int) -> 
         SetupError: the files cannot be read.
     """
     other = folder / HELD_OUT
-    name = Path(environment_name(environment)).name.removesuffix(".py")
-    source = Source(name=name, train=JsonLines(folder / TASKS), test=JsonLines(other) if other.exists() else None)
+    source = Source(name=environment_title(environment), train=JsonLines(folder / TASKS), test=JsonLines(other) if other.exists() else None)
     return _split(source, environment, [LISTED_KEY], seed=seed, held_out=held_out, columns={})
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from areal_actors.core.agent_host.processes import kill_tree
 from areal_actors.core.config import merged
-from areal_actors.core.environments import VERIFIERS_HOST, environment_name
+from areal_actors.core.environments import EnvironmentHost, environment_name, host_of
 from areal_actors.core.errors import SetupError
 from areal_actors.core.settings import TaskSettings
 
@@ -22,7 +22,6 @@ LIST_SECONDS = 600.0
 """Time limit of listing the tasks of an environment, which may download a dataset."""
 ERROR = "environment error: "
 """Beginning of the line in which the lister reports what the environment raised."""
-INSTALL = 'create its interpreter with `just environments verifiers` and write task.python = ".environments/verifiers/bin/python"'
 SHOWN_CHARACTERS = 2000
 
 
@@ -30,7 +29,7 @@ def list_environment(task: TaskSettings, folder: Path, root: Path) -> None:
     """Write the tasks of `task.environment` to files in `folder`; paths in the settings are relative to `root`.
 
     Raises:
-        SetupError: the interpreter, verifiers or the environment is missing, the environment raises or hangs, or it has no tasks.
+        SetupError: the interpreter, the library or the environment is missing, the environment raises or hangs, or it has no tasks.
     """
     folder.mkdir(parents=True, exist_ok=True)
     _list_tasks(task, task.environment_args, task.environment_tasks, folder / TASKS, root)
@@ -39,18 +38,20 @@ def list_environment(task: TaskSettings, folder: Path, root: Path) -> None:
 
 
 def _list_tasks(task: TaskSettings, args: Mapping[str, Any], limit: int, path: Path, root: Path) -> None:
+    host = host_of(task.environment)
+    assert host is not None, "the recipe is checked"
     request = {"environment": environment_name(task.environment), "args": args, "limit": limit, "path": str(path.absolute())}
     python = str(root / Path(task.python).expanduser()) if task.python else sys.executable
     kept = {name: value for name, value in os.environ.items() if not task.python or name not in ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")}
-    command = [python, str(VERIFIERS_HOST)]
+    command = [python, str(host.program)]
     try:
         status, printed = _run(command, json.dumps(request), root, kept)
     except OSError as error:
-        raise SetupError(f"task.python: cannot start {python}: {error.strerror}; {INSTALL}") from error
+        raise SetupError(f"task.python: cannot start {python}: {error.strerror}; create its interpreter with {host.install}") from error
     except subprocess.TimeoutExpired as error:
         raise SetupError(f"task.environment: {task.environment} did not list its tasks within {LIST_SECONDS:g} s") from error
     if status:
-        raise SetupError(f"task.environment: {task.environment} cannot be used with {python}: {_explanation(printed)}")
+        raise SetupError(f"task.environment: {task.environment} cannot be used with {python}: {_explanation(printed, host)}")
     if not path.stat().st_size:
         raise SetupError(f"task.environment: {task.environment} has no tasks; check the settings of its taskset in task.environment_args")
 
@@ -76,13 +77,13 @@ def _run(command: Sequence[str], request: str, folder: Path, environment: Mappin
     return process.returncode, printed
 
 
-def _explanation(printed: str) -> str:
+def _explanation(printed: str, host: EnvironmentHost) -> str:
     """The reason why the environment's tasks were not listed, with a remedy where one is known."""
     before, found, reason = printed.rpartition(ERROR)
     reason = (reason if found else before or reason).strip() or "it ended without a message"
     shown = (reason if found else reason.splitlines()[-1])[-SHOWN_CHARACTERS:]
     if not found and "ModuleNotFoundError" in shown:
-        return f"{shown}; {INSTALL}"
+        return f"{shown}; create its interpreter with {host.install}"
     if "taskset" in shown and "not found" in shown:
         return (
             f"{shown}; install the environment's package with that interpreter's pip, or with `prime env install OWNER/NAME`, or name "

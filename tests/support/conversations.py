@@ -25,15 +25,20 @@ from areal_actors.gateway.completion import callable_tools
 from areal_actors.gateway.completion_check import PublishedVersions
 from areal_actors.gateway.conversations.continuation import Continuations
 from areal_actors.gateway.conversations.conversation import prompt_for
+from areal_actors.gateway.conversations.template_window import SENTINEL
 from areal_actors.gateway.conversations.turns import path_to, token_ids_of
 from areal_actors.gateway.template_settings import apply_template_settings
 from areal_actors.messages import Generated, ModelRequest
 from areal_actors.sequences.build import apply_rewards, sequences_of
+from areal_actors.tokenization.chat_template import ChatTemplate
 from areal_actors.tokenization.tokenizer import ChatTokenizer
+from areal_actors.tokenization.tool_parsers.probes import RESULT, Probe, ProbeCall, common_prefix, without_open_mark
 
 MARKS = re.compile(r"<\|[^|<>{} ]+\|>|<｜[^｜]+｜>|<(?:start|end)_of_turn>|\[/?[A-Z_]{4,}\]")
 STOPS = ("<|im_end|>", "<|eot_id|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|END_OF_TURN_TOKEN|>", "<｜end▁of▁sentence｜>")
-STOPS += ("<|endoftext|>", "</s>", "<|user|>", "<|observation|>")
+STOPS += ("<|endoftext|>", "</s>", "<|user|>", "<|observation|>", "<|tool_response>", "<|eom_id|>", "<|tools_suffix|>", "<|calls|>")
+STOP = re.compile(r"<[^<>\s]+>|\[[A-Z_/]+\]")
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 WORDS = (
     "plain words",
@@ -95,20 +100,44 @@ def byte_pairs(marks: tuple[str, ...]) -> Tokenizer:
 
 def family(template: str) -> ChatTokenizer:
     """A tokenizer with this chat template and its marks."""
-    marks = tuple(sorted({*MARKS.findall(template), *STOPS, "<s>"}))
-    tokenizer = byte_pairs(marks)
-    stops = [tokenizer.token_to_id(mark) for mark in STOPS]
-    return ChatTokenizer(tokenizer, template, {"bos_token": "<s>", "eos_token": "</s>"}, stops)
+    stops = stops_of(template)
+    tokenizer = byte_pairs(tuple(sorted({*MARKS.findall(template), *STOPS, *stops, "<s>"})))
+    return ChatTokenizer(tokenizer, template, SPECIAL, [tokenizer.token_to_id(mark) for mark in dict.fromkeys(stops)])
+
+
+@cache
+def stops_of(template: str) -> tuple[str, ...]:
+    """The marks with which this template ends an answer, and one with a call; those of all families where it writes none."""
+    question, result = {"role": "user", "content": "q"}, {"role": "tool", "tool_call_id": "call00000", "name": "look_up", "content": "r"}
+    call = {"id": "call00000", "type": "function", "function": {"name": "look_up", "arguments": json.dumps({"query": SENTINEL})}}
+    calling = {"role": "assistant", "content": "", "tool_calls": [call]}
+    compiled, found = ChatTemplate(template, SPECIAL), []
+    for answer, after in (({"role": "assistant", "content": SENTINEL}, question), (calling, result)):
+        for new in ([], [after]):
+            try:
+                text = compiled.render([question, answer, *new], TOOLS, add_generation_prompt=False)
+            except RequestError:
+                continue
+            marks = STOP.findall(text.rpartition(SENTINEL)[2]) if SENTINEL in text else []
+            if stops := [mark for mark in marks if mark in STOPS] or (marks if answer is not calling else []):
+                found.append(stops[0])
+                break
+    return tuple(found) or STOPS
 
 
 class Talk:
     """One random session."""
+
+    vocabulary = WORDS
+    reasoning_share = 0.3
 
     def __init__(self, chat: ChatTokenizer, continuations: Continuations, seed: int) -> None:
         self.chat, self.continuations = chat, continuations
         self.dice = random.Random(seed)
         self.turns = {}
         self.became = Counter()
+        self.calls = 0
+        self.stops = [chat.decode([token], skip_special=False) for token in chat.stop_ids]
         self.tools = TOOLS[: self.dice.choice((0, 0, 1, 2))]
         self.transcripts = {}
         """Messages up to and with each answer, as the client keeps them."""
@@ -130,7 +159,7 @@ class Talk:
         return self.became
 
     def words(self) -> str:
-        return " ".join(self.dice.choice(WORDS) for _ in range(self.dice.randint(1, 4)))
+        return " ".join(self.dice.choice(self.vocabulary) for _ in range(self.dice.randint(1, 4)))
 
     def call(self, messages: list[dict]) -> str | None:
         request = ModelRequest(session="s", messages=tuple(messages), tools=self.tools)
@@ -170,8 +199,14 @@ class Talk:
             path = path_to(prompt.prefix, self.turns)
             assert prompt.token_ids == token_ids_of(path) + prompt.suffix_ids
             effective = [message for one in path for message in (*msgspec.json.decode(one.prompt.messages), one.answer)]
-            effective += messages[len(effective) :]
-            assert self.chat.render(effective, self.tools).endswith(suffix), "what follows the answer is what the template writes"
+            new = messages[len(effective) :]
+            whole = self.chat.render([*effective, *new], self.tools)
+            if not whole.endswith(suffix) and self.continuations.kept and not effective[-1].get("tool_calls"):
+                assert not effective[-1].get("content")
+                whole = self.chat.render([*effective[:-1], {"role": "assistant", "content": SENTINEL}, *new], self.tools)
+            assert whole.endswith(suffix), "what follows the answer is what the template writes"
+            last = self.chat.decode(path[-1].interaction.completion.ids_array().tolist(), skip_special=False)
+            assert not any(last.endswith(stop) and suffix.startswith(stop) for stop in self.stops), "a stop token is not repeated"
             self.became["extended"] += 1
         else:
             rendered = self.chat.render(messages, self.tools)
@@ -191,13 +226,12 @@ class Talk:
         """An answer as a model of this family writes it, now and then in a form of its own, cut or spoilt."""
         answer = self.answer()
         try:
-            opened = self.chat.render(messages, self.tools)
-            answered = self.chat.render([*messages, answer], self.tools, add_generation_prompt=False)
+            text = self.written(self.chat.render(messages, self.tools), messages, answer)
         except RequestError:
-            opened, answered = "", ""
-        text = answered[len(opened) :] if opened and answered.startswith(opened) else f"{answer['content'] or 'yes'}<|im_end|>"
-        ends = [at + len(stop) for stop in STOPS if (at := text.find(stop)) >= 0 and text != stop]
-        text = text[: min(ends)] if ends else text + "</s>"
+            text = ""
+        text = text or answer["content"] or "yes"
+        ends = [at + len(stop) for stop in self.stops if (at := text.find(stop)) >= 0 and text != stop]
+        text = text[: min(ends)] if ends else text + self.stops[-1 if answer.get("tool_calls") else 0]
         if self.dice.random() < 0.2:
             text = text.replace('": ', '":')
         if self.dice.random() < 0.1:
@@ -206,9 +240,30 @@ class Talk:
             return text[: self.dice.randint(1, len(text) - 1)], "length"
         return text, "stop"
 
+    def written(self, opened: str, messages: list[dict], answer: dict) -> str:
+        """An answer after this prompt, with the reasoning that the prompt has opened."""
+        answered = self.chat.render([*messages, answer], self.tools, add_generation_prompt=False)
+        if answered.startswith(opened) and len(answered) > len(opened):
+            return answered[len(opened) :]
+        bare = {key: value for key, value in answer.items() if key != "reasoning_content"}
+        if calls := answer.get("tool_calls"):
+            probed = [ProbeCall(one["function"]["name"], json.loads(one["function"]["arguments"]), one["id"]) for one in calls]
+            results = [{"role": "tool", "tool_call_id": one.id, "name": one.name, "content": RESULT} for one in probed]
+            whole = self.chat.render([*messages, bare, *results], self.tools, add_generation_prompt=False)
+            text = whole[len(without_open_mark(common_prefix(opened, whole))) :].partition(RESULT)[0]
+            body = Probe(self.chat.template, self.stops, self.tools)._cut([text], probed)
+        else:
+            answered = self.chat.render([*messages, bare], self.tools, add_generation_prompt=False)
+            body = answered[len(common_prefix(opened, answered)) :]
+        form = self.chat.format
+        if form.opens_reasoning(opened):
+            closing = form.reasoning[0].closing
+            return f"{answer.get('reasoning_content', 'hm')}\n{closing}\n\n{body.rpartition(closing)[2].lstrip()}"
+        return body
+
     def answer(self) -> dict:
         answer: dict = {"role": "assistant", "content": self.words()}
-        if self.dice.random() < 0.3:
+        if self.dice.random() < self.reasoning_share:
             answer["reasoning_content"] = self.words().strip()
         if self.tools and self.dice.random() < 0.6:
             answer["content"] = self.dice.choice(("", "Let me see."))
@@ -218,13 +273,16 @@ class Talk:
     def tool_call(self) -> dict:
         tool = self.dice.choice(self.tools)["function"]["name"]
         arguments = {"expression": "3 + 4"} if tool == "calculator" else {"query": self.words(), "limit": self.dice.randint(0, 9)}
-        return {"id": "call_1", "type": "function", "function": {"name": tool, "arguments": json.dumps(arguments)}}
+        self.calls += 1
+        return {"id": f"call{self.calls:05d}", "type": "function", "function": {"name": tool, "arguments": json.dumps(arguments)}}
 
     def tokens(self, text: str) -> list[int]:
         """Ids that the tokenizer itself would often not choose."""
-        stop = next((stop for stop in STOPS if text.endswith(stop)), "")
+        stop = next((stop for stop in self.stops if text.endswith(stop)), "")
         body = text.removesuffix(stop)
-        cuts = sorted(self.dice.sample(range(1, len(body)), min(len(body) - 1, self.dice.choice((0, 1, 3))))) if len(body) > 1 else []
+        inside = {place for mark in MARKS.finditer(body) if self.chat.special_id(mark[0]) for place in range(mark.start() + 1, mark.end())}
+        places = [place for place in range(1, len(body)) if place not in inside]
+        cuts = sorted(self.dice.sample(places, min(len(places), self.dice.choice((0, 1, 3)))))
         pieces = [body[start:end] for start, end in zip([0, *cuts], [*cuts, len(body)], strict=True)]
         return [token for piece in [*pieces, stop] for token in self.chat.encode(piece)] or self.chat.encode("</s>")
 

@@ -33,6 +33,16 @@ def settings(environment, **task):
     return TaskSettings(environment=f"verifiers:{environment}", python=str(PYTHON), runner="subprocess", **{"held_out": 0, **task})
 
 
+def gymnasium_settings(environment, **args):
+    """`[task]` of a run in a Gymnasium environment."""
+    python = Path(".environments") / "gymnasium" / "bin" / "python"
+    if not (ROOT / python).exists():
+        pytest.skip("`just environments gymnasium` makes the interpreter that this needs")
+    fields = {name: args.pop(name) for name in ("environment_tasks", "turn_discount") if name in args}
+    named = {"environment": f"gymnasium:{environment}", "environment_args": args, "held_out": 0}
+    return TaskSettings(python=str(python), runner="subprocess", **named, **fields)
+
+
 def listed(task, folder):
     """The environment's tasks, in its order."""
     list_environment(task, folder, ROOT)

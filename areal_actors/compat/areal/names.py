@@ -7,6 +7,7 @@ from collections.abc import Mapping
 PACKAGE = "areal_actors.compat.areal"
 
 MEMBERS: Mapping[str, str] = {
+    "AReaLOpenAICompatibleModel": "camel_model:CamelModel",
     "AgentWorkflow": "workflow:ArealAgent",
     "ArealOpenAI": "client:RecordingOpenAI",
     "AsyncRewardWrapper": "reward:AsyncRewardWrapper",
@@ -54,6 +55,8 @@ MODULES: Mapping[str, tuple[str, ...]] = {
     "areal.api.workflow_api": _WORKFLOWS,
     "areal.dataset": ("get_custom_dataset",),
     "areal.experimental": (),
+    "areal.experimental.camel": (),
+    "areal.experimental.camel.openai_model": ("AReaLOpenAICompatibleModel",),
     "areal.experimental.openai": ("ArealOpenAI", "InteractionWithTokenLogpReward"),
     "areal.experimental.openai.client": ("ArealOpenAI",),
     "areal.experimental.openai.types": ("InteractionWithTokenLogpReward",),

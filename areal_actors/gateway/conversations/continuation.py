@@ -63,12 +63,15 @@ class Continuations:
         answered = self.chat.render([*before, answer], tools, add_generation_prompt=False, **kwargs)
         marked = self.chat.render([*before, {"role": "assistant", "content": SENTINEL}], tools, add_generation_prompt=False, **kwargs)
         closing = marked.rpartition(SENTINEL)[2]
-        if not (answered.startswith(opened) and answered.endswith(closing) and whole.startswith(answered)):
+        if not answered.endswith(closing):
+            closing = self.closing_of_stop(answered, sampled)  # calls may end with another stop token than other answers
+        if not (closing and answered.startswith(opened) and whole.startswith(answered)):
             return None
         written = answered[len(opened) : len(answered) - len(closing)]
         if not self.means_same(written, answer, tools, in_reasoning=self.chat.format.opens_reasoning(opened)):
             return None
-        return (self.without_stop(closing) if self.is_stopped(sampled) else closing) + whole[len(answered) :]
+        text = closing + whole[len(answered) :]
+        return self.without_stop(text) if self.is_stopped(sampled) else text
 
     def text_after_window(
         self, features: frozenset[str], answer: MessageDict, sampled: str, new: Sequence[MessageDict], kwargs: Mapping[str, Any]
@@ -96,13 +99,19 @@ class Continuations:
             answer, {"role": "assistant", "content": parsed.text, "tool_calls": calls}
         )
 
+    def closing_of_stop(self, answered: str, sampled: str) -> str:
+        """The end of a rendered conversation from the stop token on with which a completion ends; empty if it has none."""
+        stop = next((stop for stop in self.stops() if sampled.endswith(stop)), "")
+        before, found, after = answered.rpartition(stop) if stop else ("", "", "")
+        return found + after if before else ""
+
     def is_stopped(self, sampled: str) -> bool:
         """True if a completion ends with a stop token."""
         return any(sampled.endswith(stop) for stop in self.stops())
 
-    def without_stop(self, closing: str) -> str:
-        """End of a turn in the template, without the stop token that the model has sampled."""
-        return next((closing[len(stop) :] for stop in self.stops() if closing.startswith(stop)), closing)
+    def without_stop(self, text: str) -> str:
+        """Text after an answer, without the stop token that the model has sampled."""
+        return next((text[len(stop) :] for stop in self.stops() if text.startswith(stop)), text)
 
     def stops(self) -> Iterator[str]:
         """Texts of the stop tokens."""

@@ -8,6 +8,7 @@ its prompt is rendered in full, and `prefix_break_reason` names the reason.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -119,7 +120,7 @@ def _text_after(
             return tail, parent.prompt.checked, ""
     if (kept := continuations.kept) is not None and kept.is_usable(features := parent.prompt.features | features_of([parent.answer])):
         new = request.messages[parent.prompt.message_count + 1 :]
-        tail = kept.after(features, parent.answer, new, request.template_kwargs, stopped=continuations.is_stopped(sampled))
+        tail = kept.after(features, parent.answer, sampled, new, request.template_kwargs)
         if tail is not None:
             return tail, parent.prompt.checked, ""
     path = path_to(parent.interaction.id, turns)
@@ -130,7 +131,7 @@ def _text_after(
     if (opened := _last_answer_start(path, text, request, continuations)) is not None:
         conversation = AnsweredConversation(history[:-1], history[-1], sampled, request.tools, request.template_kwargs)
         tail = continuations.after(text[:opened], conversation, new)
-    return tail, len(request.messages), "" if tail is not None else _rewrite_reason(path, text, continuations.chat)
+    return tail, len(request.messages), "" if tail is not None else _rewrite_reason(path, text, continuations)
 
 
 def _last_answer_start(path: Sequence[ConversationTurn], text: str, request: ModelRequest, continuations: Continuations) -> int | None:
@@ -168,16 +169,25 @@ def occurrences(part: str, text: str, start: int) -> Iterator[int]:
         start += 1
 
 
-def _rewrite_reason(path: Sequence[ConversationTurn], text: str, chat: ChatTokenizer) -> str:
+def _rewrite_reason(path: Sequence[ConversationTurn], text: str, continuations: Continuations) -> str:
+    chat = continuations.chat
     known = text_of(path, chat)
+    if any(text.startswith(known.removesuffix(stop)) for stop in continuations.stops() if known.endswith(stop)):
+        return "the chat template ends an earlier answer with another token"
     past = text.rstrip()
     for opening, closing in (*chat.format.reasoning, ("<think>", "</think>")):
         past = past.removesuffix(closing).rstrip().removesuffix(opening)
     lost = [turn for turn in path if (reasoning := turn.answer.get("reasoning_content")) and reasoning.strip() not in text]
     marks = {*REASONING_MARKS, *[mark for pair in chat.format.reasoning for mark in pair]}
-    if lost or any(past.count(mark) < known.count(mark) for mark in marks):
+    if lost or any(past.count(mark) < known.count(mark) for mark in marks) or _reasoning_count(past, chat) < _reasoning_count(known, chat):
         return "the chat template drops earlier reasoning"
     return "the chat template rewrites earlier messages"
+
+
+def _reasoning_count(text: str, chat: ChatTokenizer) -> int:
+    """Number of passages of reasoning that are not empty."""
+    pairs = [(re.escape(opening), re.escape(closing)) for opening, closing in chat.format.reasoning]
+    return sum(len(re.findall(rf"{opening}\s*(?=\S)(?!{closing})", text)) for opening, closing in pairs)
 
 
 def with_history(turns: dict[str, ConversationTurn], request: ModelRequest) -> ModelRequest:

@@ -30,6 +30,7 @@ class KeptReasoning:
         self.chat = chat
         if not chat.format.reasoning:
             raise SetupError("gateway.chat_template is keep-reasoning, but the model's chat template has no reasoning; leave it out")
+        self._stops = [stop for token in chat.stop_ids if (stop := chat.decode([token], skip_special=False))]
         pairs = [f"{re.escape(opening)}\\s*(?:{re.escape(closing)}|\\Z)\\s*" for opening, closing in chat.format.reasoning]
         self._empty = re.compile("|".join(pairs))
         """Reasoning without text, or its opening at the end of a prompt."""
@@ -45,26 +46,35 @@ class KeptReasoning:
         return self._usable.get(features - {"reasoning_content"}, False)
 
     def after(
-        self, features: frozenset[str], answer: MessageDict, new: Sequence[MessageDict], kwargs: Mapping[str, Any], *, stopped: bool
+        self, features: frozenset[str], answer: MessageDict, sampled: str, new: Sequence[MessageDict], kwargs: Mapping[str, Any]
     ) -> str | None:
         """Return the text after a sampled answer: the end of its turn, without the stop token if it was sampled, and the new messages.
 
-        None if the template rejects the messages.
+        None if the template rejects the messages, or ends the answer with another kind of stop token.
         """
         before, tools = window(features - {"reasoning_content"})
+        sampled_stops = [stop for stop in self._stops if sampled.endswith(stop)]
         try:
-            text = self._text_after(before, answer, new, tools, kwargs)
+            text = self._text_after(before, answer, new, tools, kwargs, sampled_stops)
         except RequestError:
             return None
-        if text is None or not stopped:
+        if text is None or not sampled_stops:
             return text
-        stops = [stop for token in self.chat.stop_ids if (stop := self.chat.decode([token], skip_special=False))]
-        return next((text[len(stop) :] for stop in stops if text.startswith(stop)), text)
+        return next((text[len(stop) :] for stop in self._stops if text.startswith(stop)), text)
 
     def _text_after(
-        self, before: Messages, answer: MessageDict, new: Sequence[MessageDict], tools: Messages, kwargs: Mapping[str, Any]
+        self,
+        before: Messages,
+        answer: MessageDict,
+        new: Sequence[MessageDict],
+        tools: Messages,
+        kwargs: Mapping[str, Any],
+        stops: Sequence[str],
     ) -> str | None:
-        """Return the end of an answer's turn and the new messages, rendered with the answer's kind and a text that marks its end."""
+        """Return the end of an answer's turn and the new messages, rendered with the answer's kind and a text that marks its end.
+
+        Calls that the template does not end as it ends other answers have to end with one of `stops`.
+        """
         plain = {"role": "assistant", "content": SENTINEL}
         if not answer.get("tool_calls"):
             whole = self.chat.render([*before, plain, *without_reasoning(new)], tools, **kwargs)
@@ -77,8 +87,13 @@ class KeptReasoning:
         alone = self.chat.render([*before, marked], tools, add_generation_prompt=False, **kwargs)
         closed = self.chat.render([*before, plain], tools, add_generation_prompt=False, **kwargs)
         end, tail, closing = alone.rpartition(SENTINEL)[2], whole.rpartition(SENTINEL)[2], closed.rpartition(SENTINEL)[2]
-        if SENTINEL not in whole or not tail.startswith(end) or not end.endswith(closing):
+        if SENTINEL not in whole or not tail.startswith(end):
             return None
+        if not end.endswith(closing):
+            place = max((end.rfind(stop) for stop in stops), default=-1)
+            if place < 0:
+                return None
+            closing = end[place:]
         return closing + tail[len(end) :]
 
     def _tested(self) -> dict[frozenset[str], bool]:
@@ -94,8 +109,8 @@ class KeptReasoning:
         features = features_of(without_reasoning(before)) | ({"tools"} if tools else set())
         placeholder, placeholder_tools = window(features)
         try:
-            here = self._text_after(before, answer, new, tools, {})
-            return here is not None and here == self._text_after(placeholder, answer, new, placeholder_tools, {})
+            here = self._text_after(before, answer, new, tools, {}, self._stops)
+            return here is not None and here == self._text_after(placeholder, answer, new, placeholder_tools, {}, self._stops)
         except ArealError:
             return False
 

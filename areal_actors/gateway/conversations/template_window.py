@@ -43,9 +43,9 @@ def window(features: frozenset[str]) -> tuple[Messages, Messages]:
     messages.append(_message("user", "u"))
     if features & {"tool_calls", "reasoning_content"}:
         reasoning = {"reasoning_content": "r"} if "reasoning_content" in features else {}
-        calls = {"tool_calls": [_call("f", "{}")]} if "tool_calls" in features else {}
+        calls = {"tool_calls": [_call(0, "f", "{}")]} if "tool_calls" in features else {}
         messages.append(_message("assistant", "c", **reasoning, **calls))
-        messages.append(_result("f", "t") if calls else _message("user", "u"))
+        messages.append(_result(0, "f", "t") if calls else _message("user", "u"))
     return messages, [PLACEHOLDER_TOOL] if "tools" in features else []
 
 
@@ -72,13 +72,15 @@ def _text_after_sentinel(chat: ChatTokenizer, before: Messages, tools: Messages,
 
 
 def test_conversations() -> Iterator[tuple[Messages, dict[str, Any], Messages, Messages]]:
-    """Test conversations of all shapes: before, answer, new messages, tools."""
-    question, result = _message("user", "and"), _result("g", "8")
+    """Test conversations of all shapes: before, answer, new messages, tools. Each call has an id of its own: some templates number them."""
+    question, result, last = _message("user", "and"), _result(8, "f", "8"), _result(9, "g", "9")
     for system in ([], [_message("system", "Be brief.")]):
         for tools in ([], [PLACEHOLDER_TOOL, OTHER_TOOL]):
             for reasoning in ({}, {"reasoning_content": "because"}):
                 plain = _message("assistant", SENTINEL, **reasoning)
-                calling = _message("assistant", "", tool_calls=[_call("g", f'{{"x": "{SENTINEL}"}}')], **reasoning)
+                marked = _call(9, "g", f'{{"x": "{SENTINEL}"}}')
+                calling = _message("assistant", "", tool_calls=[marked], **reasoning)
+                both = _message("assistant", "", tool_calls=[_call(8, "f", '{"x": 1}'), marked], **reasoning)
                 for pairs in (0, 1, 2, 5):
                     for steps in (0, 1, 2, 3) if tools else (0,):
                         before = [*system]
@@ -86,25 +88,30 @@ def test_conversations() -> Iterator[tuple[Messages, dict[str, Any], Messages, M
                             before += [_message("user", f"q{number}"), _message("assistant", f"a{number}")]
                         before.append(_message("user", "now"))
                         for number in range(steps):
-                            step = _message("assistant", "", tool_calls=[_call("f", '{"x": 1}')], **reasoning)
-                            before += [step, _result("f", str(number))]
+                            step = _message("assistant", "", tool_calls=[_call(number, "f", '{"x": 1}')], **reasoning)
+                            before += [step, _result(number, "f", str(number))]
                         later = [*before, _message("assistant", "done", **reasoning), _message("user", "more")]
                         yield before, plain, [question], tools
                         yield later, plain, [question], tools
                         if tools:
-                            yield before, calling, [result], tools
-                            yield later, calling, [result], tools
-                            yield before, calling, [result, result], tools
-                            yield before, calling, [result, question], tools
+                            yield before, calling, [last], tools
+                            yield later, calling, [last], tools
+                            yield before, both, [result, last], tools
+                            yield before, calling, [last, question], tools
 
 
 def _message(role: str, content: str, **fields: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **fields}
 
 
-def _call(name: str, arguments: str) -> dict[str, Any]:
-    return {"id": "call-1", "type": "function", "function": {"name": name, "arguments": arguments}}
+def _call(number: int, name: str, arguments: str) -> dict[str, Any]:
+    return {"id": _id(number), "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _result(name: str, content: str) -> dict[str, Any]:
-    return {"role": "tool", "tool_call_id": "call-1", "name": name, "content": content}
+def _result(number: int, name: str, content: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": _id(number), "name": name, "content": content}
+
+
+def _id(number: int) -> str:
+    """Id of a call; some templates reject any that is not nine letters and digits."""
+    return f"callx{number:04d}"

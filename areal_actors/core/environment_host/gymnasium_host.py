@@ -1,0 +1,202 @@
+"""Lists the tasks of a Gymnasium environment and plays them; runs in the environment's own interpreter.
+
+As a program it reads {"environment", "args", "limit", "path"} as JSON from standard input and writes the tasks to `path`, one JSON
+object a line: {"key", "question", "task"}. A task is a seed: the environment is reset with it. As an agent, `GymnasiumAgent` plays one
+task per episode: observations are messages, the model's answers are actions, and the rewards are those of the environment's steps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import openai
+
+ERROR = "environment error: "
+MODEL = "default"
+SHOWN_CHARACTERS = 300
+DEFAULTS: dict[str, Any] = {
+    "make": {},
+    "instructions": "",
+    "observation": "",
+    "actions": [],
+    "action_pattern": r"Action:[ \t]*(.+)",
+    "malformed_reward": None,
+    "max_steps": 50,
+    "first_seed": 0,
+}
+COLORS = ("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white", "crimson")
+COLORED = re.compile(r"\x1b\[(\d+)[\d;]*m(.*?)\x1b\[0m", re.DOTALL)
+
+
+class EpisodeFailed(Exception):
+    """The model's answer is no action, and no reward is declared for that."""
+
+
+class TextEnvironment:
+    """A Gymnasium environment whose observations are texts, and whose actions are read from texts."""
+
+    def __init__(self, environment: str, args: Mapping[str, Any]) -> None:
+        """Make the environment.
+
+        Args:
+            environment: an id, as `FrozenLake-v1`, `module:ID`, or `PATH.py:ID` of a file that registers it.
+            args: see DEFAULTS.
+
+        Raises:
+            ValueError: a setting is unknown or does not fit the environment.
+            Exception: whatever Gymnasium or the environment raises.
+        """
+        if unknown := sorted(args.keys() - DEFAULTS.keys()):
+            raise ValueError(f"environment_args has {unknown[0]!r}; expected some of {', '.join(DEFAULTS)}")
+        self.args = {**DEFAULTS, **args}
+        self.environment = environment
+        self.env = _make(environment, dict(self.args["make"]))
+        self.template = self.args["observation"] or ("{render}" if self.env.render_mode == "ansi" else "{observation}")
+        self.pattern = re.compile(self.args["action_pattern"])
+        if self.pattern.groups != 1:
+            raise ValueError(f"action_pattern {self.args['action_pattern']!r} needs one group, with the action")
+        self.actions = self._action_names()
+
+    def _action_names(self) -> dict[str, Any]:
+        """Actions by name; empty if any text of the action space is an action."""
+        space, names = self.env.action_space, [str(name) for name in self.args["actions"]]
+        if isinstance(space, gymnasium.spaces.Text):
+            if names:
+                raise ValueError(f"actions: the environment takes texts as actions ({space}); leave them out")
+            return {}
+        if not isinstance(space, gymnasium.spaces.Discrete):
+            raise TypeError(f"its action space is {space}; wrap it so that its actions are Discrete or Text")
+        numbers = range(int(space.start), int(space.start + space.n))
+        if names and len({name.casefold() for name in names}) != len(numbers):
+            raise ValueError(f"actions names {len(names)} actions; the environment has {len(numbers)}, from {numbers[0]} to {numbers[-1]}")
+        return dict(zip([name.casefold() for name in names] or map(str, numbers), numbers, strict=True))
+
+    def opening(self, seed: int) -> str:
+        """Reset with a seed; returns the first message: instructions and observation."""
+        observation, info = self.env.reset(seed=seed)
+        names = ", ".join(str(name) for name in self.args["actions"] or self.actions)
+        told = (
+            f"The actions are {names}. End your answer with a line `Action: NAME`."
+            if names
+            else "End your answer with a line `Action: TEXT`."
+        )
+        return f"{self.args['instructions'] or told}\n\n{self.text(observation, info)}"
+
+    def text(self, observation: Any, info: Any) -> str:
+        """An observation as a text.
+
+        Raises:
+            ValueError: the template of the recipe does not fit.
+        """
+        render = self.env.render() if "{render" in self.template else ""
+        if "{render" in self.template and not isinstance(render, str):
+            raise ValueError(f"`observation` has {{render}}, but render_mode {self.env.render_mode!r} renders no text; leave it out")
+        try:
+            return self.template.format(observation=observation, info=info, render=_named_colors(render)).strip()
+        except (KeyError, IndexError, AttributeError, TypeError) as error:
+            raise ValueError(f"`observation` {self.template!r} does not fit the observation {observation!r}: {error!r}") from error
+
+    def action(self, answer: str) -> tuple[bool, Any]:
+        """True and the action of an answer, by the last match of the pattern; False if it has none."""
+        found = self.pattern.findall(answer)
+        name = found[-1].strip().strip("`*. ") if found else ""
+        if not self.actions:
+            return bool(name) and self.env.action_space.contains(name), name
+        return name.casefold() in self.actions, self.actions.get(name.casefold())
+
+
+def _make(environment: str, options: dict[str, Any]) -> gymnasium.Env[Any, Any]:
+    """Make an environment, with text rendering if it has it; a file's folder becomes importable."""
+    path, found, name = environment.rpartition(".py:")
+    if found:
+        folder = str(Path(path).resolve().parent)
+        if folder not in sys.path:
+            sys.path.append(folder)
+        environment = f"{Path(path).name}:{name}"  # Gymnasium imports the module, which registers the id
+    made = gymnasium.make(environment, **options)
+    if "render_mode" in options or "ansi" not in made.metadata.get("render_modes", ()):
+        return made
+    made.close()
+    return gymnasium.make(environment, **options, render_mode="ansi")
+
+
+def _named_colors(text: str) -> str:
+    """A rendered text with the names of its colors in place of their codes: `[red S]`."""
+    return COLORED.sub(lambda found: f"[{COLORS[int(found[1]) % 10]} {found[2]}]" if int(found[1]) % 10 < len(COLORS) else found[2], text)
+
+
+# ---------------------------------------------------------------- tasks
+
+
+def rows(environment: TextEnvironment, limit: int) -> Iterator[dict[str, Any]]:
+    """The tasks of `limit` seeds, with their first messages."""
+    first = environment.args["first_seed"]
+    for seed in range(first, first + limit):
+        content = json.dumps([environment.environment, environment.args["make"], seed], sort_keys=True)
+        yield {"key": hashlib.sha256(content.encode()).hexdigest(), "question": environment.opening(seed), "task": {"seed": seed}}
+
+
+def list_tasks(request: Mapping[str, Any]) -> None:
+    """Write the tasks of an environment to a file; whatever it raises ends the program with its text."""
+    try:
+        environment = TextEnvironment(request["environment"], request["args"])
+        with Path(request["path"]).open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows(environment, request["limit"]))
+    except Exception as error:  # noqa: BLE001 - the environment is the user's code and may raise anything
+        sys.exit(f"{ERROR}{type(error).__name__}: {error}")
+
+
+# ---------------------------------------------------------------- episodes
+
+
+class GymnasiumAgent:
+    """Plays one seed of the environment per episode."""
+
+    def __init__(self, environment: str, args: Mapping[str, Any], *, rewards_last_call: bool = False) -> None:
+        """Make the environment; `rewards_last_call` gives each call the reward of its own step, which a turn discount sums."""
+        self.environment = TextEnvironment(environment, args)
+        self.by_step = rewards_last_call
+
+    async def run(self, task: Mapping[str, Any], *, base_url: str, api_key: str) -> dict[str, Any]:
+        """Play a task; returns {"reward" or "rewards", "metrics"}.
+
+        Raises:
+            EpisodeFailed: an answer is no action, and `malformed_reward` is not declared.
+            openai.APIError: a model call failed.
+        """
+        environment, env = self.environment, self.environment.env
+        penalty, ended, truncated, malformed = environment.args["malformed_reward"], False, False, 0
+        messages: list[Any] = [{"role": "user", "content": environment.opening(task["task"]["seed"])}]
+        rewards: dict[str, float] = {}
+        async with openai.AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=None) as client:
+            while not (ended or truncated) and len(rewards) < environment.args["max_steps"]:
+                answer = await client.chat.completions.create(model=MODEL, messages=messages)
+                message = answer.choices[0].message
+                messages.append(message.model_dump(exclude_none=True))
+                valid, action = environment.action(message.content or "")
+                if valid:
+                    observation, reward, ended, truncated, info = env.step(action)
+                    rewards[answer.id] = float(reward)
+                    messages.append({"role": "user", "content": environment.text(observation, info)})
+                    continue
+                malformed += 1
+                if penalty is None:
+                    shown = (message.content or "")[-SHOWN_CHARACTERS:]
+                    raise EpisodeFailed(f"answer {len(rewards) + 1} names no action: {shown!r}; declare environment_args.malformed_reward")
+                rewards[answer.id] = float(penalty)
+                known = ", ".join(str(name) for name in environment.args["actions"] or environment.actions)
+                messages.append({"role": "user", "content": f"This names no action{f' of {known}' if known else ''}."})
+        total = sum(rewards.values())
+        metrics = {"return": total, "steps": len(rewards), "malformed": malformed, "terminated": float(ended)}
+        return {"rewards" if self.by_step else "reward": rewards if self.by_step else total, "metrics": metrics}
+
+
+if __name__ == "__main__":
+    list_tasks(json.load(sys.stdin))
