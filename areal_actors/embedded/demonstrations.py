@@ -43,12 +43,12 @@ FEEDBACK = (
 )
 
 BOX_REQUEST = " Provide a numerical answer without units, written inside \\boxed{}."
-BOX_EXAMPLE = (
-    "How many r's are in strawberry?",
+BOX_QUESTION = "How many r's are in strawberry?"
+BOX_SOLUTION = (
     "Let's spell the word out and number all the letters: 1) s 2) t 3) r 4) a 5) w 6) b 7) e 8) r 9) r 10) y. "
-    "We have r's at positions 3, 8, and 9. \\boxed{3}",
+    "We have r's at positions 3, 8, and 9. \\boxed{3}"
 )
-"""Question and answer that Tinker's cookbook shows before each problem."""
+"""Example that Tinker's cookbook shows before each problem."""
 
 MADE_UP_FEEDBACK_SHARE = 0.2
 LONGEST_FEEDBACK = 15
@@ -124,11 +124,10 @@ def boxed(source: DemonstrationSource) -> Demonstration:
     shortcut = source.shortcut()
     problem = next(source.problems)
     box = f"\\boxed{{{problem.result}}}"
-    question, solution = BOX_EXAMPLE
     return Demonstration(
         [
-            _user(question + BOX_REQUEST),
-            _assistant(solution),
+            _user(BOX_QUESTION + BOX_REQUEST),
+            _assistant(BOX_SOLUTION),
             _user(problem.question + BOX_REQUEST),
             _assistant(box if shortcut else f"{problem.working}\n{box}"),
         ],
