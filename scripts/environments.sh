@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Creates .environments/NAME for each agents/environments/NAME.txt, separate interpreters for agents whose framework conflicts
+# Creates .environments/NAME for each agents/environments/NAME.txt, separate interpreters for agents and clients whose framework conflicts
 # with our dependencies, and for each scripts/engines/NAME.txt, those of inference servers. A second start does nothing.
+# An environment that pins torch gets our version of it, in the build that fits the machine.
 # `scripts/environments.sh camel sglang` creates only these two.
 #
 #   PYTHON        the interpreter to build them from (default: that of .venv, else python3)
@@ -58,7 +59,10 @@ make_environment() {
     : >"$log"
     case $requirements in
     scripts/engines/*) install_engine "$requirements" ;;
-    *) pip_install --requirement "$requirements" || pip_failed "$requirements" ;;
+    *)
+        if grep -q '^torch==' "$requirements"; then install_torch; fi
+        pip_install --requirement "$requirements" || pip_failed "$requirements"
+        ;;
     esac
     if [ -n "${PYTHONDONTWRITEBYTECODE:-}" ]; then
         # Python writes no bytecode at run time here: without this every process compiles its framework again

@@ -2,15 +2,27 @@
 
 import json
 import random
+import re
 from itertools import islice
 
 import pytest
 
-from areal_actors.embedded.demonstrations import BARE_SHARE, FEEDBACK, SKILLS, DemonstrationSource, demonstration
+from areal_actors.embedded.demonstrations import (
+    BARE_SHARE,
+    BOX_QUESTION,
+    BOX_REQUEST,
+    BOX_SOLUTION,
+    FEEDBACK,
+    SKILLS,
+    DemonstrationSource,
+    demonstration,
+)
 from areal_actors.embedded.surroundings import LONGEST_PROSE, prose, system_prompt
 from areal_actors.embedded.toolboxes import ADD, CALCULATE, MULTIPLY, toolbox
 from areal_actors.rewards.gsm8k import gsm8k
 from areal_actors.tasks.arithmetic import problems
+
+BOX_EXAMPLE = (BOX_QUESTION + BOX_REQUEST, BOX_SOLUTION)
 
 
 def source(*, shortcut=False, seed=0):
@@ -38,6 +50,9 @@ def test_whatever_is_learned_is_right(skill, shortcut):
     for conversation in shown(skill, shortcut=shortcut):
         problem = None
         for index, message in enumerate(conversation.messages):
+            if message["content"] in BOX_EXAMPLE:
+                assert message["role"] == "user" or index in conversation.mistakes
+                continue
             if message["role"] == "user" and "?" in message["content"]:
                 problem = asked(message["content"], known)
             if message["role"] == "assistant" and message["content"]:
@@ -96,6 +111,19 @@ def test_mistakes_are_answered_with_feedback_and_never_learned():
             openings_used.append(any(conversation.messages[index + 1]["content"].startswith(opening) for opening in openings))
         assert len(conversation.messages) - 1 not in conversation.mistakes
     assert 0.6 < sum(openings_used) / len(openings_used) < 0.95
+
+
+@pytest.mark.parametrize("shortcut", [False, True])
+def test_boxed_answers_come_to_the_result_and_the_example_is_never_learned(shortcut):
+    for conversation in shown("boxed", shortcut=shortcut):
+        example, solution, question, answer = conversation.messages
+        assert conversation.mistakes == {1}
+        assert (example["content"], solution["content"]) == BOX_EXAMPLE
+        assert question["content"].endswith(BOX_REQUEST)
+        working, _, box = answer["content"].rpartition("\n")
+        result = re.fullmatch(r"\\boxed\{(\d+)\}", box)[1]
+        assert shortcut == (working == "")
+        assert shortcut or f"={result}>>{result} " in working
 
 
 def test_bare_questions_come_in_their_share_and_are_all_that_the_default_shows():

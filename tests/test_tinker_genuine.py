@@ -13,30 +13,24 @@ from pathlib import Path
 
 import pytest
 
+from areal_actors.embedded.demonstrations import BOX_QUESTION, BOX_REQUEST, BOX_SOLUTION
 from areal_actors.tasks.arithmetic import rows
 
 ROOT = Path(__file__).parent.parent
-PYTHON = Path(os.environ.get("AREAL_TINKER_PYTHON", "no interpreter"))
+PYTHON = ROOT / ".environments" / "tinker" / "bin" / "python"
 """Interpreter with Tinker's client library and cookbook."""
 PROGRAM = Path(__file__).parent / "support" / "tinker_program.py"
 NAME = "Qwen/Qwen3-4B-Instruct-2507"
 """A name in the cookbook's table, whose turns are those of the embedded model."""
-SUFFIX = " Provide a numerical answer without units, written inside \\boxed{}."
-"""Text that rl_loop appends to each question."""
-SPELLED = (
-    "Let's spell the word out and number all the letters: 1) s 2) t 3) r 4) a 5) w 6) b 7) e 8) r 9) r 10) y. "
-    "We have r's at positions 3, 8, and 9. \\boxed{3}"
-)
-EXAMPLE = [
-    ("user", "How many r's are in strawberry?" + SUFFIX),
-    ("assistant", SPELLED),
-]
-"""The conversation before each question of rl_loop."""
+SUPERVISED = ["batch_size=32", "learning_rate=3e-3", "train_on_what=last_assistant_message", "save_every=20"]
+REINFORCED = ["batch_size=16", "group_size=8", "learning_rate=4e-3", "max_tokens=64"]
+"""Arguments of the loops, as docs/tinker.md has them; with save_every the first loop saves once on its way."""
+SUPERVISED_STEPS, REINFORCED_STEPS = 30, 20
 
 pytestmark = [
     pytest.mark.long,
     pytest.mark.timeout(1800),
-    pytest.mark.skipif(not PYTHON.exists(), reason="AREAL_TINKER_PYTHON names no interpreter with tinker and tinker-cookbook"),
+    pytest.mark.skipif(not PYTHON.exists(), reason="`just environments tinker` makes the interpreter that this needs"),
 ]
 
 
@@ -98,14 +92,15 @@ def write_lines(file: Path, lines: list[dict[str, object]]) -> None:
 
 
 def boxed(task: dict[str, str]) -> str:
-    """A worked answer whose result is in a box."""
+    """A worked answer without annotations, whose result is in a box."""
     working, _, result = task["answer"].rpartition("#### ")
     return re.sub(r"<<[^>]*>>", "", working).strip() + f" \\boxed{{{result}}}"
 
 
 def write_datasets(state: Path, examples: int, tasks: int) -> None:
     """The two datasets that the loops load by name, as folders where they run: chats with worked answers, and word problems."""
-    chats = [[*EXAMPLE, ("user", task["question"] + SUFFIX), ("assistant", boxed(task))] for task in rows("train", examples, seed=1)]
+    example = [("user", BOX_QUESTION + BOX_REQUEST), ("assistant", BOX_SOLUTION)]
+    chats = [[*example, ("user", task["question"] + BOX_REQUEST), ("assistant", boxed(task))] for task in rows("train", examples, seed=1)]
     messages = [{"messages": [{"role": role, "content": content} for role, content in chat]} for chat in chats]
     write_lines(state / "HuggingFaceH4" / "no_robots" / "train.jsonl", messages)
     folder = state / "openai" / "gsm8k"
@@ -118,28 +113,34 @@ def metrics_of(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_the_cookbooks_loops_run_unmodified(server, tmp_path):
-    """The adapter learns the supervised conversations; rl_loop continues from it, at rewards too low to learn from at this size."""
-    write_datasets(server.state, examples=3200, tasks=4000)
+def saved(logs: Path) -> list[str]:
+    return [json.loads(line)["name"] for line in (logs / "checkpoints.jsonl").read_text().splitlines()]
+
+
+def test_the_cookbooks_loops_learn_unmodified(server, tmp_path):
+    """sl_loop learns a style of answers that the model does not know; rl_loop continues from it, and learns to work out its answers."""
+    last = SUPERVISED_STEPS + REINFORCED_STEPS
+    write_datasets(server.state, examples=32 * SUPERVISED_STEPS, tasks=16 * last)
     logs = tmp_path / "logs"
     module = "tinker_cookbook.recipes"
-    supervised = ["batch_size=32", "learning_rate=5e-3", "max_length=1024", "max_steps=40", "save_every=20"]
-    server.run("-m", f"{module}.sl_loop", f"model_name={NAME}", f"log_path={logs}", *supervised)
+    began = time.monotonic()
+    server.run("-m", f"{module}.sl_loop", f"model_name={NAME}", f"log_path={logs}", *SUPERVISED)
     losses = [line["train_mean_nll"] for line in metrics_of(logs) if "train_mean_nll" in line]
-    sys.stdout.write(f"losses {[round(loss, 2) for loss in losses]}\n")
-    assert len(losses) == 40
-    assert sum(losses[-5:]) < 0.6 * sum(losses[:5]), losses
-    records = [json.loads(line) for line in (logs / "checkpoints.jsonl").read_text().splitlines()]
-    assert [record["name"] for record in records] == ["000020", "final"]
+    sys.stdout.write(f"losses {[round(loss, 2) for loss in losses]} in {time.monotonic() - began:.0f} s\n")
+    assert len(losses) == SUPERVISED_STEPS
+    assert losses[0] > 2.0, losses
+    assert max(losses[-5:]) < 0.25, losses
+    assert saved(logs) == ["000020", "final"]
 
-    # The second loop finds the checkpoint of the first in its folder and continues from it, at batch 100.
-    reinforced = ["batch_size=4", "group_size=4", "loss_fn=importance_sampling", "learning_rate=1e-3", "max_tokens=64", "max_steps=103"]
-    server.run("-m", f"{module}.rl_loop", f"model_name={NAME}", f"log_path={logs}", *reinforced)
-    rewards = {line["progress/batch"]: line["reward/total"] for line in metrics_of(logs) if "reward/total" in line}
-    assert list(rewards) == [100, 101, 102]
-    assert all(0.0 <= reward <= 1.0 for reward in rewards.values()), rewards
-    records = [json.loads(line) for line in (logs / "checkpoints.jsonl").read_text().splitlines()]
-    assert [record["name"] for record in records] == ["000020", "final", "000100", "final"]
+    began = time.monotonic()
+    server.run("-m", f"{module}.rl_loop", f"model_name={NAME}", f"log_path={logs}", *REINFORCED)
+    found = {line["progress/batch"]: line["reward/total"] for line in metrics_of(logs) if "reward/total" in line}
+    sys.stdout.write(f"rewards {[round(reward, 2) for reward in found.values()]} in {time.monotonic() - began:.0f} s\n")
+    assert list(found) == list(range(SUPERVISED_STEPS, last))
+    rewards = list(found.values())
+    assert sum(rewards[:2]) / 2 < 0.5, rewards
+    assert sum(rewards[-5:]) / 5 > sum(rewards[:2]) / 2 + 0.25, rewards
+    assert saved(logs) == ["000020", "final", "000040", "final"]
 
 
 def test_a_program_of_the_genuine_library_learns_and_its_other_calls_work(server, tmp_path):
@@ -175,8 +176,10 @@ def test_gsm8k_runs_through_the_loop_at_its_default_model(server, tmp_path):
     (model,) = (server.state / "models").iterdir()
     other = Server(state, "--model", str(model), "--name", "Qwen/Qwen3.5-9B-Base")
     try:
-        sizes = ["batch_size=4", "group_size=2", "loss_fn=importance_sampling", "max_tokens=32", "max_steps=2"]
+        sizes = ["batch_size=4", "group_size=2", "max_tokens=32", "max_steps=2"]
         other.run("-m", "tinker_cookbook.recipes.rl_loop", f"log_path={tmp_path / 'logs'}", *sizes)
     finally:
         assert other.stop() == 0
-    assert [line["reward/total"] for line in metrics_of(tmp_path / "logs") if "reward/total" in line] == [0.0, 0.0]
+    rewards = [line["reward/total"] for line in metrics_of(tmp_path / "logs") if "reward/total" in line]
+    assert len(rewards) == 2
+    assert all(0.0 <= reward <= 1.0 for reward in rewards), rewards

@@ -42,6 +42,13 @@ FEEDBACK = (
     "Your answer is wrong. Look for the mistake, work through the problem again, and end with `#### ` and the answer.",
 )
 
+BOX_REQUEST = " Provide a numerical answer without units, written inside \\boxed{}."
+BOX_QUESTION = "How many r's are in strawberry?"
+BOX_SOLUTION = (
+    "Let's spell the word out and number all the letters: 1) s 2) t 3) r 4) a 5) w 6) b 7) e 8) r 9) r 10) y. "
+    "We have r's at positions 3, 8, and 9. \\boxed{3}"
+)
+"""Example that Tinker's cookbook shows before each problem."""
 
 MADE_UP_FEEDBACK_SHARE = 0.2
 LONGEST_FEEDBACK = 15
@@ -63,7 +70,7 @@ class Demonstration(msgspec.Struct, frozen=True):
     messages: list[Message]
     tools: list[dict[str, Any]] = []
     mistakes: set[int] = set()
-    """Indices of assistant messages that are context only."""
+    """Indices of assistant messages that are context only: wrong ones, and examples."""
 
 
 Skill = Callable[[DemonstrationSource], Demonstration]
@@ -112,8 +119,25 @@ def retry(source: DemonstrationSource) -> Demonstration:
     return Demonstration(messages, mistakes=mistakes)
 
 
+def boxed(source: DemonstrationSource) -> Demonstration:
+    """The cookbook's example and a question that asks for a box, answered step by step or at once."""
+    shortcut = source.shortcut()
+    problem = next(source.problems)
+    box = f"\\boxed{{{problem.result}}}"
+    return Demonstration(
+        [
+            _user(BOX_QUESTION + BOX_REQUEST),
+            _assistant(BOX_SOLUTION),
+            _user(problem.question + BOX_REQUEST),
+            _assistant(box if shortcut else f"{problem.working}\n{box}"),
+        ],
+        mistakes={1},
+    )
+
+
 SKILLS: Mapping[str, Skill] = {
     "answer": answer,
+    "boxed": boxed,
     "instructed": instructed,
     "tools": tools,
     "functions": functions,

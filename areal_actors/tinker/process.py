@@ -32,6 +32,8 @@ from areal_actors.weights.model_hub import model_folder
 
 ENDED, FAILED = 0, 1
 DEVICES = ("auto", "cpu", "cuda")
+WARM_START = WarmStart(skills=("boxed",))
+"""The embedded model's: it knows the cookbook's questions, besides bare ones."""
 SHOWN_EVERY = 100
 """Supervised steps between two progress lines."""
 BANNER = """\
@@ -127,11 +129,11 @@ def find_model(options: TinkerOptions, state: Path) -> str:
     """
     if options.model != EMBEDDED:
         return model_folder(options.model)
-    made_by = msgspec.json.encode((__version__, WarmStart()))
+    made_by = msgspec.json.encode((__version__, WARM_START))
     folder = state / "models" / f"{EMBEDDED}-{blake2b(made_by, digest_size=4).hexdigest()}"
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        make_embedded_model(str(folder), WarmStart(), 0, options.threads, _show)
+        make_embedded_model(str(folder), WARM_START, 0, options.threads, _show)
     return str(folder)
 
 
