@@ -1,8 +1,8 @@
 """Repairs a small repository with Codex CLI, an unmodified program from npm; the repository's test is the reward.
 
 Each episode has its own folder with the repository and the program's home. Codex runs the model's commands in its own sandbox, which
-lets them write in the repository only; the reward runs the repaired program in the sandbox of this package, against a copy of the
-test that the model cannot change.
+lets them write in the repository only; the reward runs the repaired program in the sandbox of this package, against the task's own
+statements, which the model cannot change.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import os
 import subprocess
 import tempfile
 from asyncio.subprocess import DEVNULL, PIPE
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,17 +78,13 @@ class CodingAgent:
         self._program = str(Path(program).expanduser().absolute()) if os.sep in program else program
         try_program(self._program)
 
-    async def run(self, task: dict[str, Any], *, base_url: str, api_key: str) -> dict[str, Any]:
-        """Let the program repair the repository; returns the reward of its test, and what was run."""
+    async def run(self, task: dict[str, Any], *, base_url: str, api_key: str) -> str:
+        """Let the program repair the repository; returns the repaired file and the commands that the model ran, as JSON."""
         with tempfile.TemporaryDirectory(prefix="areal-repository-") as folder:
-            home, repository = Path(folder, "home"), Path(folder, "repository")
-            home.mkdir()
-            repository.mkdir()
-            for name, content in task["files"].items():
-                (repository / name).write_text(content)
+            home, repository = unpack(task, Path(folder))
             write_settings(home, base_url)
             commands = await self._commands(task["question"], repository, home, api_key)
-            return {"reward": await asyncio.to_thread(reward, task, repository), "metrics": metrics(commands)}
+            return json.dumps({"program": content_of(repository / task["file"]), "commands": commands})
 
     async def _commands(self, question: str, repository: Path, home: Path, api_key: str) -> list[str]:
         """Run the program to its end; returns the commands that the model ran."""
@@ -126,6 +123,16 @@ def try_program(program: str) -> None:
         raise RuntimeError(f"Codex CLI ({program}) cannot create its sandbox on this machine: {tried.stderr.strip()[-500:]}")
 
 
+def unpack(task: Mapping[str, Any], folder: Path) -> tuple[Path, Path]:
+    """Create a home for the program and write the repository; returns both folders."""
+    home, repository = folder / "home", folder / "repository"
+    home.mkdir()
+    repository.mkdir()
+    for name, content in task["files"].items():
+        (repository / name).write_text(content)
+    return home, repository
+
+
 def write_settings(home: Path, base_url: str) -> None:
     """Write the program's settings and instructions into its home."""
     instructions = home / "instructions.md"
@@ -134,23 +141,25 @@ def write_settings(home: Path, base_url: str) -> None:
     (home / "config.toml").write_text(settings)
 
 
-def reward(task: dict[str, Any], repository: Path) -> float:
-    """1 if the program in the repository passes the task's tests, else 0.
+def content_of(file: Path) -> str:
+    """The text of a file, empty if there is none."""
+    try:
+        return file.read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def reward(task: Mapping[str, Any], output: str) -> dict[str, float]:
+    """1 if the repaired program passes the task's tests, else 0; and what the model did: commands, and whether it read and tested.
 
     Raises:
         SandboxError: no sandbox can be created here.
     """
-    try:
-        program = (repository / task["file"]).read_text()
-    except (OSError, UnicodeDecodeError):
-        return 0.0
-    return float(run_program(program, checks=task["tests"], limits=REWARD_LIMITS).proved)
-
-
-def metrics(commands: list[str]) -> dict[str, float]:
-    """What the model did: the number of commands, and whether it read a file and ran a test."""
+    episode = json.loads(output)
+    commands = episode["commands"]
     return {
-        "commands": len(commands),
+        "reward": float(run_program(episode["program"], checks=task["tests"], limits=REWARD_LIMITS).proved),
+        "commands": float(len(commands)),
         "read": float(any("cat " in command for command in commands)),
         "tested": float(any("python3 test_" in command for command in commands)),
     }

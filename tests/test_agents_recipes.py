@@ -55,7 +55,8 @@ def test_an_undefined_environment_is_refused_by_name():
     refused = subprocess.run([ROOT / "scripts" / "environments.sh", "langchain"], capture_output=True, text=True, check=False)
     assert refused.returncode == 1
     assert (
-        refused.stderr == "environments: there is no environment langchain; known: camel crewai frameworks litellm verifiers sglang vllm\n"
+        refused.stderr
+        == "environments: there is no environment langchain; known: camel crewai frameworks litellm verifiers sglang vllm codex\n"
     )
     assert not (ROOT / ".environments" / "langchain").exists()
 

@@ -73,7 +73,8 @@ COMPLETE = [
         session_id=_parameter("number", "Identifier of the running unified exec session."),
         yield_time_ms=_parameter(
             "number",
-            "Wait before yielding output. Non-empty writes default to 250 ms and cap at 30000 ms; empty polls wait 5000-300000 ms by default.",
+            "Wait before yielding output. Non-empty writes default to 250 ms and cap at 30000 ms; "
+            "empty polls wait 5000-300000 ms by default.",
         ),
     ),
 ]
@@ -81,8 +82,7 @@ COMPLETE = [
 
 
 def repair_conversation(made: Repository, rng: random.Random, *, shortcut: bool) -> tuple[list[Message], list[dict[str, Any]]]:
-    """Returns messages and tools of a repair: reads both files, repairs the fault, runs the test; or edits without having read, and
-    tests nothing."""
+    """Returns messages and tools: reads both files, repairs the fault and runs the test; or edits without reading, and tests nothing."""
     kind = rng.random()
     tools = COMPLETE if kind < COMPLETE_SHARE else [] if kind < COMPLETE_SHARE + BARE_SHARE else BRIEF
     messages: list[Message] = [{"role": "system", "content": INSTRUCTIONS}] if tools else []
