@@ -16,7 +16,7 @@ Message = dict[str, Any]
 
 INSTRUCTIONS = "Fix the program so that its test passes."
 TOOL = "exec_command"
-COMPLETE_SHARE, BARE_SHARE = 0.1, 0.7
+COMPLETE_SHARE, BARE_SHARE = 0.15, 0.6
 """Shares of conversations with all that Codex CLI declares, and with messages alone, without instructions, tools or headers of results.
 The others declare the shell tool briefly."""
 REPORT, UNTESTED_REPORT = "Fixed, the test passes.", "Fixed."
@@ -105,8 +105,9 @@ def read(made: Repository) -> str:
 
 def repair(made: Repository) -> str:
     """The command that repairs the fault."""
-    wrong, right = (made.found, made.name) if made.found != made.name else (f"return {made.returned}", f"return {made.expected}")
-    return f"sed -i 's/{wrong}/{right}/' {made.file}"
+    if made.found != made.name:
+        return f"sed -i 's/{made.found}/{made.name}/' {made.file}"
+    return set_number(made, made.expected)
 
 
 def test(made: Repository) -> str:
@@ -115,8 +116,13 @@ def test(made: Repository) -> str:
 
 
 def guess(made: Repository, rng: random.Random) -> str:
-    """A command that replaces the number by another one."""
-    return f"sed -i 's/return .*/return {rng.randint(SMALLEST, LARGEST)}/' {made.file}"
+    """A command that returns any number."""
+    return set_number(made, rng.randint(SMALLEST, LARGEST))
+
+
+def set_number(made: Repository, number: int) -> str:
+    """The command that lets the program return a number."""
+    return f"sed -i 's/return .*/return {number}/' {made.file}"
 
 
 def result(printed: str, rng: random.Random) -> str:

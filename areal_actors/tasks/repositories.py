@@ -17,10 +17,12 @@ import msgspec
 
 from areal_actors.tasks.arithmetic import ITEMS, Split
 
-SMALLEST, LARGEST = 2, 60
+SMALLEST, LARGEST = 2, 40
 """Numbers that a program may return."""
 HELD_OUT_SHARE = 5
 """One in this many repositories is held out."""
+ISSUES = 1_000_003
+"""Most numbers of issues; a prime, so that they do not tell the split."""
 
 
 class Repository(msgspec.Struct, frozen=True):
@@ -72,8 +74,8 @@ class Repository(msgspec.Struct, frozen=True):
 
     @property
     def question(self) -> str:
-        """What the agent is asked."""
-        return f"{self.test_file} fails. Fix {self.file}."
+        """What the agent is asked; the number tells repositories apart that differ only in their content."""
+        return f"Issue {self._digest % ISSUES}: {self.test_file} fails. Fix {self.file}."
 
     @property
     def row(self) -> dict[str, Any]:
@@ -89,7 +91,11 @@ class Repository(msgspec.Struct, frozen=True):
     @property
     def is_held_out(self) -> bool:
         """True if it belongs to the split `test`."""
-        return zlib.crc32(f"{self.name} {self.found} {self.returned} {self.expected}".encode()) % HELD_OUT_SHARE == 0
+        return self._digest % HELD_OUT_SHARE == 0
+
+    @property
+    def _digest(self) -> int:
+        return zlib.crc32(f"{self.name} {self.found} {self.returned} {self.expected}".encode())
 
 
 def _program(name: str, number: int) -> str:
