@@ -8,10 +8,12 @@ statements, which the model cannot change.
 import asyncio
 import json
 import os
+import signal
 import subprocess
 import tempfile
 from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,7 @@ experimental_request_user_input.enabled = false
 goals          = false
 multi_agent    = false
 shell_snapshot = false
+unbounded_connection_retries = false
 view_image     = false
 """
 """Codex with one shell tool, a prompt of one sentence, and nothing that asks a person or calls another service."""
@@ -73,8 +76,9 @@ view_image     = false
 class CodingAgent:
     """Starts the program once for each episode."""
 
-    def __init__(self, program: str = CODEX) -> None:
-        """Check that the program, and its sandbox, can be started."""
+    def __init__(self, program: str = CODEX, seconds: float = 100.0) -> None:
+        """Check that the program, and its sandbox, can be started; an episode fails after `seconds`."""
+        self._seconds = seconds
         self._program = str(Path(program).expanduser().absolute()) if os.sep in program else program
         try_program(self._program)
 
@@ -91,14 +95,17 @@ class CodingAgent:
         own = {"HOME": str(home), "CODEX_HOME": str(home), "OPENAI_API_KEY": api_key}
         arguments = ("exec", "--skip-git-repo-check", "--ephemeral", "--json", question)
         process = await asyncio.create_subprocess_exec(
-            self._program, *arguments, cwd=repository, env=os.environ | own, stdin=DEVNULL, stdout=PIPE, stderr=PIPE
+            self._program, *arguments, cwd=repository, env=os.environ | own, stdin=DEVNULL, stdout=PIPE, stderr=PIPE, start_new_session=True
         )
         try:
-            printed, errors = await process.communicate()
+            async with asyncio.timeout(self._seconds):
+                printed, errors = await process.communicate()
+        except TimeoutError as error:
+            raise TimeoutError(f"{self._program} did not end within {self._seconds:g} s") from error
         finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
         events = [json.loads(line) for line in printed.splitlines()]
         failures = [event["error"]["message"] for event in events if event["type"] == "turn.failed"]
         if process.returncode or failures:

@@ -16,7 +16,7 @@ from areal_actors.tasks.repositories import rows
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 RECIPE = ROOT / "recipes" / "coding_agent.toml"
-STEPS, GROUPS, GROUP_SIZE = 8, 4, 8
+STEPS, TASKS = 10, 24
 LARGEST_DIFFERENCE = 1e-3
 """Between the engine's log-probability of a sampled token and the trainer's."""
 
@@ -47,8 +47,14 @@ def running(program):
 
 
 async def test_the_embedded_model_learns_to_read_before_it_edits(live, program, temporary):
-    settings = ("run=gsm8k-grpo", "profile=embedded", f"steps={STEPS}", "task.dump_to_file=true", "task.timeout_seconds=600")
-    run = live(*settings, f"task.agent_options.program={program}", recipe=RECIPE, small=False)
+    settings = (
+        "run=gsm8k-grpo",
+        "profile=embedded",
+        f"steps={STEPS}",
+        f"evaluation.tasks={TASKS}",
+        f"task.agent_options.program={program}",
+    )
+    run = live(*settings, "warm_start.tail_shortcut_fraction=0.7", recipe=RECIPE, small=False)
     assert await run.ended(1700) == 0, run.output()
     assert run.processes_left() == []
     assert running(program) == []
