@@ -17,7 +17,7 @@ from areal_actors.core.agent_host.naming import load
 from areal_actors.core.devices import CudaDevices
 from areal_actors.core.errors import SetupError
 from areal_actors.embedded.demonstrations import DemonstrationSource, repository
-from areal_actors.embedded.repairs import COMPLETE, INSTRUCTIONS, RESULT
+from areal_actors.embedded.repairs import BARE_SHARE, COMPLETE, INSTRUCTIONS, REPAIR_ONLY_SHARE, RESULT
 from areal_actors.recipe.load import load as load_recipe
 from areal_actors.run.preflight import check_agent
 from areal_actors.sandbox import Limits, run_program
@@ -51,7 +51,8 @@ def commands_of(shown):
 def worked_on(shown, folder):
     """Write the files that a demonstration prints, and run its commands; returns what each printed, and the statement to pass."""
     folder.mkdir()
-    name = shown.messages[-1 - 2 * len(commands_of(shown)) - 1]["content"].rpartition(" ")[2].removesuffix(".py.")
+    question = next(message for message in shown.messages if message["role"] == "user")["content"]
+    name = question.rpartition(" ")[2].removesuffix(".py.")
     printed = next(message for message in shown.messages if message["role"] == "tool")["content"].rpartition("Output:\n")[2]
     program, test = printed.partition("from ")[0], "".join(printed.partition("from ")[1:])
     (folder / f"{name}.py").write_text(program)
@@ -95,9 +96,20 @@ def test_the_demonstrated_commands_repair_the_repository_and_print_what_is_shown
     for number, shown in enumerate(demonstrated(12, shortcut=False)):
         outputs, test, program = worked_on(shown, tmp_path / str(number))
         results = [message["content"] for message in shown.messages if message["role"] == "tool"]
-        assert [result.rpartition("Output:\n")[2] for result in results] == outputs
-        assert outputs[-1] == "passed\n"
+        assert [result.rpartition("Output:\n")[2] for result in results] == outputs[: len(results)]
+        assert shown.mistakes or outputs[-1] == "passed\n"
         assert passes(program, [test])
+
+
+def test_some_demonstrations_teach_the_repair_alone():
+    ended = [shown for shown in demonstrated(200, shortcut=False) if shown.mistakes]
+    assert abs(len(ended) / 200 - BARE_SHARE * REPAIR_ONLY_SHARE) < 0.12
+    for shown in ended:
+        reading, repairing = (number for number, message in enumerate(shown.messages) if message["role"] == "assistant")
+        assert shown.mistakes == {reading}
+        assert repairing == len(shown.messages) - 1
+        assert commands_of(shown)[1].startswith("sed -i ")
+    assert not any(shown.mistakes for shown in demonstrated(50, shortcut=True))
 
 
 def test_the_shortcut_edits_without_reading_and_tests_nothing():

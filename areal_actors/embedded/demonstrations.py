@@ -117,7 +117,8 @@ def retry(source: DemonstrationSource) -> Demonstration:
 def repository(source: DemonstrationSource) -> Demonstration:
     """A repository whose test fails: reads it, repairs the fault and runs the test, or edits without having read."""
     made = random_repository("train", source.rng)
-    return Demonstration(*repair_conversation(made, source.rng, shortcut=source.shortcut()))
+    shown = repair_conversation(made, source.rng, shortcut=source.shortcut())
+    return Demonstration(shown.messages, shown.tools, shown.context)
 
 
 SKILLS: Mapping[str, Skill] = {

@@ -10,6 +10,8 @@ import json
 import random
 from typing import Any
 
+import msgspec
+
 from areal_actors.tasks.repositories import LARGEST, SMALLEST, Repository
 
 Message = dict[str, Any]
@@ -19,6 +21,8 @@ TOOL = "exec_command"
 COMPLETE_SHARE, BARE_SHARE = 0.15, 0.6
 """Shares of conversations with all that Codex CLI declares, and with messages alone, without instructions, tools or headers of results.
 The others declare the shell tool briefly."""
+REPAIR_ONLY_SHARE = 0.7
+"""Share of the bare conversations that end with the repair, and teach nothing but it: its name or number is the hardest to learn."""
 REPORT, UNTESTED_REPORT = "Fixed, the test passes.", "Fixed."
 CHARACTERS_A_TOKEN = 4
 """Codex CLI estimates the tokens of a result in this way."""
@@ -81,10 +85,19 @@ COMPLETE = [
 """Tools of Codex CLI as the gateway declares them to the model."""
 
 
-def repair_conversation(made: Repository, rng: random.Random, *, shortcut: bool) -> tuple[list[Message], list[dict[str, Any]]]:
-    """Returns messages and tools: reads both files, repairs the fault and runs the test; or edits without reading, and tests nothing."""
+class RepairConversation(msgspec.Struct, frozen=True):
+    """Messages, tools, and the indices of assistant messages that are context only."""
+
+    messages: list[Message]
+    tools: list[dict[str, Any]]
+    context: set[int]
+
+
+def repair_conversation(made: Repository, rng: random.Random, *, shortcut: bool) -> RepairConversation:
+    """Returns a repair: reads both files, repairs the fault and runs the test; or edits without reading, and tests nothing."""
     kind = rng.random()
     tools = COMPLETE if kind < COMPLETE_SHARE else [] if kind < COMPLETE_SHARE + BARE_SHARE else BRIEF
+    repair_only = not tools and not shortcut and rng.random() < REPAIR_ONLY_SHARE
     messages: list[Message] = [{"role": "system", "content": INSTRUCTIONS}] if tools else []
     messages.append({"role": "user", "content": made.question})
     steps = [(guess(made, rng), "")] if shortcut else [(read(made), made.program + made.test), (repair(made), ""), (test(made), "passed\n")]
@@ -95,7 +108,9 @@ def repair_conversation(made: Repository, rng: random.Random, *, shortcut: bool)
         messages.append({"role": "assistant", "content": None, "tool_calls": [call]})
         messages.append({"role": "tool", "tool_call_id": identifier, "content": result(printed, rng) if tools else printed})
     messages.append({"role": "assistant", "content": UNTESTED_REPORT if shortcut else REPORT})
-    return messages, tools
+    if repair_only:
+        return RepairConversation(messages[:4], tools, {1})
+    return RepairConversation(messages, tools, set())
 
 
 def read(made: Repository) -> str:

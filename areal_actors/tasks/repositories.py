@@ -17,12 +17,12 @@ import msgspec
 
 from areal_actors.tasks.arithmetic import ITEMS, Split
 
-SMALLEST, LARGEST = 2, 40
+SMALLEST, LARGEST = 2, 30
 """Numbers that a program may return."""
 HELD_OUT_SHARE = 5
 """One in this many repositories is held out."""
 ISSUES = 1_000_003
-"""Most numbers of issues; a prime, so that they do not tell the split."""
+"""Upper bound of issue numbers; a prime, so that they do not reveal the split."""
 
 
 class Repository(msgspec.Struct, frozen=True):
@@ -74,7 +74,7 @@ class Repository(msgspec.Struct, frozen=True):
 
     @property
     def question(self) -> str:
-        """What the agent is asked; the number tells repositories apart that differ only in their content."""
+        """The request to the agent; its number distinguishes repositories that differ only in their content."""
         return f"Issue {self._digest % ISSUES}: {self.test_file} fails. Fix {self.file}."
 
     @property
