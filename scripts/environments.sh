@@ -2,7 +2,8 @@
 # Creates .environments/NAME for each agents/environments/NAME.txt, separate interpreters for agents and clients whose framework conflicts
 # with our dependencies, and for each scripts/engines/NAME.txt, those of inference servers. A second start does nothing.
 # An environment that pins torch gets our version of it, in the build that fits the machine.
-# `scripts/environments.sh camel sglang` creates only these two.
+# `scripts/environments.sh camel sglang` creates only these two. Programs from npm, agents/environments/NAME.npm, are installed only by
+# name.
 #
 #   PYTHON        the interpreter to build them from (default: that of .venv, else python3)
 #   PIP_INDEX_URL and the rest of pip's own settings hold as usual
@@ -45,10 +46,27 @@ fingerprint() {
     { cat "$1"; pwd; "$python" -c 'import sys; print(sys.base_prefix, sys.version)'; } | cksum
 }
 
+# A program from npm; needs Node.js.
+install_program() {
+    local wanted folder=.environments/$1
+    wanted=$(cat "agents/environments/$1.npm")
+    if [ "$(cat "$folder/areal-setup.stamp" 2>/dev/null)" = "$wanted" ]; then
+        return
+    fi
+    command -v npm >/dev/null || fail "$1 needs Node.js 18 or later with npm; install it, for example from https://nodejs.org"
+    echo "environments: $folder ..."
+    npm install --prefix "$folder" --no-audit --no-fund --loglevel=error "$wanted" >&2 || fail "npm could not install $wanted"
+    printf '%s\n' "$wanted" >"$folder/areal-setup.stamp"
+}
+
 make_environment() {
+    if [ -f "agents/environments/$1.npm" ]; then
+        install_program "$1"
+        return
+    fi
     local requirements=agents/environments/$1.txt venv_python=.environments/$1/bin/python folder=.environments/$1
     [ -f "$requirements" ] || requirements=scripts/engines/$1.txt
-    [ -f "$requirements" ] || fail "there is no environment $1; known: $(known | xargs)"
+    [ -f "$requirements" ] || fail "there is no environment $1; known: $(known | xargs) $(programs | xargs)"
     local wanted stamp=$folder/areal-setup.stamp log=$folder/areal-setup.log
     wanted=$(fingerprint "$requirements")
     if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && "$folder/bin/python" -c '' 2>/dev/null; then
@@ -73,6 +91,10 @@ make_environment() {
 
 known() {
     for file in agents/environments/*.txt scripts/engines/*.txt; do basename "$file" .txt; done
+}
+
+programs() {
+    for file in agents/environments/*.npm; do basename "$file" .npm; done
 }
 
 if [ $# -eq 0 ]; then

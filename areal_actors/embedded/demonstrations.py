@@ -13,9 +13,11 @@ from typing import Any
 
 import msgspec
 
+from areal_actors.embedded.repairs import repair_conversation
 from areal_actors.embedded.surroundings import prose, rephrase, system_prompt
 from areal_actors.embedded.toolboxes import ADD, CALCULATE, MULTIPLY, DemonstrationTool, toolbox
 from areal_actors.tasks.arithmetic import WordProblem
+from areal_actors.tasks.repositories import repository as random_repository
 
 Message = dict[str, Any]
 
@@ -135,6 +137,13 @@ def boxed(source: DemonstrationSource) -> Demonstration:
     )
 
 
+def repository(source: DemonstrationSource) -> Demonstration:
+    """A repository whose test fails: reads it, repairs the fault and runs the test, or edits without having read."""
+    made = random_repository("train", source.rng)
+    shown = repair_conversation(made, source.rng, shortcut=source.shortcut())
+    return Demonstration(shown.messages, shown.tools, shown.context)
+
+
 SKILLS: Mapping[str, Skill] = {
     "answer": answer,
     "boxed": boxed,
@@ -142,7 +151,10 @@ SKILLS: Mapping[str, Skill] = {
     "tools": tools,
     "functions": functions,
     "retry": retry,
+    "repository": repository,
 }
+WITHOUT_BARE_QUESTIONS = ("retry", "repository")
+"""Skills that no bare question is demonstrated with: many demonstrations of `retry` are bare anyway, and a repair needs its tools."""
 
 
 def has_conversations(skills: Sequence[str]) -> bool:
@@ -155,8 +167,7 @@ def demonstration(skills: Sequence[str], source: DemonstrationSource) -> Demonst
     if not has_conversations(skills):
         return answer(source)
     skill = source.rng.choice(skills)
-    # Many demonstrations of `retry` are bare questions anyway.
-    bare = skill != "retry" and source.rng.random() < BARE_SHARE
+    bare = skill not in WITHOUT_BARE_QUESTIONS and source.rng.random() < BARE_SHARE
     return answer(source) if bare else SKILLS[skill](source)
 
 

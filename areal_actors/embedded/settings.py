@@ -8,7 +8,7 @@ import msgspec
 
 from areal_actors.core.config import Config, Fraction, NonNegativeInt, PositiveFloat, PositiveInt
 
-Skill = Literal["answer", "boxed", "instructed", "tools", "functions", "retry"]
+Skill = Literal["answer", "boxed", "instructed", "tools", "functions", "retry", "repository"]
 """A kind of demonstration; the function of this name in `embedded/demonstrations.py`."""
 
 

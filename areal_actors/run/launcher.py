@@ -21,6 +21,7 @@ from areal_actors.run.launch import open_bus
 from areal_actors.run.log_recovery import recover_log
 from areal_actors.run.logs import log_to_terminal
 from areal_actors.run.preflight import (
+    check_agent,
     check_chat_template,
     check_devices,
     check_inference_server,
@@ -98,6 +99,7 @@ def _checked(recipe: Recipe) -> Recipe:
         open_tasks(recipe, RunFolder(Path(recipe.folder) / recipe.run))
         if not recipe.task.reward.startswith(MODEL):
             resolve_reward(recipe.task.reward, options=recipe.task.reward_options)
+        check_agent(recipe)
     group_filter(recipe.batcher, Path.cwd())
     return with_port(recipe)
 

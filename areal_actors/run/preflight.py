@@ -6,6 +6,7 @@ files of a live run are never touched.
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -14,13 +15,15 @@ from pathlib import Path
 
 from areal_actors.core.devices import CudaDevices, detect_cuda
 from areal_actors.core.durable_files import MEBIBYTE
-from areal_actors.core.errors import SetupError
+from areal_actors.core.errors import AgentError, SetupError
 from areal_actors.gateway.template_settings import apply_template_settings
 from areal_actors.generation.servers.server_process import interpreter
 from areal_actors.generation.settings import SERVER_ENGINES, TENSOR_ENGINES
 from areal_actors.recipe.checks import RecipeProblem
 from areal_actors.recipe.device_map import device_problems
 from areal_actors.recipe.recipe import Recipe
+from areal_actors.rollout.agent_process import AgentProcess, AgentProgram
+from areal_actors.rollout.runners import is_script, program_of
 from areal_actors.run.disk_watch import refuse_full_disk
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.run_lock import LockHeld, holder, locked
@@ -60,6 +63,27 @@ def check_inference_server(recipe: Recipe) -> None:
     generation = recipe.generation
     if generation.engine in SERVER_ENGINES and not generation.server.urls and recipe.actors.inference_worker.count:
         interpreter(generation.engine, generation.server, Path.cwd())
+
+
+def check_agent(recipe: Recipe) -> None:
+    """Load the agent in a process, if it has processes of its own: it may need programs that this machine lacks.
+
+    Raises:
+        SetupError: it cannot be loaded or created; the message has its reason.
+    """
+    task = recipe.task
+    if task.runner != "subprocess" or not task.agent or is_script(task.agent):
+        return
+    try:
+        asyncio.run(_load_agent(program_of(task, Path.cwd())))
+    except AgentError as error:
+        raise SetupError(f"task.agent: {error}") from error
+
+
+async def _load_agent(program: AgentProgram) -> None:
+    process = AgentProcess(program)
+    await process.start()
+    await process.close()
 
 
 def check_chat_template(recipe: Recipe) -> None:
