@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.areal_programs import CAMEL_WORKFLOW, FUNCTION, INLINE_AGENT, SUBPROCESS_AGENT, episode
+from support.areal_programs import FUNCTION, INLINE_AGENT, SUBPROCESS_AGENT, episode
+from support.camel_program import CAMEL_WORKFLOW
 from support.fake_engine import FixedTextEngine
 from support.samples import work
 

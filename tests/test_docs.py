@@ -57,7 +57,7 @@ def copy(tmp_path, monkeypatch):
             shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"))
         else:
             shutil.copy(source, target)
-    for interpreter in (".venv", ".environments/camel", ".environments/frameworks", ".environments/verifiers"):
+    for interpreter in (".venv", *(f".environments/{name}" for name in ("camel", "frameworks", "gymnasium", "verifiers"))):
         (tmp_path / interpreter).parent.mkdir(exist_ok=True)
         (tmp_path / interpreter).symlink_to(sys.prefix)
     monkeypatch.chdir(tmp_path)

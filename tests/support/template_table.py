@@ -45,7 +45,7 @@ class PlainTalk(Talk):
 
 
 class Outcomes(NamedTuple):
-    """What became of the continuations of one template."""
+    """Outcomes of the continuations of one template."""
 
     counts: Counter
 

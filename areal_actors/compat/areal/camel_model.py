@@ -58,6 +58,7 @@ class CamelModel(BaseModelBackend):  # type: ignore[misc, unused-ignore]
     async def _arun(self, messages: list[Any], response_format: Any = None, tools: list[dict[str, Any]] | None = None) -> Any:
         if response_format is not None:
             raise ValueError("response_format: this model answers in text; leave it out, or use recipes/camel.toml")
-        fields = {key: value for key, value in self.model_config_dict.items() if key != "tools"}
-        tools = tools or self.model_config_dict.get("tools")
-        return await self._client.chat.completions.create(messages=messages, **fields, **({"tools": tools} if tools else {}))
+        fields: dict[str, Any] = {**self.model_config_dict, "messages": messages}
+        if tools:
+            fields["tools"] = tools
+        return await self._client.chat.completions.create(**fields)

@@ -35,7 +35,7 @@ COLORS = ("gray", "red", "green", "yellow", "blue", "magenta", "cyan", "white", 
 COLORED = re.compile(r"\x1b\[(\d+)[\d;]*m(.*?)\x1b\[0m", re.DOTALL)
 
 
-class EpisodeFailed(Exception):
+class NoActionInAnswer(Exception):
     """The model's answer is no action, and no reward is declared for that."""
 
 
@@ -82,12 +82,12 @@ class TextEnvironment:
         """Reset with a seed; returns the first message: instructions and observation."""
         observation, info = self.env.reset(seed=seed)
         names = ", ".join(str(name) for name in self.args["actions"] or self.actions)
-        told = (
+        default = (
             f"The actions are {names}. End your answer with a line `Action: NAME`."
             if names
             else "End your answer with a line `Action: TEXT`."
         )
-        return f"{self.args['instructions'] or told}\n\n{self.text(observation, info)}"
+        return f"{self.args['instructions'] or default}\n\n{self.text(observation, info)}"
 
     def text(self, observation: Any, info: Any) -> str:
         """An observation as a text.
@@ -168,7 +168,7 @@ class GymnasiumAgent:
         """Play a task; returns {"reward" or "rewards", "metrics"}.
 
         Raises:
-            EpisodeFailed: an answer is no action, and `malformed_reward` is not declared.
+            NoActionInAnswer: an answer is no action, and `malformed_reward` is not declared.
             openai.APIError: a model call failed.
         """
         environment, env = self.environment, self.environment.env
@@ -189,7 +189,9 @@ class GymnasiumAgent:
                 malformed += 1
                 if penalty is None:
                     shown = (message.content or "")[-SHOWN_CHARACTERS:]
-                    raise EpisodeFailed(f"answer {len(rewards) + 1} names no action: {shown!r}; declare environment_args.malformed_reward")
+                    raise NoActionInAnswer(
+                        f"answer {len(rewards) + 1} names no action: {shown!r}; declare environment_args.malformed_reward"
+                    )
                 rewards[answer.id] = float(penalty)
                 known = ", ".join(str(name) for name in environment.args["actions"] or environment.actions)
                 messages.append({"role": "user", "content": f"This names no action{f' of {known}' if known else ''}."})
