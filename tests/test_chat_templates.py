@@ -17,11 +17,10 @@ from areal_actors.tokenization.tool_parsers.round_trip import tool_support
 
 FOLDER = Path(os.environ.get("AREAL_TEMPLATE_LIBRARY") or templates() or "none")
 TOKENS = {"bos_token": "<bos>", "eos_token": "<eos>"}
-QUICK = ("NousResearch-Hermes-4-14B", "Qwen-QwQ-32B", "meta-llama-Llama-3.1-8B-Instruct", "MiniMaxAI-MiniMax-M1-40k")
+QUICK = ("Qwen-QwQ-32B", "meta-llama-Llama-3.1-8B-Instruct", "MiniMaxAI-MiniMax-M1-40k")
 DIFFICULT = (
     "CohereLabs-command-a-plus-05-2026-w4a4",  # numbers the calls of a conversation
-    "google-gemma-4-31B-it",  # ends calls with another token than answers
-    "meetkai-functionary-medium-v3.1",  # does so, too
+    "meetkai-functionary-medium-v3.1",  # ends calls with another token than answers
     "mistralai-Mistral-Nemo-Instruct-2407",  # accepts only ids of nine letters
     "openai-gpt-oss-120b",  # ends the last answer with another token than earlier ones
 )
@@ -71,7 +70,7 @@ def test_the_page_has_every_row_of_the_table():
 @pytest.mark.parametrize("name", DIFFICULT)
 def test_prompts_are_extended_exactly_or_split_with_a_reason(name):
     """The checks stand in `conversations.Talk`; its texts have forged delimiters."""
-    assert checked(name, 8)["extended"]
+    assert checked(name, 3)["extended"]
 
 
 @pytest.mark.long

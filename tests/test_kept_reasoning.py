@@ -40,6 +40,8 @@ MOVING = DROPPING.replace("{{ tools | tojson }}", "{{ messages[-1].content }} {{
     "{%- for message in messages %}<|im_start|>{{", "{%- for message in messages %}{{ messages | length }}<|im_start|>{{"
 )
 """Writes the number of messages before each one."""
+ENDING = DROPPING.replace("{%- endfor %}<|im_end|>", "{%- endfor %}{{ '<|call|>' if message.tool_calls else '<|im_end|>' }}")
+"""Ends calls with another token than answers."""
 TOOL = {
     "type": "function",
     "function": {"name": "look_up", "description": "", "parameters": {"type": "object", "properties": {"query": {"type": "string"}}}},
@@ -50,17 +52,17 @@ USER = {"role": "user", "content": "q"}
 class Session:
     """Calls of one conversation, with a model that writes given texts."""
 
-    def __init__(self, setting):
-        self.chat = family(DROPPING)
+    def __init__(self, setting, template=DROPPING):
+        self.chat = family(template)
         self.continuations = Continuations(self.chat, apply_template_settings(self.chat, GatewaySettings(chat_template=setting)).kept)
         self.turns = {}
 
-    def call(self, messages, text, tools=()):
+    def call(self, messages, text, tools=(), stop="<|im_end|>"):
         """The prompt, and the messages with the answer, as a client sends them back without reasoning."""
         prompt = prompt_for(self.turns, ModelRequest(session="s", messages=tuple(messages), tools=tools), self.continuations)
         name = f"call-{len(self.turns)}"
         choice = Choice(name, 0, prompt, SamplingParams(), self.chat, tools, stream=False, logprobs=False, published=PublishedVersions(0))
-        ids = self.chat.encode(f"{text}<|im_end|>")
+        ids = self.chat.encode(f"{text}{stop}")
         choice.add_tokens(Generated(columns=TokenColumns.of(ids, [-0.5] * len(ids), [0] * len(ids)), finish_reason="stop"))
         self.turns[name] = choice.finish(last=True)[1]
         answer = {key: value for key, value in self.turns[name].answer.items() if key != "reasoning_content"}
@@ -97,6 +99,16 @@ def test_a_call_with_reasoning_is_extended_by_its_result_and_by_the_next_questio
     text, prompt, messages = session.call([*messages, result, USER], "Four.", (TOOL,))
     assert prompt.prefix == "call-0"
     assert text.endswith(f"{call}<|im_end|>\n<|im_start|>tool\nc<|im_end|>\n<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n")
+
+
+def test_a_call_that_ends_with_another_stop_token_than_answers_is_extended():
+    session = Session(KEEP_REASONING, ENDING)
+    call = '<think>\nHm.\n</think>\n\n<tool_call>\n{"name": "look_up", "arguments": {"query":"a b"}}\n</tool_call>'
+    _, _, messages = session.call([USER], call, (TOOL,), "<|call|>")
+    result = {"role": "tool", "tool_call_id": messages[-1]["tool_calls"][0]["id"], "content": "c"}
+    text, prompt, _ = session.call([*messages, result, USER], "Four.", (TOOL,))
+    assert prompt.prefix == "call-0"
+    assert text.endswith(f"{call}<|call|>\n<|im_start|>tool\nc<|im_end|>\n<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n")
 
 
 def test_changed_history_still_splits_with_its_reason():
