@@ -7,7 +7,8 @@ from contextlib import suppress
 
 import psutil
 import pytest
-from support.coding_agents import Codex, installed
+from support.coding_agents import Codex
+from support.coding_harness import Programs
 from support.live_run import ROOT
 
 from areal_actors.core.agent_host.naming import load
@@ -24,7 +25,7 @@ LARGEST_DIFFERENCE = 1e-3
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
     """Codex CLI, as npm installs it."""
-    return installed(Codex, tmp_path_factory.mktemp("codex"))
+    return Programs(tmp_path_factory.mktemp("codex")).of(Codex)
 
 
 @pytest.fixture
