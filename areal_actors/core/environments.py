@@ -20,10 +20,9 @@ class EnvironmentHost(NamedTuple):
     names: tuple[str, ...]
     """Forms of its environments in `task.environment`."""
 
-    @property
-    def install(self) -> str:
+    def install(self, setting: str) -> str:
         """Command that creates its interpreter, and the setting that names it."""
-        return f'`just environments {self.library}` and write task.python = ".environments/{self.library}/bin/python"'
+        return f'`just environments {self.library}` and write {setting} = ".environments/{self.library}/bin/python"'
 
 
 HOSTS = {

@@ -36,7 +36,7 @@ def environment_problems(recipe: Recipe) -> Problems:
             yield ("task", setting), f"found {toml_value(found)}, but the environment brings its {what}; leave it out{instead}"
     if task.runner != "subprocess":
         yield ("task", "runner"), 'found "inline", but an environment runs in processes of its own; leave it out'
-    install = host.install.replace("write task.python", "write python")
+    install = host.install("python")
     if not task.python and not is_installed(host.library):
         yield ("task", "python"), f"found none, and `{host.library}` is not installed here; run {install}"
     elif task.python and not os.access(Path(task.python).expanduser(), os.X_OK):

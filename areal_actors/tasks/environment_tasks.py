@@ -47,7 +47,7 @@ def _list_tasks(task: TaskSettings, args: Mapping[str, Any], limit: int, path: P
     try:
         status, printed = _run(command, json.dumps(request), root, kept)
     except OSError as error:
-        raise SetupError(f"task.python: cannot start {python}: {error.strerror}; create its interpreter with {host.install}") from error
+        raise SetupError(f"task.python: cannot start {python}: {error.strerror}; {_remedy(host)}") from error
     except subprocess.TimeoutExpired as error:
         raise SetupError(f"task.environment: {task.environment} did not list its tasks within {LIST_SECONDS:g} s") from error
     if status:
@@ -77,13 +77,17 @@ def _run(command: Sequence[str], request: str, folder: Path, environment: Mappin
     return process.returncode, printed
 
 
+def _remedy(host: EnvironmentHost) -> str:
+    return f"create its interpreter with {host.install('task.python')}"
+
+
 def _explanation(printed: str, host: EnvironmentHost) -> str:
     """The reason why the environment's tasks were not listed, with a remedy where one is known."""
     before, found, reason = printed.rpartition(ERROR)
     reason = (reason if found else before or reason).strip() or "it ended without a message"
     shown = (reason if found else reason.splitlines()[-1])[-SHOWN_CHARACTERS:]
     if not found and "ModuleNotFoundError" in shown:
-        return f"{shown}; create its interpreter with {host.install}"
+        return f"{shown}; {_remedy(host)}"
     if "taskset" in shown and "not found" in shown:
         return (
             f"{shown}; install the environment's package with that interpreter's pip, or with `prime env install OWNER/NAME`, or name "

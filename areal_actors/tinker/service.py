@@ -21,7 +21,7 @@ import torch
 
 from areal_actors.core.errors import RequestError
 from areal_actors.core.values import WeightsLocation
-from areal_actors.tinker.checkpoints import TinkerCheckpoints, TrainingRunRecord
+from areal_actors.tinker.checkpoints import Kind, TinkerCheckpoints, TrainingRunRecord
 from areal_actors.tinker.datums import ForwardRequest
 from areal_actors.tinker.futures import Futures, Result
 from areal_actors.tinker.requests import (
@@ -183,29 +183,21 @@ class TinkerService:
 
     def save_weights(self, request: SaveWeights) -> str:
         """Start to save a training checkpoint; returns the id of the request."""
-        name = request.path or f"step-{uuid4().hex[:8]}"
-
-        def save(model: LoadedModel, training: TrainingModel) -> Result:
-            run = model.run.training_run_id
-            folder = self.checkpoints.new_folder(run, "weights", name, overwrite=request.overwrite)
-            training.save(folder)
-            record = self.checkpoints.commit(run, "weights", folder, request.ttl_seconds, request.user_metadata)
-            return {"path": record.tinker_path, "type": "save_weights"}
-
-        return self._in_order(request.model_id, request.seq_id, save)
+        return self._save(request, request.path or f"step-{uuid4().hex[:8]}", "weights", "save_weights", TrainingModel.save)
 
     def save_weights_for_sampler(self, request: SaveWeights) -> str:
         """Start to save weights for sampling: under a name, or without one as those of a new sampler. Returns the id of the request."""
         if request.path is None:
             return self._save_temporary(request)
-        name = request.path
+        return self._save(request, request.path, "sampler_weights", "save_weights_for_sampler", TrainingModel.save_model)
 
+    def _save(self, request: SaveWeights, name: str, kind: Kind, answer: str, write: Callable[[TrainingModel, Path], object]) -> str:
         def save(model: LoadedModel, training: TrainingModel) -> Result:
             run = model.run.training_run_id
-            folder = self.checkpoints.new_folder(run, "sampler_weights", name, overwrite=request.overwrite)
-            training.save_model(folder)
-            record = self.checkpoints.commit(run, "sampler_weights", folder, request.ttl_seconds, request.user_metadata)
-            return {"path": record.tinker_path, "type": "save_weights_for_sampler"}
+            folder = self.checkpoints.new_folder(run, kind, name, overwrite=request.overwrite)
+            write(training, folder)
+            record = self.checkpoints.commit(run, kind, folder, request.ttl_seconds, request.user_metadata)
+            return {"path": record.tinker_path, "type": answer}
 
         return self._in_order(request.model_id, request.seq_id, save)
 

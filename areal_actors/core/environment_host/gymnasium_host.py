@@ -106,9 +106,10 @@ class TextEnvironment:
     def action(self, answer: str) -> tuple[bool, Any]:
         """True and the action of an answer, by the last match of the pattern; False if it has none."""
         found = self.pattern.findall(answer)
-        name = found[-1].strip().strip("`*. ") if found else ""
+        text = found[-1].strip() if found else ""
         if not self.actions:
-            return bool(name) and self.env.action_space.contains(name), name
+            return bool(text) and self.env.action_space.contains(text), text
+        name = text.strip("`*. ")
         return name.casefold() in self.actions, self.actions.get(name.casefold())
 
 
