@@ -28,6 +28,7 @@ from areal_actors.core.values import Constraint, SamplingParams, TokenColumns
 from areal_actors.generation.engine import EnginePlace
 from areal_actors.generation.named import ENGINES_WITHOUT_TORCH, engine_factory
 from areal_actors.generation.servers.http_engine import HttpEngine
+from areal_actors.generation.servers.server_process import ServerClient
 from areal_actors.generation.settings import GenerationSettings
 from areal_actors.tokenization.tool_parsers.grammar import Grammar
 from areal_actors.weights.transfer import write_weights
@@ -215,6 +216,32 @@ async def test_completions_in_flight_continue_under_new_weights_and_every_token_
         async with asyncio.timeout(240):
             while not await versions_rose():
                 pass
+
+
+@genuine_only
+async def test_weights_are_loaded_the_moment_a_completion_has_ended(genuine: Genuine) -> None:
+    """SGLang answers before a request has left its batch, and must not end when weights follow at once."""
+    async with serving(genuine) as engine:
+        for number in range(30):
+            await chunks_of(engine, PROMPT, SamplingParams(max_tokens=1 + number % 3))
+            await engine.load_weights(genuine.versions[number % 3], number % 3)
+        genuine.assert_exact(joined(await chunks_of(engine, PROMPT, SamplingParams(max_tokens=7))))
+
+
+async def test_sglang_drops_its_cache_by_an_order_of_its_own_after_the_weights() -> None:
+    """It would end with an assertion if both were one order and a request, answered already, had not left its batch."""
+    sent = []
+
+    class Server(ServerClient):
+        async def post(self, path, body, seconds=None):
+            sent.append((path.partition("?")[0], body.get("flush_cache")))
+            return (400, "Timed out waiting for idle state.") if "flush" in path and len(sent) > 2 else (200, {"success": True})
+
+    server = Server("sglang", "http://127.0.0.1:1")
+    await DIALECTS["sglang"]().load(server, "/weights", 3, 5)
+    assert sent == [("/update_weights_from_disk", False), ("/flush_cache", None)]
+    with pytest.raises(EngineUnavailable, match=r"did not drop its prefix cache for weight version 3 \(400\): Timed out"):
+        await DIALECTS["sglang"]().load(server, "/weights", 3, 5)
 
 
 @genuine_only

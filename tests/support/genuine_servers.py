@@ -37,6 +37,9 @@ class Genuine(NamedTuple):
     place: EnginePlace = EnginePlace()
 
     def make(self) -> HttpEngine:
+        """An engine at the server; a server that has ended fails the test at once, which would wait for its start otherwise."""
+        if self.process is not None and (ended := self.process.ended()):
+            pytest.fail(ended)
         return HttpEngine(DIALECTS[self.name](), self.folder, self.settings, self.place)
 
     def logprobs(self, version: int, prompt: list[int], token_ids: list[int], temperature: float = 1.0) -> list[float]:

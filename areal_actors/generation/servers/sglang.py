@@ -20,6 +20,8 @@ SPARE_CONTEXT = 8
 """SGLang ends completions up to two tokens before its context is full."""
 CONSTRAINTS = {"json_schema": "json_schema", "regex": "regex", "lark": "ebnf"}
 """Names of SGLang; its `ebnf` takes llguidance's grammars as they are."""
+IDLE_WAIT_SECONDS = 60
+"""SGLang drops its prefix cache when no request is left in a batch; none is sent to it meanwhile."""
 CPU_CACHE_TOKENS = 2**17
 """Maximum KV cache of a server on a CPU, in tokens."""
 LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -127,12 +129,18 @@ class SGLang:
         await asyncio.gather(*(server.post("/abort_request", {"rid": request_id}) for request_id in request_ids))
 
     async def load(self, server: ServerClient, folder: str, weight_version: int, seconds: float) -> None:
-        """Load weights and drop the prefix cache."""
+        """Load weights, and then drop the prefix cache."""
         # An order to end all requests may end one that arrives after the weights, so it is not given: none is running.
-        body = {"model_path": folder, "weight_version": str(weight_version), "abort_all_requests": False, "flush_cache": True}
+        # The cache has an order of its own: SGLang answers the last token of a request before the request has left its batch, and at
+        # that moment it ends with an assertion if the order to load weights also drops the cache.
+        body = {"model_path": folder, "weight_version": str(weight_version), "abort_all_requests": False, "flush_cache": False}
         status, answer = await server.post("/update_weights_from_disk", body, seconds=seconds)
         if status != OK or not answer.get("success"):
             raise EngineUnavailable(f"SGLang at {server.url} refused weight version {weight_version} ({status}): {message_of(answer)}")
+        status, answer = await server.post(f"/flush_cache?timeout={IDLE_WAIT_SECONDS}", {}, seconds=seconds)
+        if status != OK:
+            found = f"did not drop its prefix cache for weight version {weight_version} ({status}): {message_of(answer)}"
+            raise EngineUnavailable(f"SGLang at {server.url} {found}")
 
     async def load_adapter(self, server: ServerClient, folder: str, name: str, replaced: str, seconds: float) -> None:
         """Load an adapter under a new name and unload the one that it replaces; each adapter has a prefix cache of its own."""
