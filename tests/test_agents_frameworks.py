@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import pytest
-from support.framework_harness import FINAL, agent_in, assert_extends, call, opened_chat_gateway, parents, prefixes
+from support.framework_harness import (
+    FINAL,
+    THINKING_TEMPLATE,
+    agent_in,
+    assert_extends,
+    call,
+    chat_tokenizer,
+    opened_chat_gateway,
+    parents,
+    prefixes,
+)
+from support.framework_sdks import AnthropicSdk, OpenAiSdk
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 CALCULATE = call("calculate", '{"expression": "9 * 2"}')
 MULTIPLY = call("multiply", '{"a": 9, "b": 2}')
+TEN_CALLS = [*(call("multiply", f'{{"a": {number}, "b": 2}}') for number in range(1, 10)), FINAL]
+REASONED = [f"<think>\n{thought}\n</think>\n\n{said}" for thought, said in (("I multiply.", MULTIPLY), ("It is 18.", FINAL))]
 ANSWER = call("final_answer", '{"answer": "18"}')
 HAND_OVER = call("transfer_to_solver", "{}")
 PROGRAM, LAST_PROGRAM = "I multiply.\n<code>\nprint(multiply(9, 2))\n", "Done.\n<code>\nfinal_answer(18)\n"
@@ -24,7 +37,7 @@ def _nothing_calls_home(monkeypatch):
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
 
 
-@pytest.mark.parametrize(
+FRAMEWORKS = pytest.mark.parametrize(
     ("environment", "agent", "variants"),
     [
         ("frameworks", "framework_openai_agents.py:OpenAIAgents", OPENAI_TWO),
@@ -36,14 +49,57 @@ def _nothing_calls_home(monkeypatch):
         ("crewai", "framework_crewai.py:CrewAi", WHOLE[:1]),
     ],
 )
-async def test_a_framework_calls_its_tool_and_its_second_prompt_extends_the_first_to_the_token(environment, agent, variants):
+
+
+async def calls_ten_times(harness, run, over, streamed):
+    """Nine calls of a tool and an answer; every prompt extends the one before to the token."""
+    answer, trajectory = await harness.play(run, TEN_CALLS, over=over, streamed=streamed)
+    assert answer == FINAL, (over, streamed)
+    assert len(trajectory.interactions) == 10, (over, streamed)
+    assert_extends(harness, trajectory)
+    for number in range(1, 10):
+        assert f"<tool_response>\n{2 * number}" in harness.prompt_text(number), (over, streamed)
+
+
+async def calls_with_reasoning(harness, run, over, streamed):
+    """A model that reasons before its call and before its answer: the reasoning stays in the prompt, whether or not it is sent back."""
+    answer, trajectory = await harness.play(run, REASONED, over=over, streamed=streamed)
+    assert answer == FINAL, (over, streamed)
+    assert_extends(harness, trajectory)
+    assert "<think>\nI multiply." in harness.prompt_text(1), (over, streamed)
+
+
+@FRAMEWORKS
+async def test_a_framework_calls_its_tool_nine_times_and_every_prompt_extends_the_one_before_to_the_token(environment, agent, variants):
     async with opened_chat_gateway() as harness, agent_in(environment, f"tests/support/{agent}") as run:
         for over, streamed in variants:
-            answer, trajectory = await harness.play(run, [MULTIPLY, FINAL], over=over, streamed=streamed)
-            assert answer == FINAL, (over, streamed)
-            assert len(trajectory.interactions) == 2, (over, streamed)
+            await calls_ten_times(harness, run, over, streamed)
+
+
+@FRAMEWORKS
+async def test_with_a_model_that_reasons_the_second_prompt_of_a_framework_extends_the_first_to_the_token(environment, agent, variants):
+    async with (
+        opened_chat_gateway(chat=chat_tokenizer(THINKING_TEMPLATE)) as harness,
+        agent_in(environment, f"tests/support/{agent}") as run,
+    ):
+        for over, streamed in variants:
+            await calls_with_reasoning(harness, run, over, streamed)
+
+
+async def test_text_beside_a_call_is_read_once_by_a_framework_that_reads_events_in_their_order():
+    async with opened_chat_gateway() as harness, agent_in("frameworks", "tests/support/framework_agent_framework.py:AgentFramework") as run:
+        for over, streamed in OPENAI_TWO:
+            answer, trajectory = await harness.play(run, [f"Let me see.\n{MULTIPLY}", FINAL], over=over, streamed=streamed)
+            assert answer == f"Let me see.{FINAL}", (over, streamed)
             assert_extends(harness, trajectory)
-            assert "<tool_response>\n18" in harness.prompt_text(1)
+
+
+@pytest.mark.parametrize(("sdk", "variants"), [(OpenAiSdk, OPENAI_TWO), (AnthropicSdk, ALL_THREE[4:])])
+async def test_an_sdk_has_a_conversation_of_ten_calls_and_one_with_reasoning(sdk, variants):
+    async with opened_chat_gateway(chat=chat_tokenizer(THINKING_TEMPLATE)) as harness:
+        for over, streamed in variants:
+            await calls_ten_times(harness, sdk().run, over, streamed)
+            await calls_with_reasoning(harness, sdk().run, over, streamed)
 
 
 @pytest.mark.parametrize(

@@ -226,6 +226,36 @@ async def test_a_response_stream_adds_up_to_the_whole_response(script, client_of
     assert done == [item.id for item in whole.output] == [item.id for item in final.output]
 
 
+async def test_an_item_of_a_response_ends_before_the_next_begins(client_of):
+    def script(call):
+        pieces = [{"reasoning": "hm"}, {"text": "Let me "}, {"text": "see."}, *tool_pieces(0, "call_a", "weather", "{}")]
+        return response_parts(*pieces, *tool_pieces(1, "call_b", "weather", "{}"), finish_reason="tool_calls")
+
+    async with serving(script) as served, client_of(served) as client:
+        asked = {"tools": [FLAT_TOOL], "include": ["reasoning.encrypted_content"], "store": False}
+        events = [event async for event in await client.responses.create(model="m", input="?", stream=True, **asked)]
+    ends = [(event.type.rpartition(".")[2], event.output_index) for event in events if "output_item" in event.type]
+    assert ends == [(kind, index) for index in range(4) for kind in ("added", "done")]
+    ended = [event.item for event in events if event.type == "response.output_item.done"]
+    assert ended == events[-1].response.output
+    assert ended[0].encrypted_content
+
+
+async def test_text_after_a_tool_call_belongs_to_the_message_before_it(client_of):
+    def script(call):
+        pieces = [{"text": "Let me see."}, *tool_pieces(0, "call_a", "weather", "{}"), {"text": " It rains."}]
+        return response_parts(*pieces, finish_reason="tool_calls")
+
+    async with serving(script) as served, client_of(served) as client:
+        async with client.responses.stream(model="m", input="?", tools=[FLAT_TOOL]) as stream:
+            final = await stream.get_final_response()
+        raw = [event async for event in await client.responses.create(model="m", input="?", tools=[FLAT_TOOL], stream=True)]
+    assert [item.type for item in final.output] == ["message", "function_call"]
+    assert final.output_text == raw[-1].response.output_text == "Let me see. It rains."
+    ended = {event.output_index: event.item for event in raw if event.type == "response.output_item.done"}
+    assert list(ended.values()) == raw[-1].response.output
+
+
 async def test_a_response_cut_by_length_is_incomplete(client_of):
     async with serving(lambda _: response_parts({"text": "It"}, finish_reason="length")) as served, client_of(served) as client:
         answer = await client.responses.create(model="m", input="?")

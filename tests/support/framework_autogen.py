@@ -23,7 +23,7 @@ class AutoGen:
             tools=[multiply],
             system_message="Solve the problem.",
             reflect_on_tool_use=task["over"] == "reflection",
-            max_tool_iterations=4 if task["over"] == "loop" else 1,
+            max_tool_iterations=12 if task["over"] == "loop" else 1,
             model_client_stream=task["streamed"],
         )
         result = await agent.run(task=task["question"])

@@ -1,7 +1,8 @@
 """The answer of OpenAI's Responses: output items, whole or as a stream of events.
 
-Items stay open until the answer ends, so there is at most one message and one reasoning item, even if the model writes text
-after a tool call. A whole answer is what the events of its only part add up to.
+An item ends when the next one begins, as clients expect that put a message together from its events in order. There is at most one
+message and one reasoning item: if the model writes text after a tool call, the message goes on, and its last events are sent again. A
+whole answer is what the events of its only part add up to.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ class OutputItem:
         """`event` begins the names of its own events; `part` is the part of its content or summary, still empty."""
         self.fields = fields
         self.part = part
+        self.is_open = True
+        """False once its last events are sent."""
         self._index = index
         self._event = f"response.{event}"
         self._parts, self._part_event = ("summary", "reasoning_summary_part") if is_summary else ("content", "content_part")
@@ -44,6 +47,7 @@ class OutputItem:
 
     def delta(self, text: str, **more: list[dict[str, Any]]) -> Event:
         """Append a delta of the text, which may have log-probabilities, or of the arguments, and return its event."""
+        self.is_open = True
         if self.part is None:
             self.fields["arguments"] += text
         else:
@@ -58,6 +62,7 @@ class OutputItem:
 
     def done(self, status: str) -> Iterator[Event]:
         """Yield the events after the last delta."""
+        self.is_open = False
         if self.part is not None:
             own = {name: value for name, value in self.part.items() if name in {"text", "logprobs"}}
             yield f"{self._event}.done", {**self._place, **own}
@@ -85,6 +90,7 @@ class CustomCall(OutputItem):
 
     def done(self, status: str) -> Iterator[Event]:
         """See `OutputItem`."""
+        self.is_open = False
         self.fields["input"] = text = custom_input(self._arguments)
         yield f"{self._event}.delta", {**self._place, "delta": text}
         yield f"{self._event}.done", {**self._place, "input": text}
@@ -139,6 +145,7 @@ class ResponseAnswer:
         tool = self._tools.get(call.name) or ClientTool(call.name)
         fields = {"call_id": call.id, "name": tool.name} | ({"namespace": tool.namespace} if tool.namespace else {})
         if tool.is_custom:
+            yield from self._end("completed")
             self._items[call.index] = item = CustomCall(len(self._items), {"type": "custom_tool_call", "id": f"ctc_{call.id}", **fields})
             yield from item.added()
             return
@@ -165,17 +172,22 @@ class ResponseAnswer:
             yield self._items["message"].delta(part.text, logprobs=logprobs)
 
     def _add(self, key: str | int, event: str, fields: dict[str, Any], part: dict[str, Any] | None = None) -> Iterator[Event]:
+        yield from self._end("completed")
         is_summary = key == "reasoning" and self._summarized
         self._items[key] = item = OutputItem(len(self._items), event, fields, part, is_summary=is_summary)
-        return item.added()
+        yield from item.added()
+
+    def _end(self, status: str) -> Iterator[Event]:
+        for key, item in self._items.items():
+            if item.is_open and key == "reasoning" and self._encrypted and item.part:
+                item.fields["encrypted_content"] = encode_reasoning(item.part["text"])
+            if item.is_open:
+                yield from item.done(status)
 
     def _finished(self, part: ModelResponsePart) -> Iterator[Event]:
         is_cut = part.finish_reason == "length"
         status = "incomplete" if is_cut else "completed"
-        if self._encrypted and (reasoning := self._items.get("reasoning")) and reasoning.part:
-            reasoning.fields["encrypted_content"] = encode_reasoning(reasoning.part["text"])
-        for item in self._items.values():
-            yield from item.done(status)
+        yield from self._end(status)
         counts = openai.usage([part])
         self._response |= {
             "status": status,
