@@ -144,11 +144,27 @@ def test_earlier_messages_too_are_compared_by_value():
     assert prompt.parent == "call-2"
 
 
-@pytest.mark.parametrize("other", [{"content": "no"}, {"content": "yes", "name": "bob"}])
-def test_what_the_model_would_see_differently_is_no_parent(other):
-    talk = Talk()
+NAMING_TEMPLATE = LETTERS_TEMPLATE.replace("':'", "(message.name or '') + ':'")
+
+
+@pytest.mark.parametrize(
+    ("template", "other"), [(LETTERS_TEMPLATE, {"content": "no"}), (NAMING_TEMPLATE, {"content": "yes", "name": "bob"})]
+)
+def test_what_the_model_would_see_differently_is_no_parent(template, other):
+    talk = Talk(letters(template=template))
     talk.call([user("a")], "yes")
     assert talk.prompt([user("a"), {"role": "assistant", **other}, user("b")]).parent == ""
+
+
+def test_a_name_that_the_template_does_not_show_is_no_difference():
+    """Semantic Kernel adds the agent's name to each streamed answer."""
+    talk = Talk()
+    talk.call([user("a")], "yes")
+    second = [user("a"), {**assistant("yes"), "name": "bob"}, user("b")]
+    prompt = talk.call(second, "no").prompt
+    assert (prompt.parent, prompt.prefix) == ("call-1", "call-1")
+    prompt = talk.prompt([*second, {**assistant("no"), "name": "bob"}, user("c")])
+    assert (prompt.parent, prompt.prefix) == ("call-2", "call-2")
 
 
 def test_where_a_template_rewrites_history_the_call_has_a_parent_without_a_prefix_and_a_reason():

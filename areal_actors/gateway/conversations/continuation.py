@@ -10,10 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from areal_actors.core.errors import RequestError
 from areal_actors.gateway.conversations.kept_reasoning import KeptReasoning
 from areal_actors.gateway.conversations.message_equality import MessageDict, same_answer
 from areal_actors.gateway.conversations.template_window import SENTINEL, local_features, window
+from areal_actors.messages import ModelRequest
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 
 CACHE_SIZE = 256
@@ -41,6 +44,17 @@ class Continuations:
         self.chat, self.kept = chat, kept
         self._openings: dict[tuple[frozenset[str], str], str] = {}
         self._local = local_features(chat)
+        self._renders_names = renders_names(chat)
+
+    def without_unseen_names(self, request: ModelRequest) -> ModelRequest:
+        """The request without names in the model's answers, unless the template renders them: some clients add one to each answer."""
+        if self._renders_names or not any("name" in message and message["role"] == "assistant" for message in request.messages):
+            return request
+        messages = [
+            {key: value for key, value in message.items() if key != "name"} if message["role"] == "assistant" else message
+            for message in request.messages
+        ]
+        return msgspec.structs.replace(request, messages=tuple(messages))
 
     def is_local(self, features: frozenset[str]) -> bool:
         """True if the template renders new messages independently of earlier ones, in conversations with these features."""
@@ -116,3 +130,12 @@ class Continuations:
     def stops(self) -> Iterator[str]:
         """Texts of the stop tokens."""
         return (text for token in self.chat.stop_ids if (text := self.chat.decode([token], skip_special=False)))
+
+
+def renders_names(chat: ChatTokenizer) -> bool:
+    """True if the template shows the name in an assistant message, or cannot be tested."""
+    question, answer = {"role": "user", "content": "u"}, {"role": "assistant", "content": "c"}
+    try:
+        return chat.render([question, answer | {"name": "n"}, question], []) != chat.render([question, answer, question], [])
+    except RequestError:
+        return True

@@ -57,6 +57,7 @@ def prompt_for(
     chat = continuations.chat
     if (raw := request.prompt if request.prompt_ids is None else request.prompt_ids) is not None:
         return _raw_prompt(turns, raw, chat, limit)
+    request = continuations.without_unseen_names(request)
     settings = digest((request.tools, request.template_kwargs))
     parent, prefix_break_reason = find_parent(turns, request)
     if parent is not None and not prefix_break_reason and parent.prompt.settings != settings:
