@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from areal_actors.core.errors import RequestError
+from areal_actors.core.errors import ArealError, RequestError
 from areal_actors.gateway.conversations.kept_reasoning import KeptReasoning
 from areal_actors.gateway.conversations.message_equality import MessageDict, same_answer
 from areal_actors.gateway.conversations.template_window import SENTINEL, local_features, window
@@ -137,5 +137,5 @@ def renders_names(chat: ChatTokenizer) -> bool:
     question, answer = {"role": "user", "content": "u"}, {"role": "assistant", "content": "c"}
     try:
         return chat.render([question, answer | {"name": "n"}, question], []) != chat.render([question, answer, question], [])
-    except RequestError:
+    except ArealError:
         return True
