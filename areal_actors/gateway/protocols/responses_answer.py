@@ -62,7 +62,6 @@ class OutputItem:
 
     def done(self, status: str) -> Iterator[Event]:
         """Yield the events after the last delta."""
-        self.is_open = False
         if self.part is not None:
             own = {name: value for name, value in self.part.items() if name in {"text", "logprobs"}}
             yield f"{self._event}.done", {**self._place, **own}
@@ -85,12 +84,12 @@ class CustomCall(OutputItem):
 
     def add_arguments(self, arguments: str) -> Iterator[Event]:
         """See `OutputItem`."""
+        self.is_open = True
         self._arguments += arguments
         yield from ()
 
     def done(self, status: str) -> Iterator[Event]:
         """See `OutputItem`."""
-        self.is_open = False
         self.fields["input"] = text = custom_input(self._arguments)
         yield f"{self._event}.delta", {**self._place, "delta": text}
         yield f"{self._event}.done", {**self._place, "input": text}
@@ -178,11 +177,14 @@ class ResponseAnswer:
         yield from item.added()
 
     def _end(self, status: str) -> Iterator[Event]:
+        """End the items that are open."""
         for key, item in self._items.items():
-            if item.is_open and key == "reasoning" and self._encrypted and item.part:
+            if not item.is_open:
+                continue
+            item.is_open = False
+            if key == "reasoning" and self._encrypted and item.part:
                 item.fields["encrypted_content"] = encode_reasoning(item.part["text"])
-            if item.is_open:
-                yield from item.done(status)
+            yield from item.done(status)
 
     def _finished(self, part: ModelResponsePart) -> Iterator[Event]:
         is_cut = part.finish_reason == "length"
