@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.samples import LETTERS_TEMPLATE, columns, interaction, letters, trajectory
+from support.samples import LETTERS_TEMPLATE, TOOLS_TEMPLATE, columns, interaction, letters, trajectory
 
 from areal_actors.core.errors import RequestError
 from areal_actors.core.values import SequenceCall, pack_ids, unpack_ids
 from areal_actors.gateway.conversations.continuation import Continuations
 from areal_actors.gateway.conversations.conversation import prompt_for, with_history
+from areal_actors.gateway.conversations.template_window import renders_names
 from areal_actors.gateway.conversations.turns import path_to, record_turn, token_ids_of
 from areal_actors.messages import ModelRequest
 from areal_actors.sequences.build import apply_rewards, sequences_of
@@ -165,6 +166,20 @@ def test_a_name_that_the_template_does_not_show_is_no_difference():
     assert (prompt.parent, prompt.prefix) == ("call-1", "call-1")
     prompt = talk.prompt([*second, {**assistant("no"), "name": "bob"}, user("c")])
     assert (prompt.parent, prompt.prefix) == ("call-2", "call-2")
+
+
+@pytest.mark.parametrize(
+    ("template", "shows"),
+    [
+        (TOOLS_TEMPLATE, False),
+        (NAMING_TEMPLATE, True),
+        (TOOLS_TEMPLATE.replace("<tool_call>", "<tool_call>{{ message.name or '' }}"), True),
+        ("{% if messages[-1].role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}", False),
+    ],
+    ids=["nowhere", "everywhere", "beside calls", "refuses tools"],
+)
+def test_a_template_is_tested_for_names_at_load(template, shows):
+    assert renders_names(letters(template=template)) == shows
 
 
 def test_where_a_template_rewrites_history_the_call_has_a_parent_without_a_prefix_and_a_reason():

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from areal_actors.core.errors import ArealError, RequestError
+from areal_actors.core.errors import RequestError
 from areal_actors.gateway.conversations.kept_reasoning import KeptReasoning
 from areal_actors.gateway.conversations.message_equality import MessageDict, same_answer
-from areal_actors.gateway.conversations.template_window import SENTINEL, local_features, window
+from areal_actors.gateway.conversations.template_window import SENTINEL, local_features, renders_names, window
 from areal_actors.messages import ModelRequest
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 
@@ -130,12 +130,3 @@ class Continuations:
     def stops(self) -> Iterator[str]:
         """Texts of the stop tokens."""
         return (text for token in self.chat.stop_ids if (text := self.chat.decode([token], skip_special=False)))
-
-
-def renders_names(chat: ChatTokenizer) -> bool:
-    """True if the template shows the name in an assistant message, or cannot be tested."""
-    question, answer = {"role": "user", "content": "u"}, {"role": "assistant", "content": "c"}
-    try:
-        return chat.render([question, answer | {"name": "n"}, question], []) != chat.render([question, answer, question], [])
-    except ArealError:
-        return True

@@ -71,6 +71,24 @@ def _text_after_sentinel(chat: ChatTokenizer, before: Messages, tools: Messages,
     return whole.rpartition(SENTINEL)[2] if whole.startswith(opened) and SENTINEL in whole else None
 
 
+def renders_names(chat: ChatTokenizer) -> bool:
+    """True if the template shows the name in an assistant message, with text or with a call."""
+    question, text = _message("user", "u"), _message("assistant", "c")
+    calling, result = _message("assistant", "", tool_calls=[_call(0, "f", "{}")]), _result(0, "f", "t")
+    return any(
+        _rendered(chat, [question, answer | {"name": "n"}, after], tools) != _rendered(chat, [question, answer, after], tools)
+        for answer, after, tools in ((text, question, []), (calling, result, [PLACEHOLDER_TOOL]))
+    )
+
+
+def _rendered(chat: ChatTokenizer, messages: Messages, tools: Messages) -> str | None:
+    """Returns None if the template rejects the messages."""
+    try:
+        return chat.render(messages, tools)
+    except ArealError:
+        return None
+
+
 def test_conversations() -> Iterator[tuple[Messages, dict[str, Any], Messages, Messages]]:
     """Test conversations of all shapes: before, answer, new messages, tools. Each call has an id of its own: some templates number them."""
     question, result, last = _message("user", "and"), _result(8, "f", "8"), _result(9, "g", "9")
