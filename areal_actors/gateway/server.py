@@ -172,9 +172,13 @@ class Gateway:
             asked, question, ignored = await self.long_work.run(len(body), _parse_request, dialect, body, session)
             ignored = _shortened([*ignored, *[name for name in dialect.ignored_headers if name in request.headers]])
             request_id = next((name for header in REQUEST_IDS if (name := request.headers.get(header))), "")
-            question = msgspec.structs.replace(question, request_id=readable(request_id), ignored=ignored)
-            if client_session := request.headers.get(CLIENT_SESSION):
-                question = msgspec.structs.replace(question, client_session=readable(client_session)[:LONGEST_NAME])
+            client_session = request.headers.get(CLIENT_SESSION, "")
+            question = msgspec.structs.replace(
+                question,
+                request_id=readable(request_id),
+                ignored=ignored,
+                client_session=readable(client_session)[:LONGEST_NAME],
+            )
             created = int(time.time())
             async with aclosing(self.submit(question)) as parts:
                 first = await anext(parts)
@@ -208,6 +212,8 @@ def _parse_request(dialect: Dialect[Any], body: bytes, session: str) -> tuple[An
 
 def _shortened(ignored: Sequence[str]) -> tuple[str, ...]:
     """The ignored names, in at most `MAX_IGNORED` characters; `...` stands for the rest."""
+    if not ignored:
+        return ()
     ends = accumulate(len(one) + 2 for one in ignored)
     kept = [one for one, end in zip(ignored, ends, strict=True) if end <= MAX_IGNORED]
     return (*kept, "...") if len(kept) < len(ignored) else tuple(kept)

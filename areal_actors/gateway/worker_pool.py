@@ -87,6 +87,13 @@ class WorkerPool:
         Raises:
             EngineError: no worker came up within `seconds`.
         """
+        if not self.versions:
+            await self._until_up(seconds)
+        idle = min(self.versions, key=lambda worker: (self.in_flight[worker], worker))
+        last, fewest = self._last_worker.get(session, idle), self.in_flight[idle]
+        return last if self.in_flight[last] <= fewest + MARGIN_CALLS + fewest * MARGIN_SHARE else idle
+
+    async def _until_up(self, seconds: float) -> None:
         try:
             async with asyncio.timeout(seconds):
                 while not self.versions:
@@ -94,9 +101,6 @@ class WorkerPool:
                     await self._changed.wait()
         except TimeoutError:
             raise EngineError(f"no inference worker has come up within {seconds:g} s") from None
-        idle = min(self.versions, key=lambda worker: (self.in_flight[worker], worker))
-        last, fewest = self._last_worker.get(session, idle), self.in_flight[idle]
-        return last if self.in_flight[last] <= fewest + MARGIN_CALLS + fewest * MARGIN_SHARE else idle
 
     @asynccontextmanager
     async def count_call(self, worker: str, session: str = "") -> AsyncIterator[WorkerExit]:

@@ -82,6 +82,7 @@ class HandlerSpec(msgspec.Struct, metaclass=FrozenMeta):
     emits: tuple[type[Message], ...]
     function: Callable[..., Any]
     takes_context: bool
+    is_async_generator: bool
 
 
 def on(handler: H) -> H:
@@ -150,7 +151,7 @@ class Actor:
         """Run the handler of a message; yields the messages that it emits. Closing the generator ends the handler."""
         handler = self.handlers[type(message)]
         arguments = (self, message, context) if handler.takes_context else (self, message)
-        if inspect.isasyncgenfunction(handler.function):
+        if handler.is_async_generator:
             emitted: AsyncGenerator[Message, None] = handler.function(*arguments)
             return emitted
         return _run(handler.function, arguments)
@@ -181,7 +182,14 @@ def _declared(function: Callable[..., Any]) -> list[HandlerSpec]:
     returns = typing.get_args(hints.get("return"))
     emits = tuple(kind for entry in returns for kind in (typing.get_args(entry) or (entry,)))
     received = hints[parameters[0]]
+    is_async_generator = inspect.isasyncgenfunction(function)
     return [
-        HandlerSpec(message_type=kind, emits=emits, function=function, takes_context=len(parameters) > 1)
+        HandlerSpec(
+            message_type=kind,
+            emits=emits,
+            function=function,
+            takes_context=len(parameters) > 1,
+            is_async_generator=is_async_generator,
+        )
         for kind in typing.get_args(received) or (received,)
     ]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from hashlib import blake2b
 
 from bus.message import Event, Message, Work
+
+DURABLE = (Event, Work)
 
 
 def message_id(*parts: object) -> str:
@@ -21,11 +22,13 @@ class HandlingIds:
     """
 
     def __init__(self, instance: str, cause: str) -> None:
-        self._instance, self._cause = instance, cause
-        self._counts: Counter[bool] = Counter()
+        self._sender = f"{instance}|{cause}"
+        self._durable = self._passing = 0
 
     def following(self, message: Message) -> str:
         """Returns the id of the next emitted message."""
-        is_durable = isinstance(message, Event | Work)
-        self._counts[is_durable] += 1
-        return message_id(self._instance, self._cause, *(() if is_durable else ("passing",)), self._counts[is_durable])
+        if isinstance(message, DURABLE):
+            self._durable += 1
+            return message_id(self._sender, self._durable)
+        self._passing += 1
+        return message_id(self._sender, "passing", self._passing)

@@ -41,6 +41,7 @@ RETRY_SECONDS = 0.1
 LONGEST_WAITS = 5
 STOP_SECONDS = 30.0
 """Maximum duration of an actor's `stop`."""
+PUBLISHED = (Event, Work, Telemetry)
 
 
 class Identity(msgspec.Struct, metaclass=FrozenMeta):
@@ -219,7 +220,7 @@ class Runtime:
         if isinstance(message, Reply):
             if send_reply is not None:
                 await send_reply(message, stamp)
-        elif isinstance(message, Event | Work | Telemetry):
+        elif isinstance(message, PUBLISHED):
             await self.bus.publish(message, stamp)
 
     def note(

@@ -37,10 +37,12 @@ def by_value(message: MessageDict) -> Any:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        return value
     if isinstance(value, Mapping):
         plain = {key: _json(entry) if key == "arguments" else _plain(entry) for key, entry in value.items()}
         return {key: entry for key, entry in plain.items() if entry is not None and entry not in ("", [], {})}
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         parts = [_plain(entry) for entry in value]
         if parts and all(isinstance(part, dict) and part.get("type") == "text" for part in parts):
             return "".join(part.get("text", "") for part in parts)
