@@ -49,6 +49,24 @@ check *recipes_and_settings: setup
 monitor *args: setup
     @{{ python }} -m areal_actors monitor "$@"
 
+# list the runs of a folder: status, steps, results
+[group("daily")]
+[no-exit-message]
+runs *args: setup
+    @{{ python }} -m areal_actors runs "$@"
+
+# show the episodes of a run, or one of them call by call: `just show gsm8k-grpo 12.3`
+[group("daily")]
+[no-exit-message]
+show *args: setup
+    @{{ python }} -m areal_actors show "$@"
+
+# compare runs: where their recipes differ, results, curves: `just compare first second --plot curves.png`
+[group("daily")]
+[no-exit-message]
+compare *args: setup
+    @{{ python }} -m areal_actors compare "$@"
+
 # write the log of a run to a file
 [group("daily")]
 [no-exit-message]

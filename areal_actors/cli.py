@@ -1,4 +1,4 @@
-"""The command line: run | resume | serve | tinker | check | explain | monitor | export | audit | doctor."""
+"""The command line: run | resume | serve | tinker | check | explain | monitor | runs | show | compare | export | audit | doctor."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 from areal_actors import __version__
 from areal_actors.core.devices import CudaDevices, detect_cuda, pretended_cuda
 from areal_actors.core.errors import ArealError, RecipeError
+from areal_actors.reader import comparison, episode_page, listing
 from areal_actors.recipe.load import Resolved, is_file, load
 from areal_actors.recipe.plan import explain, to_json
 from areal_actors.recipe.reference import explain_settings, json_schema
@@ -100,6 +101,23 @@ def _monitor(options: argparse.Namespace) -> int:
     return monitor.attach(options.run, folder=Path(options.folder), subjects=options.subjects, bus=options.bus)
 
 
+def _runs(options: argparse.Namespace) -> int:
+    return listing.list_runs(Path(options.folder), as_json=options.json)
+
+
+def _show(options: argparse.Namespace) -> int:
+    chosen = episode_page.EpisodeFilter(outcome=options.outcome, step=options.step, task=options.task, last=options.last)
+    place, asked = Path(options.folder), options.episode
+    return episode_page.show(options.run, asked, folder=place, chosen=chosen, tokens=options.tokens, as_json=options.json)
+
+
+def _compare(options: argparse.Namespace) -> int:
+    if len(options.words) < 2:
+        raise RecipeError(f"found {len(options.words)} run; name two or more, as in `areal compare A B` (`areal runs` lists them)")
+    place, metrics = Path(options.folder), options.metric
+    return comparison.compare(options.words, folder=place, metrics=metrics, plot=options.plot, as_json=options.json)
+
+
 def _export(options: argparse.Namespace) -> int:
     return monitor.export(options.run, Path(options.destination), folder=Path(options.folder))
 
@@ -180,19 +198,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     _takes_recipe(serving)
 
-    about = (
-        "Serve a model through Thinking Machines' Tinker API until Ctrl-C: programs that use its client library train the model, save\n"
-        "it, and sample from it, with TINKER_BASE_URL as printed. Every API key that begins with `tml-` is accepted."
-    )
-    api = command("tinker", _tinker, "serve the Tinker API on this machine", about)
-    defaults = tinker.TinkerOptions()
-    api.add_argument("--model", default=defaults.model, help="Hugging Face folder or id, or `embedded` (default)")
-    api.add_argument("--name", default="", help="further name of the model, for programs that know certain names only")
-    api.add_argument("--host", default=defaults.host, help="address to listen on (default: %(default)s)")
-    api.add_argument("--port", type=int, default=defaults.port, help="port to listen on; 0: a free one (default: %(default)s)")
-    api.add_argument("--state", default=defaults.state, metavar="FOLDER", help="where checkpoints are written (default: %(default)s)")
-    api.add_argument("--threads", type=int, default=1, metavar="COUNT", help="CPU threads of training, and of sampling (default: 1)")
-    api.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="device (default: cuda if there is one)")
+    _serves_tinker(command)
 
     check = command(
         "check",
@@ -224,6 +230,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     watch.add_argument("--bus", type=Path, metavar="FILE", help="the run's monitor.json, if its folder is not accessible")
 
+    _reads_runs(command)
+
     about = "Write the durable log of a run to one portable file."
     export = command("export", _export, "write the log of a run to one file", about)
     _takes_run(export)
@@ -251,6 +259,58 @@ def _parser() -> argparse.ArgumentParser:
     examine.add_argument("--json", action="store_true", help="print the same as JSON, nothing else")
     _takes_folder(examine)
     return parser
+
+
+def _serves_tinker(command: Callable[..., argparse.ArgumentParser]) -> None:
+    about = (
+        "Serve a model through Thinking Machines' Tinker API until Ctrl-C: programs that use its client library train the model, save\n"
+        "it, and sample from it, with TINKER_BASE_URL as printed. Every API key that begins with `tml-` is accepted."
+    )
+    api = command("tinker", _tinker, "serve the Tinker API on this machine", about)
+    defaults = tinker.TinkerOptions()
+    api.add_argument("--model", default=defaults.model, help="Hugging Face folder or id, or `embedded` (default)")
+    api.add_argument("--name", default="", help="further name of the model, for programs that know certain names only")
+    api.add_argument("--host", default=defaults.host, help="address to listen on (default: %(default)s)")
+    api.add_argument("--port", type=int, default=defaults.port, help="port to listen on; 0: a free one (default: %(default)s)")
+    api.add_argument("--state", default=defaults.state, metavar="FOLDER", help="where checkpoints are written (default: %(default)s)")
+    api.add_argument("--threads", type=int, default=1, metavar="COUNT", help="CPU threads of training, and of sampling (default: 1)")
+    api.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="device (default: cuda if there is one)")
+
+
+def _reads_runs(command: Callable[..., argparse.ArgumentParser]) -> None:
+    about = "List the runs of a folder: status, steps, first and last reward and held-out result."
+    listed = command("runs", _runs, "list the runs of a folder", about)
+    listed.add_argument("--json", action="store_true", help="print the same as JSON, nothing else")
+    _takes_folder(listed)
+
+    about = (
+        "Print the latest episodes of a live, finished or exported run, or one episode call by call: prompt and completion as sampled,\n"
+        "weight versions, reward, and the step that trained it."
+    )
+    shown = command("show", _show, "show episodes of a run, or one of them call by call", about)
+    shown.add_argument("run", nargs="?", default="", metavar="RUN|FILE", help="the run (default: the latest), or an exported log")
+    shown.add_argument("episode", nargs="?", default="", metavar="EPISODE", help="name of an episode (default: a list of the latest)")
+    shown.add_argument("--last", type=_count, default=20, metavar="COUNT", help="number of episodes in the list (default: %(default)s)")
+    shown.add_argument("--step", type=int, help="list only episodes that this step trained")
+    shown.add_argument("--task", default="", metavar="ID", help="list only episodes of this task")
+    shown.add_argument("--outcome", default="", choices=("exported", "evaluated", "abandoned"), help="list only these")
+    shown.add_argument("--tokens", action="store_true", help="print each sampled token with its log-probability and weight version")
+    shown.add_argument("--json", action="store_true", help="print one JSON object per episode, nothing else")
+    _takes_folder(shown)
+
+    about = "Print where the recipes of two or more runs differ, their results side by side, and the course of their metrics."
+    compared = command("compare", _compare, "compare runs: recipes, results, curves", about)
+    compared.add_argument("words", nargs="+", metavar="RUN|FILE", help="names or folders of runs, or exported logs")
+    compared.add_argument("--metric", action="append", default=[], metavar="NAME", help="a metric to show; may be repeated")
+    compared.add_argument("--plot", type=Path, metavar="FILE", help="write the curves to this image, as in curves.png")
+    compared.add_argument("--json", action="store_true", help="print the same as JSON, nothing else")
+    _takes_folder(compared)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"found '{text}'; write a whole number of at least 1")
+    return int(text)
 
 
 def _takes_recipe(parser: argparse.ArgumentParser) -> None:

@@ -54,7 +54,7 @@ class Crowd:
 
     async def ask(self, name: str) -> None:
         for n in range(self.count):
-            answer = await self.bus.request(Double(n=n), stamp_of(f"{name}-{n}"), timeout=5)
+            answer = await self.bus.request(Double(n=n), stamp_of(f"{name}-{n}"), timeout=120)
             self.received.append((name, answer.n))
 
 

@@ -193,10 +193,10 @@ async def test_an_answer_reaches_only_its_asker(tmp_path: Path) -> None:
                     question = Generate(prompt_ids=b"", sampling=SamplingParams())
                     while True:
                         with suppress(NoResponder):
-                            await asker.request(question, stamp(), timeout=10)
+                            await asker.request(question, stamp(), timeout=120)
                             break
                         await asyncio.sleep(0.05)
-                    assert (await asker.request(question, stamp(), timeout=10, to="inference_worker-0")).finish_reason == "stop"
+                    assert (await asker.request(question, stamp(), timeout=120, to="inference_worker-0")).finish_reason == "stop"
         finally:
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
@@ -217,7 +217,7 @@ async def test_a_monitor_that_receives_a_request_does_not_count_as_responder(tmp
             await client.flush()
         with suppress(NoResponder, TimeoutError):
             await owner.request(DescribeSession(session="s"), stamp(), timeout=1)
-        assert await asyncio.wait_for(received.get(), 10) == f"areal.{RUN}.{DescribeSession.subject}"
+        assert await asyncio.wait_for(received.get(), 120) == f"areal.{RUN}.{DescribeSession.subject}"
         await client.close()
 
 
@@ -233,7 +233,7 @@ async def test_a_monitor_cannot_have_the_server_publish_for_it(tmp_path: Path) -
         log = f"$JS.API.DIRECT.GET.AREAL_{RUN}_LOG"
         for reply in (f"areal.{RUN}.run.stopping", f"areal.{RUN}.episode.run", "_INBOX.gateway.answers.x.1"):
             await client.publish(log, question, reply=reply)
-        answer = await client.request(log, question, timeout=10)
+        answer = await client.request(log, question, timeout=120)
         assert answer.headers is not None
         assert answer.headers["Nats-Sequence"] == "1"
         assert [envelope.sequence async for envelope in owner.log()] == [1]

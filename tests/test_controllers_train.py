@@ -108,7 +108,7 @@ def test_a_batch_without_access_to_its_trajectories_is_an_error_with_a_remedy(tr
 
 async def test_references_to_another_log_are_refused(train, tmp_path):
     async with controller(recipe_for(tmp_path)) as rollouts:
-        batch = await rollouts.rollout_batch(ROWS[:2], OneCallWorkflow(), timeout=10)
+        batch = await rollouts.rollout_batch(ROWS[:2], OneCallWorkflow(), timeout=120)
         trajectories = await rollouts.trajectories(batch)
     with pytest.raises(LogUnavailable, match=r"holds episode 0\.1, not 0\.0: the batch belongs to another run"):
         train(Kept(trajectories[1:] + trajectories[:1])).sequences(batch)

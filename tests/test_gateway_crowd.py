@@ -39,7 +39,7 @@ async def crowd(harness, expected, sessions=MANY):
     await harness.serve("inference_worker-0", InferenceWorker(lambda folder: engine, name="inference_worker-0", concurrency=2 * MANY))
     await loaded
     await asyncio.sleep(0)
-    return engine, [await harness.open(work(f"{number}.0"), lease=60) for number in range(sessions)]
+    return engine, [await harness.open(work(f"{number}.0"), lease=3600) for number in range(sessions)]
 
 
 async def call(http, opened, *, stream=False):
@@ -54,7 +54,7 @@ async def call(http, opened, *, stream=False):
 async def test_a_thousand_calls_of_a_thousand_sessions_are_in_flight_at_once():
     async with opened_gateway() as harness:
         engine, sessions = await crowd(harness, MANY)
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http, asyncio.timeout(60):
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http, asyncio.timeout(250):
             replies = await asyncio.gather(*[call(http, opened, stream=number % 2 == 0) for number, opened in enumerate(sessions)])
         assert engine.most == MANY, "neither gateway nor session manager holds a call back"
         assert all(text.endswith(b"data: [DONE]\n\n") for text in replies[::2])
@@ -70,7 +70,7 @@ async def test_an_open_session_with_a_call_takes_little_memory():
         await call(http, first[0])
         tracemalloc.start()
         for number in range(1, MANY):
-            await call(http, await harness.open(work(f"{number}.0"), lease=60))
+            await call(http, await harness.open(work(f"{number}.0"), lease=3600))
         assert len(harness.manager.registry) == MANY
         harness.bus._log.clear()  # a bus in memory is the log, too
         engine.prompts.clear()

@@ -21,7 +21,7 @@ CALLS = {
 async def harness():
     async with opened_gateway() as harness:
         await harness.engine("inference_worker-0", FixedTextEngine())
-        harness.opened = await harness.open(lease=60)
+        harness.opened = await harness.open(lease=3600)
         async with aiohttp.ClientSession(root(harness.opened), headers={"x-api-key": harness.opened.api_key}) as http:
             harness.http = http
             yield harness

@@ -23,7 +23,7 @@ PATHS = ["/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messag
 async def harness():
     async with opened_gateway() as harness:
         harness.parrot = await harness.engine("inference_worker-0", FixedTextEngine())
-        harness.opened = await harness.open(lease=60)
+        harness.opened = await harness.open(lease=3600)
         yield harness
 
 
@@ -313,7 +313,7 @@ async def test_a_call_that_does_not_end_is_broken_off_in_time(harness, monkeypat
     monkeypatch.setattr(gateway_module, "SHUTDOWN_SECONDS", 0.1)
     async with opened_gateway() as brief:
         parrot = await brief.engine("inference_worker-0", FixedTextEngine(hold_at=3))
-        opened = await brief.open(lease=60)
+        opened = await brief.open(lease=3600)
         asking = asyncio.create_task(post(opened, ASK))
         await parrot.held.wait()
         await asyncio.wait_for(brief.manager.gateway.stop(), 30)

@@ -110,7 +110,7 @@ def test_a_program_dies_with_the_process_that_runs_it(tmp_path):
             time.sleep(0.05)
         time.sleep(0.3)
         scoring.kill()
-    _, alive = psutil.wait_procs(children, timeout=10)
+    _, alive = psutil.wait_procs(children, timeout=120)
     assert alive == []
 
 

@@ -153,11 +153,13 @@ class RunState:
         if kind is None:
             return None
         message = envelope.open(kind)
-        self.run, self.now = envelope.run, max(self.now, envelope.time)
-        self._fold(message, envelope.time)
+        self.run = envelope.run
+        self.fold(message, envelope.time)
         return message
 
-    def _fold(self, message: Message, time: float) -> None:  # noqa: C901, PLR0912, PLR0915 - a table of one line each
+    def fold(self, message: Message, time: float) -> None:  # noqa: C901, PLR0912, PLR0915 - a table of one line each
+        """Fold a message that was sent at this time (seconds since the epoch)."""
+        self.now = max(self.now, time)
         match message:
             case RunStarted():
                 self.started, self.started_at = message, time

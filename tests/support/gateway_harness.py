@@ -83,7 +83,7 @@ class GatewayHarness:
             await self.tasks[name]
         await self.publish(ActorFailed(actor=name, process=name, reason="killed"))
 
-    async def open(self, run=None, lease=60.0):
+    async def open(self, run=None, lease=3600.0):
         opened = await self.bus.request(OpenSession(work=run or work(), lease_seconds=lease), self.stamp(), timeout=30)
         assert not opened.refused
         return opened

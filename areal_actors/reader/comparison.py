@@ -1,0 +1,220 @@
+"""`areal compare`: the recipes of several runs where they differ, their results, and their curves in one plot."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from areal_actors.core.errors import SetupError
+from areal_actors.display.curves import SMOOTH_STEPS
+from areal_actors.display.run_state import RunState
+from areal_actors.display.sentences import duration
+from areal_actors.display.view import sparkline
+from areal_actors.reader.listing import output
+from areal_actors.reader.run_files import RunFiles, find_run_files
+
+MIN_BARS, MAX_BARS = 8, 32
+"""Bars of a curve in text."""
+WITHOUT_BARS = 32
+"""Columns of a run's curve besides its bars, with its part of the names."""
+NOT_SET = "not set"
+OF_THE_RUN = frozenset({"run", "folder", "gateway.port"})
+"""Settings that differ in any two runs, or are only where they were made."""
+METRICS = ("reward_mean", "loss", "entropy", "mean_tokens", "token_staleness_mean", "masked_frac", "grad_norm", "approx_kl")
+"""Metrics shown by default, where a run has them."""
+
+
+def compare(
+    runs: Sequence[str],
+    *,
+    folder: Path,
+    metrics: Sequence[str] = (),
+    plot: Path | None = None,
+    as_json: bool = False,
+    console: Console | None = None,
+) -> int:
+    """Print where the recipes of runs differ, and their results side by side; returns the exit status.
+
+    Args:
+        runs: names, folders or exported logs; at least two.
+        folder: where runs are written.
+        metrics: metrics of the steps to show instead of the usual ones.
+        plot: image file for the curves.
+        as_json: print the same as JSON, nothing else.
+        console: prints.
+
+    Raises:
+        SetupError: there is no such run or metric.
+    """
+    screen, found = console or output(), [find_run_files(run, folder) for run in runs]
+    named = _names(found)
+    shown = _metrics(found, metrics)
+    if as_json:
+        made = {
+            "recipe": differences([run.recipe for run in found]),
+            "results": {label: dict(zip(named, values, strict=True)) for label, values in _results(found)},
+            "metrics": {name: {one: run.state.history(name) for one, run in zip(named, found, strict=True)} for name in shown},
+        }
+        screen.print(json.dumps(made, indent=1, default=str), markup=False, highlight=False, soft_wrap=True)
+    else:
+        screen.print(_page(named, found, shown, bars=max(MIN_BARS, min(MAX_BARS, screen.width // len(found) - WITHOUT_BARS))))
+    if plot is not None:
+        draw_comparison(named, [run.state for run in found], plot)
+        if not as_json:
+            screen.print(f"curves: {plot}", markup=False, highlight=False, soft_wrap=True)
+    return 0
+
+
+def differences(recipes: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
+    """Returns the settings, by dotted name, whose values differ; `not set` where a recipe lacks one."""
+    flat = [dict(_flat(recipe)) for recipe in recipes]
+    names = dict.fromkeys(name for recipe in flat for name in recipe if name not in OF_THE_RUN)
+    values = {name: [recipe.get(name, NOT_SET) for recipe in flat] for name in names}
+    return {name: found for name, found in values.items() if any(value != found[0] for value in found)}
+
+
+def _flat(value: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    for name, entry in value.items():
+        if isinstance(entry, dict) and entry:
+            yield from _flat(entry, f"{before}{name}.")
+        else:
+            yield f"{before}{name}", entry
+
+
+def _names(found: Sequence[RunFiles]) -> list[str]:
+    """Returns a name for each run; the path where two have the same."""
+    names = [run.name for run in found]
+    return [str(run.folder.path) if run.folder and names.count(name) > 1 else name for name, run in zip(names, found, strict=True)]
+
+
+def _metrics(found: Sequence[RunFiles], wanted: Sequence[str]) -> list[str]:
+    there = dict.fromkeys(name for run in found for step in run.state.steps for name in step.metrics)
+    if missing := [name for name in wanted if name not in there]:
+        known = f"its metrics: {', '.join(sorted(there))}" if there else "no run has completed a step"
+        raise SetupError(f"--metric {missing[0]}: no run has it; {known}")
+    return list(wanted) or [name for name in METRICS if name in there]
+
+
+def _results(found: Sequence[RunFiles]) -> Iterator[tuple[str, list[str]]]:
+    """Yields label and values of each row about the whole run."""
+    states = [run.state for run in found]
+    yield "status", [run.status() for run in found]
+    yield (
+        "steps",
+        [
+            f"{state.steps[-1].number if state.steps else 0} of {run.recipe.get('steps', 0)}"
+            for run, state in zip(found, states, strict=True)
+        ],
+    )
+    yield "took", [duration(state.now - state.started_at) if state.started_at else "" for state in states]
+    paces = [state.seconds_per_step() for state in states]
+    yield "seconds a step", [f"{pace:.2f}" if pace is not None else "" for pace in paces]
+    yield "tokens trained", [f"{sum(state.history('trained_tokens')):,.0f}" for state in states]
+    for mode in ("sampled", "greedy"):
+        if any(one.mode == mode for state in states for one in state.evaluations):
+            courses = [[one.accuracy for one in state.evaluations if one.mode == mode] for state in states]
+            yield f"held out, {mode}", [_course(values) for values in courses]
+            yield f"best held out, {mode}", [_best(state, mode) for state in states]
+    for name in ("loss", "accuracy", "margin"):
+        if any(state.held_out(name) for state in states):
+            yield f"held-out {name}", [_course(state.held_out(name)) for state in states]
+    if any(state.abandoned for state in states):
+        yield "attempts abandoned", [", ".join(f"{count} {reason}" for reason, count in state.abandoned.most_common()) for state in states]
+    if any(state.finished and state.finished.error for state in states):
+        yield "ended early", [state.finished.error if state.finished else "" for state in states]
+    if any(run.complaint for run in found):
+        yield "files", [run.complaint for run in found]
+
+
+def _course(values: Sequence[float]) -> str:
+    return f"{values[0]:.3f} → {values[-1]:.3f}" if values else ""
+
+
+def _best(state: RunState, mode: str) -> str:
+    found = [one for one in state.evaluations if one.mode == mode]
+    best = max(found, key=lambda one: one.accuracy, default=None)
+    return f"{best.accuracy:.3f} at step {best.weight_version}" if best else ""
+
+
+def _page(named: Sequence[str], found: Sequence[RunFiles], metrics: Sequence[str], *, bars: int) -> RenderableType:
+    parts: list[RenderableType] = []
+    changed = differences([run.recipe for run in found])
+    if changed:
+        parts.append(_table("recipe", named, [(name, [_value(value) for value in values]) for name, values in changed.items()]))
+    else:
+        parts.append(Text("the recipes are equal", style="bold"))
+    parts += [Text(), _table("result", named, _results(found))]
+    if metrics:
+        rows = [(name, [_curve(run.state.history(name), bars) for run in found]) for name in metrics]
+        parts += [Text(), _table("steps", named, rows), Text(f"\nsteps: means of the first and the last {SMOOTH_STEPS}", style="dim")]
+    return Group(*parts)
+
+
+def _table(title: str, named: Sequence[str], rows: Any) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold cyan")
+    table.add_column(title, style="bold", overflow="fold")
+    for name in named:
+        table.add_column(name, overflow="fold")
+    for label, values in rows:
+        table.add_row(Text(label), *map(Text, values))
+    return table
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _curve(values: Sequence[float], bars: int) -> str:
+    values = [value for value in values if math.isfinite(value)]
+    if not values:
+        return ""
+    first, last = values[:SMOOTH_STEPS], values[-SMOOTH_STEPS:]
+    return f"{sum(first) / len(first):.4g} → {sum(last) / len(last):.4g}  {sparkline(values, bars)}"
+
+
+def draw_comparison(named: Sequence[str], states: Sequence[RunState], path: Path) -> None:
+    """Write a plot of the rewards (or losses) of the steps, and of the held-out results, of several runs.
+
+    Raises:
+        SetupError: it cannot be written there.
+    """
+    figure = Figure(figsize=(9, 7), dpi=120, layout="constrained")
+    upper, lower = figure.subplots(2, 1, sharex=True)
+    name = "reward_mean" if any(state.history("reward_mean") for state in states) else "loss"
+    for label, state in zip(named, states, strict=True):
+        points = [(step.number, step.metrics[name]) for step in state.steps if name in step.metrics]
+        _smooth(upper, points, label)
+        held_out = [(one.weight_version, one.accuracy) for one in state.accuracy("sampled") or state.accuracy("greedy")]
+        held_out = held_out or [(one.weight_version, one.metrics["loss"]) for one in state.losses if "loss" in one.metrics]
+        if held_out:
+            lower.plot(*zip(*held_out, strict=True), marker="o", linewidth=2, label=label)
+    upper.set_ylabel(f"{'mean training reward' if name == 'reward_mean' else 'loss'}, mean of {SMOOTH_STEPS} steps")
+    lower.set_ylabel("held-out accuracy" if name == "reward_mean" else "held-out loss")
+    lower.set_xlabel("step")
+    lower.xaxis.set_major_locator(MaxNLocator(integer=True))
+    for axes in (upper, lower):
+        axes.grid(visible=True, alpha=0.3)
+        if axes.get_lines():
+            axes.legend(loc="best", fontsize=9)
+    try:
+        figure.savefig(path)
+    except (OSError, ValueError) as error:
+        raise SetupError(f"--plot {path}: cannot be written: {error}") from error
+
+
+def _smooth(axes: Axes, points: Sequence[tuple[int, float]], label: str) -> None:
+    if not points:
+        return
+    numbers, values = zip(*points, strict=True)
+    means = [sum(values[max(0, n - SMOOTH_STEPS + 1) : n + 1]) / min(n + 1, SMOOTH_STEPS) for n in range(len(values))]
+    axes.plot(numbers, means, linewidth=2, label=label)

@@ -1,0 +1,173 @@
+"""What a run's log holds of each episode: a fold over its events."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from areal_actors.core.values import Trajectory
+from areal_actors.display.run_state import RunState
+from areal_actors.messages import (
+    BatchFormed,
+    CapacityGranted,
+    EpisodeAbandoned,
+    EpisodeEvaluated,
+    EpisodeScored,
+    EvaluationCompleted,
+    InteractionRecorded,
+    RunEpisode,
+    TrajectoryDropped,
+    TrajectoryExported,
+    WeightsPublished,
+)
+from bus.base import Envelope
+from bus.message import Message
+
+
+class EndedEpisode(msgspec.Struct, frozen=True):
+    """One ended attempt at an episode."""
+
+    event: TrajectoryExported | EpisodeEvaluated | EpisodeAbandoned
+    time: float
+    """Seconds since the epoch."""
+    sequence: int
+    """Position of the event in the log."""
+    work: RunEpisode | None
+    """Task and settings; None if the log begins after they were recorded."""
+    output: str
+    """Text that the agent returned."""
+    recorded: tuple[InteractionRecorded, ...] = ()
+    """Completed model calls of the attempt."""
+    seconds: float | None = None
+    """Time since the group was granted; None in evaluation."""
+
+    @property
+    def episode(self) -> str:
+        """Name of the episode."""
+        return self.trajectory.episode if self.trajectory else self._work.episode
+
+    @property
+    def attempt(self) -> int:
+        """Number of the attempt, from 1."""
+        return self.trajectory.attempt if self.trajectory else self._work.attempt
+
+    @property
+    def group(self) -> str:
+        """Number of the group; text, since evaluated episodes have names of their own."""
+        return self.trajectory.group if self.trajectory else self._work.group
+
+    @property
+    def purpose(self) -> str:
+        """`train` or `evaluate`."""
+        return "train" if self.trajectory else self._work.purpose
+
+    @property
+    def task_id(self) -> str:
+        """Id of the task."""
+        return self.trajectory.task if self.trajectory else self._work.task.id
+
+    @property
+    def reward(self) -> float | None:
+        """Reward; None for an abandoned attempt."""
+        if isinstance(self.event, EpisodeAbandoned):
+            return None
+        return self.event.reward if isinstance(self.event, EpisodeEvaluated) else self.event.trajectory.reward
+
+    @property
+    def _work(self) -> RunEpisode:
+        assert not isinstance(self.event, TrajectoryExported)
+        return self.event.work
+
+    @property
+    def outcome(self) -> str:
+        """`exported`, `evaluated` or `abandoned`."""
+        return self.event.subject.partition(".")[2]
+
+    @property
+    def trajectory(self) -> Trajectory | None:
+        """The trajectory, if it was exported."""
+        return self.event.trajectory if isinstance(self.event, TrajectoryExported) else None
+
+
+@dataclass(eq=False)
+class Records:
+    """Ended episodes with what became of them, and the state of the run."""
+
+    state: RunState = field(default_factory=RunState)
+    ended: dict[int, EndedEpisode] = field(default_factory=dict)
+    """By position in the log."""
+    trained: dict[int, int] = field(default_factory=dict)
+    """Step, counted from 1, by position of the trajectory in the log."""
+    dropped: dict[str, str] = field(default_factory=dict)
+    """Reason by episode."""
+    model: str = ""
+    """Model folder, relative to the run's if it is inside."""
+    evaluated_at: list[float] = field(default_factory=list)
+    """Time of each evaluation in the log."""
+    _granted: dict[str, float] = field(default_factory=dict)
+    _scored: dict[str, EpisodeScored] = field(default_factory=dict)
+    _recorded: dict[str, list[InteractionRecorded]] = field(default_factory=dict)
+
+    def receive(self, envelope: Envelope, *, known: bool = False) -> None:
+        """Fold the next event of the log; `known` if the state was restored from a snapshot that has it.
+
+        Raises:
+            CorruptMessage: the envelope is damaged.
+        """
+        message = RunState().receive(envelope) if known else self.state.receive(envelope)
+        if message is not None:
+            self._fold(message, envelope)
+
+    def _fold(self, message: Message, envelope: Envelope) -> None:  # noqa: C901 - a table of a few lines each
+        match message:
+            case CapacityGranted():
+                granted = range(message.first_group, message.first_group + message.groups)
+                self._granted |= dict.fromkeys(map(str, granted), envelope.time)
+            case WeightsPublished():
+                self.model = message.location.model
+            case EvaluationCompleted():
+                self.evaluated_at.append(envelope.time)
+            case InteractionRecorded():
+                self._recorded.setdefault(message.episode, []).append(message)
+            case EpisodeScored():
+                self._scored[message.work.episode] = message
+            case TrajectoryExported():
+                scored = self._scored.pop(message.trajectory.episode, None)
+                self._end(message, envelope, scored.work if scored else None, scored.output if scored else "")
+            case EpisodeEvaluated():
+                self._end(message, envelope, message.work, message.output)
+            case EpisodeAbandoned():
+                scored = self._scored.pop(message.work.episode, None)
+                self._end(message, envelope, message.work, scored.output if scored else "")
+            case BatchFormed():
+                self.trained |= {member.sequence: message.step + 1 for group in message.groups for member in group}
+            case TrajectoryDropped():
+                self.dropped[message.episode] = message.reason
+
+    def _end(
+        self, event: TrajectoryExported | EpisodeEvaluated | EpisodeAbandoned, envelope: Envelope, work: RunEpisode | None, output: str
+    ) -> None:
+        ended = EndedEpisode(event=event, time=envelope.time, sequence=envelope.sequence, work=work, output=output)
+        granted = self._granted.get(ended.group) if ended.purpose == "train" else None
+        self.ended[envelope.sequence] = msgspec.structs.replace(
+            ended,
+            recorded=tuple(self._recorded.pop(ended.episode, ())),
+            seconds=None if granted is None else envelope.time - granted,
+        )
+
+    def of(self, episode: str) -> Iterator[EndedEpisode]:
+        """Yields the ended attempts of an episode."""
+        return (ended for ended in self.ended.values() if ended.episode == episode)
+
+    def outcome_of(self, ended: EndedEpisode) -> str:
+        """Returns what became of an attempt: `trained in step 3`, `dropped: stale`, `abandoned: timeout`, `evaluated`, or `waiting`."""
+        if isinstance(ended.event, EpisodeAbandoned):
+            return f"abandoned: {ended.event.reason}"
+        if isinstance(ended.event, EpisodeEvaluated):
+            return ended.outcome
+        if step := self.trained.get(ended.sequence):
+            return f"trained in step {step}"
+        reason = self.dropped.get(ended.event.trajectory.episode)
+        return f"dropped: {reason}" if reason else "waiting"

@@ -1,0 +1,99 @@
+"""State of a run from its folder's files alone, without its log: fast enough for a list of hundreds of runs."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from areal_actors.core.durable_files import read_lines
+from areal_actors.core.errors import SetupError
+from areal_actors.display.run_state import RunState
+from areal_actors.messages import KINDS
+from areal_actors.run.run_folder import RunFolder, find_run
+from bus.message import Event
+from bus.recorded import read_log
+
+_KINDS = {kind.subject: kind for kind in KINDS if issubclass(kind, Event)}
+
+
+class RunFiles(msgspec.Struct, frozen=True):
+    """A run as its files show it."""
+
+    name: str
+    folder: RunFolder | None
+    """None for an exported log."""
+    recipe: dict[str, Any]
+    """The resolved recipe."""
+    state: RunState
+    complaint: str = ""
+    """Sentence about damaged lines; empty if there are none."""
+
+    def status(self) -> str:
+        """Returns `live`, `finished`, `ended early`, or `interrupted` for a run that was killed."""
+        if self.folder is not None and self.folder.live_supervisor():
+            return "live"
+        if self.state.finished is None:
+            return "interrupted"
+        return "ended early" if self.state.finished.error else "finished"
+
+
+def read_run_files(place: RunFolder) -> RunFiles:
+    """Returns the state of a run from its `recipe.json` and `metrics.jsonl`.
+
+    Raises:
+        SetupError: its recipe cannot be read.
+    """
+    try:
+        recipe = msgspec.json.decode((place.path / "recipe.json").read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError) as error:
+        raise SetupError(f"{place.path / 'recipe.json'} cannot be read: {error}") from error
+    lines, state = read_lines(place.metrics), RunState(run=place.path.name)
+    for row in lines.rows:
+        if kind := _KINDS.get(row.get("kind", "")):
+            try:
+                message = msgspec.convert(_with_nan(row), kind)
+            except msgspec.ValidationError:  # another version wrote it
+                continue
+            state.fold(message, float(row.get("time", 0.0)))
+    return RunFiles(name=place.path.name, folder=place, recipe=recipe, state=state, complaint=lines.complaint(place.metrics))
+
+
+def _with_nan(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns a line whose metrics are numbers: JSON has no NaN, so that one is null in the file."""
+    metrics = row.get("metrics")
+    if not isinstance(metrics, dict):
+        return row
+    return row | {"metrics": {name: math.nan if value is None else value for name, value in metrics.items()}}
+
+
+def find_run_files(run: str, folder: Path) -> RunFiles:
+    """Returns the state of a run by its name in `folder` (empty: the latest), its path, or the path of its exported log.
+
+    Raises:
+        SetupError: there is none.
+    """
+    path = Path(run)
+    if path.is_file():
+        state = RunState()
+        for envelope in read_log(path):
+            state.receive(envelope)
+        return RunFiles(name=path.name, folder=None, recipe=state.started.recipe if state.started else {}, state=state)
+    return read_run_files(run_folder(run, folder))
+
+
+def run_folder(run: str, folder: Path) -> RunFolder:
+    """Returns the folder of a run by its name in `folder` (empty: the latest) or its path.
+
+    Raises:
+        SetupError: there is none.
+    """
+    if run and (Path(run) / "recipe.json").is_file():
+        return RunFolder(Path(run).absolute())
+    found, there = find_run(run, folder)
+    if found is None:
+        name = f"'{run}'" if run else "yet"
+        raise SetupError(f"{folder.absolute()} has no run {name}, and no run's folder or log file has that path; {there}; see --folder")
+    return found
