@@ -42,7 +42,8 @@ REQUEST_IDS = ("Idempotency-Key", "X-Client-Request-Id")
 CLIENT_SESSION = "X-Session-ID"
 """Header with the name of a conversation at the client, which separates the agents of one episode."""
 LONGEST_NAME = 256
-PREFIXES = ("", "/v1", "/{session}", "/{session}/v1")
+PREFIXES = ("", "/v1", "/{session}/v1", "/{session}")
+"""Before the paths of the model; the router tries those with a session in this order."""
 IGNORED = "x-areal-ignored"
 """Response header that lists what the request had and is accepted without effect."""
 MAX_IGNORED = 1000
@@ -254,7 +255,7 @@ async def read_body(request: web.Request) -> bytes:
 
 def readable(header: str) -> str:
     """A header, which may hold any bytes, as valid UTF-8."""
-    return header.encode(errors="surrogateescape").decode(errors="replace")
+    return header if header.isascii() else header.encode(errors="surrogateescape").decode(errors="replace")
 
 
 async def _stream(
@@ -331,14 +332,15 @@ def _path_of(request: web.Request) -> str:
 
 def id_of(request: web.Request) -> str:
     """The id of a request, for the response and the log."""
-    if REQUEST_ID not in request:
-        request[REQUEST_ID] = f"req_{secrets.token_hex(12)}"
-    return request[REQUEST_ID]
+    known: str | None = request.get(REQUEST_ID)
+    if known is None:
+        known = request[REQUEST_ID] = f"req_{secrets.token_hex(12)}"
+    return known
 
 
 async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
     """Add the request id under the name that the protocol called has for it: `request-id` in Anthropic's, `x-request-id` in others."""
-    response.headers["request-id" if "/messages" in _path_of(request) else "x-request-id"] = id_of(request)
+    response.headers["request-id" if "/messages" in request.path else "x-request-id"] = id_of(request)
 
 
 def _status_of(request: web.Request, refused: web.HTTPException) -> int:

@@ -80,7 +80,7 @@ def _table(found: list[dict[str, Any]], width: int) -> Table:
     """The columns from the left that fit into the width."""
     rows = [_cells(run) for run in found]
     table, used = Table(box=None, padding=(0, 2, 0, 0), header_style="dim"), 0
-    names = []
+    names: list[str] = []
     for name in rows[0]:
         used += max(len(name), *(len(row[name]) for row in rows)) + PADDING
         if used - PADDING <= width or not names:

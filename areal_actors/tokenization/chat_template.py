@@ -20,6 +20,7 @@ from areal_actors.core.errors import RequestError, SetupError
 
 REASONING_FIELDS = ("reasoning_content", "thinking", "reasoning")
 """Names under which clients send a message's reasoning; templates read the first."""
+_REASONING = frozenset(REASONING_FIELDS)
 METHODS = frozenset(dir(dict))
 """In templates `message.items` is the method, even if there is an entry of that name."""
 
@@ -77,7 +78,8 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            return self._template.render({**variables, "messages": [self._message(message) for message in messages]})
+            prepared = [self._with_calls(message) if message.get("tool_calls") else with_reasoning(message) for message in messages]
+            return self._template.render({**variables, "messages": prepared})
         except Exception as error:  # template code may raise anything; the cause is these messages
             if any(message.get("tool_calls") for message in messages):
                 # A few templates insert a call's arguments as they are, and need them as text.
@@ -88,12 +90,12 @@ class ChatTemplate:
     def _tools(self, tools: Sequence[Mapping[str, Any]]) -> list[Any]:
         return [tool["function"] for tool in tools] if self.dialect.flat_tools else list(tools)
 
-    def _message(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A message as this template expects it."""
+    def _with_calls(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A message with tool calls as this template expects it."""
         dialect = self.dialect
-        if dialect.named_ids and message.get("tool_calls"):
+        if dialect.named_ids:
             message = {**message, "tool_calls": [_named_id(call, place) for place, call in enumerate(message["tool_calls"])]}
-        if dialect.write_calls is not None and message.get("tool_calls"):
+        if dialect.write_calls is not None:
             calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message["tool_calls"]]
             text = f"{message.get('content') or ''}{dialect.write_calls(calls)}"
             message = {**{key: value for key, value in message.items() if key != "tool_calls"}, "content": text}
@@ -163,6 +165,8 @@ def normalize_message(message: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def with_reasoning(message: Mapping[str, Any]) -> Mapping[str, Any]:
     """Copy reasoning from any field name that clients use to those that templates read."""
+    if _REASONING.isdisjoint(message):
+        return message
     reasoning = next((message[name] for name in REASONING_FIELDS if message.get(name) is not None), None)
     return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
 

@@ -48,7 +48,8 @@ class Continuations:
 
     def without_unseen_names(self, request: ModelRequest) -> ModelRequest:
         """The request without names in the model's answers, unless the template renders them: some clients add one to each answer."""
-        if self._renders_names or not any("name" in message and message["role"] == "assistant" for message in request.messages):
+        named = [message for message in request.messages if "name" in message]
+        if self._renders_names or not any(message["role"] == "assistant" for message in named):
             return request
         messages = [
             {key: value for key, value in message.items() if key != "name"} if message["role"] == "assistant" else message

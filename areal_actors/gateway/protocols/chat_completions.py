@@ -170,8 +170,8 @@ def _sampling(request: ChatRequest) -> dict[str, Any]:
 def _ignored(request: ChatRequest) -> list[str]:
     found = [*ignored_fields(request), *ignored_fields(request.stream_options, "stream_options")]
     tools = request.tools or ()
-    parts = chain.from_iterable(one.content for one in request.messages if one.content and not isinstance(one.content, str))
-    if any(getattr(one, "cache_control", None) for one in chain(tools, parts)):
+    mixed = [one.content for one in request.messages if one.content and not isinstance(one.content, str)]
+    if (tools or mixed) and any(getattr(one, "cache_control", None) for one in chain(tools, *mixed)):
         found.append("cache_control")
     if any(tool.function.strict for tool in tools):
         found.append("tools[].function.strict")

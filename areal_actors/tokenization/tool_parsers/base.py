@@ -15,6 +15,9 @@ ToolDefinition = Mapping[str, Any]
 DeclaredTools = Mapping[str, Mapping[str, Any]]
 """Names of the tools that may be called, and the JSON schemas of their arguments."""
 
+END_CHARACTERS = 256
+"""Characters at a prompt's end in which a delimiter is searched first."""
+
 
 class ToolCall(Value):
     """A tool call that the model wrote."""
@@ -130,7 +133,11 @@ class AnswerFormat(ABC):
 
     def opens_reasoning(self, prompt: str) -> bool:
         """True if a prompt ends with the delimiter that opens reasoning."""
-        return prompt.rstrip().endswith(tuple(opening for opening, _ in self.reasoning))
+        if not self.reasoning:
+            return False
+        end = prompt[-END_CHARACTERS:].rstrip()  # a whole prompt is long to copy
+        end = end if 2 * len(end) > END_CHARACTERS else prompt.rstrip()
+        return end.endswith(tuple([opening for opening, _ in self.reasoning]))
 
     def closes_reasoning(self, text: str) -> bool:
         """True if a text begins with the delimiter that closes reasoning."""
