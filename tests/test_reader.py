@@ -63,7 +63,7 @@ class At:
 
 
 def printed(reader, *arguments, width=100, **options):
-    """What a reader prints on a screen of this width."""
+    """Text that a reader prints on a screen of this width."""
     screen = Console(file=io.StringIO(), width=width)
     assert reader(*arguments, console=screen, **options) == 0
     return screen.file.getvalue()

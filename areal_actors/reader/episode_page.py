@@ -26,7 +26,7 @@ NAMES_SHOWN = 8
 
 
 class EpisodeFilter(msgspec.Struct, frozen=True):
-    """Which ended episodes are listed."""
+    """Selection of ended episodes for the list."""
 
     outcome: str = ""
     """`exported`, `evaluated` or `abandoned`; empty for all."""

@@ -1,4 +1,4 @@
-"""What a run's log holds of each episode: a fold over its events."""
+"""Episodes in a run's log: a fold over its events."""
 
 from __future__ import annotations
 
