@@ -23,7 +23,6 @@ from areal_actors.reader.episode_page import show
 from areal_actors.reader.listing import list_runs
 from areal_actors.reader.run_files import find_run_files
 from bus.base import Envelope, Stamp
-from bus.errors import RecordingDamaged
 from bus.recorded import Header, _write
 
 
@@ -138,11 +137,30 @@ def test_an_unknown_column_is_answered_with_the_columns():
         Table("steps", {"step": [1], "loss": [0.5]})["reward"]
 
 
-def test_a_log_that_is_cut_off_is_refused(tmp_path):
+def test_of_a_log_that_is_cut_off_the_whole_events_are_read_and_the_rest_is_named(tmp_path):
     log = exported_log(tmp_path / "a.log", sound_log())
     log.write_bytes(log.read_bytes()[:-3])
-    with pytest.raises(RecordingDamaged):
-        open_run(log)
+    run = open_run(log)
+    assert len(run.events()) == len(sound_log()) - 1
+    assert len(run.steps) == 3
+    assert run.notice.startswith(f"only the first {len(sound_log()) - 1} events are read: ")
+
+
+def test_of_a_log_with_a_damaged_event_those_before_it_are_read(tmp_path):
+    log = exported_log(tmp_path / "a.log", sound_log())
+    content = log.read_bytes()
+    place = content.index(b"sequences_checksum")
+    log.write_bytes(content[: place + 1] + b"X" + content[place + 2 :])
+    run = open_run(log)
+    assert "checksum does not match" in run.notice
+    assert len(run.steps) == 0
+    assert len(run.episodes) == 6
+
+
+def test_a_file_that_is_no_log_is_refused(tmp_path, capsys):
+    (tmp_path / "notes.txt").write_text("hello")
+    assert main(["show", str(tmp_path / "notes.txt")]) == 1
+    assert "cannot be read as an exported log" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------- the list of runs
@@ -280,13 +298,14 @@ def test_an_episode_is_shown_with_all_its_attempts_and_tokens(tmp_path):
 # ---------------------------------------------------------------- a real run
 
 
+@pytest.mark.timeout(900)
 async def test_a_real_run_of_several_turns_is_read_while_it_lives_and_after_it_was_moved(live, tmp_path):
     run = live("run=gsm8k-grpo", "steps=4", recipe=ROOT / "recipes" / "multi_turn.toml")
     async with run.listening():
-        await run.until(StepCompleted, 1)
+        await run.until(StepCompleted, 1, 600)
         living = open_run("gsm8k-grpo", folder=run.folder.parent)  # within an event loop, as in a notebook
         assert len(living.steps) >= 1
-    assert await run.ended() == 0
+    assert await run.ended(600) == 0
     place = run.folder.rename(tmp_path / "moved")
     read = open_run(place)
     lines = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
+from areal_actors.core.errors import SetupError
 from areal_actors.core.snapshots import SnapshotStore
 from areal_actors.core.values import Interaction, unpack_ids
 from areal_actors.display.recall import restore_fold, trimmed_notice
@@ -25,6 +26,7 @@ from areal_actors.run.monitor import open_log
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from bus.base import Envelope
+from bus.errors import BusError
 from bus.recorded import read_log
 
 T = TypeVar("T")
@@ -47,7 +49,7 @@ EVENTS = ("sequence", "time", "subject", "sender", "id", "cause", "message")
 class Run:
     """A run as it was when it was opened, read from its log."""
 
-    def __init__(self, name: str, records: Records, *, notice: str, read: Callable[[], Iterator[Envelope]], folder: Path | None) -> None:
+    def __init__(self, name: str, records: Records, *, notice: str, read: Callable[[], Sequence[Envelope]], folder: Path | None) -> None:
         self.name = name
         self.folder = folder
         """Folder of the run; None for an exported log."""
@@ -197,38 +199,60 @@ def open_run(run: str | Path = "", *, folder: str | Path = "runs") -> Run:
     ends before this returns. Memory: about the size of the log.
 
     Raises:
-        SetupError: there is no such run, or its log is on an external server and the run is over.
-        BusError: its log cannot be read.
-        RecordingDamaged: the exported log cannot be read.
+        SetupError: there is no such run, its log is on an external server and the run is over, or the file is no log.
+        BusError: its log cannot be opened. Of a damaged log the events before the damage are read, and `notice` names it.
     """
     path = Path(run)
     if path.is_file():
         return _open_file(path)
     place = run_folder(str(run), Path(folder))
-    records, notice = _in_thread(_fold_folder(place))
-    return Run(place.path.name, records, notice=notice, read=lambda: iter(_in_thread(_envelopes(place))), folder=place.path)
+    log = _in_thread(_read_folder(place))
+    return Run(place.path.name, log.records, notice=log.notice, read=lambda: _in_thread(_read_folder(place)).envelopes, folder=place.path)
+
+
+class _Log:
+    """A log as far as it can be read."""
+
+    def __init__(self) -> None:
+        self.records = Records()
+        self.envelopes: list[Envelope] = []
+        self.notice = ""
+
+    def damaged(self, error: Exception) -> None:
+        """Record where the readable part of the log ends."""
+        self.notice = f"only the first {len(self.envelopes):,} events are read: {error}"
 
 
 def _open_file(path: Path) -> Run:
-    records = Records()
-    for envelope in read_log(path):
-        records.receive(envelope)
-    return Run(records.state.run or path.name, records, notice="", read=lambda: read_log(path), folder=None)
+    log = _read_file(path)
+    if not log.envelopes and log.notice:
+        raise SetupError(f"{path} cannot be read as an exported log: {log.notice}; `areal export RUN FILE` writes one")
+    return Run(log.records.state.run or path.name, log.records, notice=log.notice, read=lambda: _read_file(path).envelopes, folder=None)
 
 
-async def _fold_folder(place: RunFolder) -> tuple[Records, str]:
-    records = Records()
+def _read_file(path: Path) -> _Log:
+    log = _Log()
+    try:
+        for envelope in read_log(path):
+            log.records.receive(envelope)
+            log.envelopes.append(envelope)
+    except BusError as error:
+        log.damaged(error)
+    return log
+
+
+async def _read_folder(place: RunFolder) -> _Log:
+    log = _Log()
     async with open_log(place) as bus:
-        known = await restore_fold(bus, SnapshotStore(place.snapshots), records.state)
-        async for envelope in bus.log():
-            records.receive(envelope, known=envelope.sequence <= known)
-        return records, await trimmed_notice(bus, records.state)
-
-
-async def _envelopes(place: RunFolder) -> list[Envelope]:
-    async with open_log(place) as bus:
-        log: AsyncIterator[Envelope] = bus.log()
-        return [envelope async for envelope in log]
+        known = await restore_fold(bus, SnapshotStore(place.snapshots), log.records.state)
+        try:
+            async for envelope in bus.log():
+                log.records.receive(envelope, known=envelope.sequence <= known)
+                log.envelopes.append(envelope)
+            log.notice = await trimmed_notice(bus, log.records.state)
+        except BusError as error:
+            log.damaged(error)
+        return log
 
 
 def _in_thread(work: Coroutine[Any, Any, T]) -> T:
