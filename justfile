@@ -2,7 +2,7 @@
 
 set positional-arguments
 
-python := justfile_directory() / ".venv/bin/python"
+python := quote(justfile_directory() / ".venv/bin/python")
 
 [private]
 default:
@@ -17,7 +17,7 @@ setup:
 [group("daily")]
 [no-exit-message]
 run *recipes_and_settings: setup
-    @{{ python }} -m areal_actors run --from '{{ invocation_directory() }}' "$@"
+    @{{ python }} -m areal_actors run --from {{ quote(invocation_directory()) }} "$@"
 
 # resume an interrupted or failed run: `just resume gsm8k-grpo`, `just resume gsm8k-grpo trainer.microbatch_tokens=2048`
 [group("daily")]
@@ -29,7 +29,7 @@ resume *args: setup
 [group("daily")]
 [no-exit-message]
 serve *recipes_and_settings: setup
-    @{{ python }} -m areal_actors serve --from '{{ invocation_directory() }}' "$@"
+    @{{ python }} -m areal_actors serve --from {{ quote(invocation_directory()) }} "$@"
 
 # serve the Tinker API on this machine: `just tinker`, `just tinker --model FOLDER --port 0`
 [group("daily")]
@@ -41,7 +41,7 @@ tinker *args: setup
 [group("daily")]
 [no-exit-message]
 check *recipes_and_settings: setup
-    @{{ python }} -m areal_actors check --from '{{ invocation_directory() }}' "$@"
+    @{{ python }} -m areal_actors check --from {{ quote(invocation_directory()) }} "$@"
 
 # watch a run from another terminal: `just monitor gsm8k-grpo`
 [group("daily")]

@@ -44,7 +44,8 @@ def run_folder(folder, name, *, recipe=RECIPE, rewards=(), held_out=(), finished
     events = [msgspec.structs.replace(STARTED, recipe={"run": name, **recipe})]
     events += [StepCompleted(step=n, metrics={"reward_mean": reward}, sequences_checksum="") for n, reward in enumerate(rewards, 1)]
     for n, accuracy in enumerate(held_out):
-        events.append(EvaluationCompleted(weight_version=n, mode="greedy", tasks=4, failed=0, accuracy=accuracy, mean_tokens=3.0))
+        found = {"tasks": 4, "failed": 0, "accuracy": accuracy, "mean_tokens": 3.0, "sampled_by": {n: 12}}
+        events.append(EvaluationCompleted(weight_version=n, mode="greedy", **found))
     events += [RunFinished(steps=len(rewards), error=error)] * finished
     written = Metrics(place / "metrics.jsonl")
     for number, event in enumerate(events):
@@ -210,6 +211,13 @@ def test_a_torn_line_of_the_metrics_is_named(tmp_path):
     assert "metrics.jsonl: line 4 is truncated or damaged" in printed(compare, ["a", "b"], folder=tmp_path, width=200)
 
 
+def test_lines_of_another_version_are_counted(tmp_path):
+    place = run_folder(tmp_path, "a", rewards=[0.5])
+    with (place / "metrics.jsonl").open("a") as file:
+        file.write('{"time": 17, "kind": "step.completed", "step": "two"}\n')
+    assert find_run_files("a", tmp_path).complaint == "1 line of another version ignored"
+
+
 def test_a_folder_without_runs_and_one_that_is_missing_have_a_sentence(tmp_path):
     assert "start one with `areal run RECIPE`" in printed(list_runs, tmp_path)
     with pytest.raises(SetupError, match="--folder PATH"):
@@ -258,7 +266,7 @@ def test_folders_and_exported_logs_are_compared_too(tmp_path):
         (["compare", "a", "b", "--plot", "nowhere/x.png"], "--plot nowhere/x.png: cannot be written"),
         (["compare", "a", "b", "--plot", "x.nonsense"], "--plot x.nonsense: cannot be written"),
         (["show", "a"], "holds no log"),
-        (["runs", "--folder", "nowhere"], "name the folder: --folder PATH"),
+        (["runs", "--folder", "nowhere"], "name another folder: --folder PATH"),
     ],
 )
 def test_a_wrong_word_is_answered_with_what_helps(tmp_path, capsys, words, complaint):
@@ -319,6 +327,8 @@ async def test_a_real_run_of_several_turns_is_read_while_it_lives_and_after_it_w
     assert turns[0]["prompt"]
     trained = sum(row["completion_tokens"] for row in read.episodes if row["step"])
     assert trained == sum(read.steps["sampled_tokens"])
+    (listed,) = json.loads(printed(list_runs, tmp_path, as_json=True))
+    assert listed["held_out"] == [read.evaluations["accuracy"][0], read.evaluations["accuracy"][-1]]
     page = printed(show, str(place), turns[0]["episode"], folder=tmp_path)
     assert f"call 2 of {sum(row['episode'] == turns[0]['episode'] for row in read.interactions)}" in page
     assert "gsm8k" not in read.notice

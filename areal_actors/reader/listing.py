@@ -29,7 +29,9 @@ def list_runs(folder: Path, *, as_json: bool = False, console: Console | None = 
         SetupError: the folder does not exist.
     """
     if not folder.is_dir():
-        raise SetupError(f"{folder.absolute()} does not exist; run from where its `runs/` is, or name the folder: --folder PATH")
+        raise SetupError(
+            f"no run yet: {folder.absolute()} does not exist; start one with `areal run RECIPE`, or name another folder: --folder PATH"
+        )
     found = [facts(run) for run in sorted(_runs(folder), key=lambda run: run.state.started_at)]
     screen = console or output()
     if as_json:

@@ -11,6 +11,7 @@ import msgspec
 from areal_actors.core.durable_files import read_lines
 from areal_actors.core.errors import SetupError
 from areal_actors.display.run_state import RunState
+from areal_actors.display.sentences import counted
 from areal_actors.messages import KINDS
 from areal_actors.run.run_folder import RunFolder, find_run
 from bus.message import Event
@@ -50,15 +51,17 @@ def read_run_files(place: RunFolder) -> RunFiles:
         recipe = msgspec.json.decode((place.path / "recipe.json").read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.MsgspecError) as error:
         raise SetupError(f"{place.path / 'recipe.json'} cannot be read: {error}") from error
-    lines, state = read_lines(place.metrics), RunState(run=place.path.name)
+    lines, state, unknown = read_lines(place.metrics), RunState(run=place.path.name), 0
     for row in lines.rows:
         if kind := _KINDS.get(row.get("kind", "")):
             try:
-                message = msgspec.convert(_with_nan(row), kind)
-            except msgspec.ValidationError:  # another version wrote it
-                continue
-            state.fold(message, float(row.get("time", 0.0)))
-    return RunFiles(name=place.path.name, folder=place, recipe=recipe, state=state, complaint=lines.complaint(place.metrics))
+                message = msgspec.convert(_with_nan(row), kind, str_keys=True)
+            except msgspec.ValidationError:
+                unknown += 1
+            else:
+                state.fold(message, float(row.get("time", 0.0)))
+    complaints = [lines.complaint(place.metrics), f"{counted(unknown, 'line')} of another version ignored" * bool(unknown)]
+    return RunFiles(name=place.path.name, folder=place, recipe=recipe, state=state, complaint="; ".join(filter(None, complaints)))
 
 
 def _with_nan(row: dict[str, Any]) -> dict[str, Any]:
