@@ -328,7 +328,8 @@ async def test_a_real_run_of_several_turns_is_read_while_it_lives_and_after_it_w
     trained = sum(row["completion_tokens"] for row in read.episodes if row["step"])
     assert trained == sum(read.steps["sampled_tokens"])
     (listed,) = json.loads(printed(list_runs, tmp_path, as_json=True))
-    assert listed["held_out"] == [read.evaluations["accuracy"][0], read.evaluations["accuracy"][-1]]
+    sampled = [row["accuracy"] for row in read.evaluations if row["mode"] == "sampled"]
+    assert listed["held_out"] == [sampled[0], sampled[-1]]
     page = printed(show, str(place), turns[0]["episode"], folder=tmp_path)
     assert f"call 2 of {sum(row['episode'] == turns[0]['episode'] for row in read.interactions)}" in page
     assert "gsm8k" not in read.notice
