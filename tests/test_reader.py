@@ -31,7 +31,7 @@ def exported_log(path, events, run="a"):
     with path.open("wb") as file:
         _write(file, Header(holds="log", run=run))
         for number, event in enumerate(events, start=1):
-            envelope = Envelope.seal(event, Stamp(id=f"m{number}", sender="somebody", time=1.7e9 + number), run)
+            envelope = Envelope.seal(event, Stamp(id=f"m{number}", sender="test", time=1.7e9 + number), run)
             _write(file, msgspec.structs.replace(envelope, sequence=number))
     return path
 

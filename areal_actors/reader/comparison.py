@@ -19,7 +19,8 @@ from areal_actors.core.errors import SetupError
 from areal_actors.display.curves import SMOOTH_STEPS
 from areal_actors.display.run_state import RunState
 from areal_actors.display.sentences import duration
-from areal_actors.display.view import sparkline
+from areal_actors.display.view import MODES, sparkline
+from areal_actors.messages import EvaluationCompleted
 from areal_actors.reader.listing import output
 from areal_actors.reader.run_files import RunFiles, find_run_files
 
@@ -109,22 +110,15 @@ def _results(found: Sequence[RunFiles]) -> Iterator[tuple[str, list[str]]]:
     """Yields label and values of each row about the whole run."""
     states = [run.state for run in found]
     yield "status", [run.status() for run in found]
-    yield (
-        "steps",
-        [
-            f"{state.steps[-1].number if state.steps else 0} of {run.recipe.get('steps', 0)}"
-            for run, state in zip(found, states, strict=True)
-        ],
-    )
+    yield "steps", [f"{run.state.steps[-1].number if run.state.steps else 0} of {run.recipe.get('steps', 0)}" for run in found]
     yield "took", [duration(state.now - state.started_at) if state.started_at else "" for state in states]
     paces = [state.seconds_per_step() for state in states]
     yield "seconds a step", [f"{pace:.2f}" if pace is not None else "" for pace in paces]
     yield "tokens trained", [f"{sum(state.history('trained_tokens')):,.0f}" for state in states]
-    for mode in ("sampled", "greedy"):
-        if any(one.mode == mode for state in states for one in state.evaluations):
-            courses = [[one.accuracy for one in state.evaluations if one.mode == mode] for state in states]
-            yield f"held out, {mode}", [_course(values) for values in courses]
-            yield f"best held out, {mode}", [_best(state, mode) for state in states]
+    for mode in MODES:
+        if any(evaluations := [state.accuracy(mode) for state in states]):
+            yield f"held out, {mode}", [_course([one.accuracy for one in evaluated]) for evaluated in evaluations]
+            yield f"best held out, {mode}", [_best(evaluated) for evaluated in evaluations]
     for name in ("loss", "accuracy", "margin"):
         if any(state.held_out(name) for state in states):
             yield f"held-out {name}", [_course(state.held_out(name)) for state in states]
@@ -140,8 +134,7 @@ def _course(values: Sequence[float]) -> str:
     return f"{values[0]:.3f} → {values[-1]:.3f}" if values else ""
 
 
-def _best(state: RunState, mode: str) -> str:
-    found = [one for one in state.evaluations if one.mode == mode]
+def _best(found: Sequence[EvaluationCompleted]) -> str:
     best = max(found, key=lambda one: one.accuracy, default=None)
     return f"{best.accuracy:.3f} at step {best.weight_version}" if best else ""
 
