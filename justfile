@@ -19,6 +19,12 @@ setup:
 run *recipes_and_settings: setup
     @{{ python }} -m areal_actors run --from {{ quote(invocation_directory()) }} "$@"
 
+# write a new agent with tasks, recipe, reward and test: `just init my-agent --kind tools`
+[group("daily")]
+[no-exit-message]
+init *args: setup
+    @cd {{ quote(invocation_directory()) }} && {{ python }} -m areal_actors init "$@"
+
 # resume an interrupted or failed run: `just resume gsm8k-grpo`, `just resume gsm8k-grpo trainer.microbatch_tokens=2048`
 [group("daily")]
 [no-exit-message]

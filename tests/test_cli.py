@@ -52,6 +52,8 @@ def test_check_can_answer_in_json(capsys):
         ),
         (["recipes/gsm8k_gpro.toml"], "recipes/gsm8k_gpro.toml: no such file; did you mean recipes/gsm8k_grpo.toml?"),
         (["recipes/zzz"], "recipes/zzz: no such file; recipes in recipes: anthropic.toml, "),
+        (["gsm8k_gpro"], "gsm8k_gpro: no such file; did you mean gsm8k_grpo?"),
+        ([RECIPE, "--stepz", "10"], "override `stepz=10`: `stepz` is not a setting; did you mean `steps`?"),
         (
             ["recipes/ppo.toml"],
             "recipes/ppo.toml: `steps` is missing; write `steps = …` at the top; or, if this file overrides another",
@@ -72,9 +74,63 @@ def test_settings_behind_an_option_count(capsys):
     assert json.loads(capsys.readouterr().out)["recipe"]["steps"] == 3
     with pytest.raises(SystemExit):
         main(["check", str(RECIPE), "--jsom", "steps=3"])
-    assert "unrecognized arguments: --jsom" in capsys.readouterr().err
+    assert "unrecognized arguments: --jsom without a value; did you mean --json?" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["audit", "mine", "steps=3"])
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--steps", "3", "--seed", "7", "--batcher.exit-policy", "drop"],
+        ["--steps=3", "--set", "seed=7", "batcher.exit_policy=drop"],
+    ],
+)
+def test_a_setting_is_also_an_option_before_or_behind_the_recipe(capsys, words):
+    for arguments in ([*words, RECIPE], [RECIPE, *words]):
+        assert main(["check", *arguments, "--json"]) == 0
+        recipe = json.loads(capsys.readouterr().out)["recipe"]
+        assert (recipe["steps"], recipe["seed"], recipe["batcher"]["exit_policy"]) == (3, 7, "drop")
+
+
+@pytest.mark.parametrize(
+    ("word", "complaint"),
+    [
+        ("trian", "no command `trian`; did you mean `areal run`?"),
+        ("serv", "did you mean `areal serve`?"),
+        ("ls", "did you mean `areal runs`?"),
+        ("zzz", "no command `zzz`; commands: init, run, resume, serve, "),
+        ("mine.toml", "write `areal run mine.toml`"),
+    ],
+)
+def test_a_mistyped_command_is_answered_with_the_nearest(capsys, word, complaint):
+    with pytest.raises(SystemExit) as ended:
+        main([word])
+    assert ended.value.code == 2
+    assert complaint in capsys.readouterr().err
+
+
+def test_help_loads_no_module_of_a_command():
+    heavy = "('areal_actors.recipe', 'areal_actors.reader', 'areal_actors.run', 'matplotlib', 'aiohttp', 'torch', 'transformers', 'rich')"
+    for words in (["--help"], ["run", "--help"], ["compare", "--help"]):
+        program = f"""
+import sys
+from areal_actors.cli import main
+try:
+    main({words})
+except SystemExit as ended:
+    sys.stderr.write(" ".join(name for name in {heavy} if name in sys.modules))
+"""
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True, cwd=ROOT)
+        assert "usage: areal" in done.stdout
+        assert done.stderr == ""
+
+
+def test_a_shipped_recipe_is_found_by_its_name_in_any_folder(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("gsm8k_grpo", "recipes/gsm8k_grpo.toml"):
+        assert main(["check", name, "profile=embedded"]) == 0
+        assert f'agent                  = "{ROOT / "agents/gsm8k.py"}:Gsm8kAgent"' in capsys.readouterr().out
 
 
 def test_a_recipe_is_found_from_the_folder_where_the_command_was_typed(capsys, tmp_path):
@@ -83,7 +139,7 @@ def test_a_recipe_is_found_from_the_folder_where_the_command_was_typed(capsys, t
     assert "steps           = 5\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["run", "serve", "tinker", "check", "monitor", "export", "doctor"])
+@pytest.mark.parametrize("command", ["run", "serve", "tinker", "check", "monitor", "export", "doctor", "init"])
 def test_every_command_explains_itself(capsys, command):
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])

@@ -47,7 +47,10 @@ def _program(task: TaskSettings) -> Problems:
     if task.command and shutil.which(task.command[0]) is None:
         yield ("task", "command"), f"found {toml_value(task.command[0])}, which is not an installed program; fix the name or install it"
     if is_script(task.agent) and not Path(task.agent).expanduser().is_file():
-        yield ("task", "agent"), f"found {toml_value(task.agent)}, but there is no such file (looked in {Path.cwd()}); fix the path"
+        yield (
+            ("task", "agent"),
+            f"found {toml_value(task.agent)}, but there is no such file (looked beside the recipe and in {Path.cwd()}); fix the path",
+        )
 
 
 def _runner(task: TaskSettings) -> Problems:
@@ -56,7 +59,7 @@ def _runner(task: TaskSettings) -> Problems:
             if found := getattr(task, name):
                 yield ("task", name), f'found {toml_value(found)}, which applies only with `runner = "subprocess"`; set that too'
     elif task.python and not os.access(Path(task.python).expanduser(), os.X_OK):
-        found = f"found {toml_value(task.python)}, but there is no interpreter (looked in {Path.cwd()})"
+        found = f"found {toml_value(task.python)}, but there is no interpreter (looked beside the recipe and in {Path.cwd()})"
         yield ("task", "python"), f"{found}; create the environment"
 
 

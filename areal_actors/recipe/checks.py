@@ -93,7 +93,7 @@ def _hugging_face(key: Key, model: str, or_else: str) -> Problems:
     if is_local(model):
         if not (folder := Path(model).expanduser()).is_dir():
             remedy = f"name a checkpoint (runs/NAME/checkpoints/step-N), a hub id, or {or_else}"
-            yield key, f"{found}, but there is no such folder (looked in {Path.cwd()}); {remedy}"
+            yield key, f"{found}, but there is no such folder (looked beside the recipe and in {Path.cwd()}); {remedy}"
         elif not (folder / "config.json").is_file():
             yield key, f"{found}, but no config.json in that folder; name a Hugging Face model folder"
     elif model.count("/") != 1 or not all(model.split("/")):
@@ -146,7 +146,7 @@ def _source(key: Key, spec: str, remedy: str) -> Problems:
     if Path(spec).is_file() if missing else not sources.is_on_disk(spec) and not sources.is_on_hub(spec):
         yield key, f"{found}{remedy}"
     elif missing:
-        yield key, f"{found}, but there is no such file (looked in {Path.cwd()}){remedy}"
+        yield key, f"{found}, but there is no such file (looked beside the recipe and in {Path.cwd()}){remedy}"
     elif sources.needs_library(spec) and not is_installed("datasets"):
         yield key, f'{found}, but the `datasets` library is not installed; {library.NEEDED}, or name a local .jsonl file, or "arithmetic"'
 
@@ -235,7 +235,7 @@ def _named_in_file(key: Key, spec: str, what: str, example: str) -> Problems:
     try:
         body = ast.parse(path.read_text(encoding="utf-8"), filename=file).body
     except OSError:
-        yield key, f"{found}, but there is no file {path} to read (looked in {Path.cwd()}); fix the path"
+        yield key, f"{found}, but there is no file {path} to read (looked beside the recipe and in {Path.cwd()}); fix the path"
         return
     except (SyntaxError, ValueError) as error:
         line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""

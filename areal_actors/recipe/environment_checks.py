@@ -40,7 +40,10 @@ def environment_problems(recipe: Recipe) -> Problems:
     if not task.python and not is_installed(host.library):
         yield ("task", "python"), f"found none, and `{host.library}` is not installed here; run {install}"
     elif task.python and not os.access(Path(task.python).expanduser(), os.X_OK):
-        yield ("task", "python"), f"found {toml_value(task.python)}, but there is no interpreter (looked in {Path.cwd()}); run {install}"
+        yield (
+            ("task", "python"),
+            f"found {toml_value(task.python)}, but there is no interpreter (looked beside the recipe and in {Path.cwd()}); run {install}",
+        )
     if isinstance(task.held_out, str):
         found = f"found {toml_value(task.held_out)}, but held-out tasks come from the environment"
         yield ("task", "held_out"), f"{found}; write their number, and what differs for them as `held_out_args`"

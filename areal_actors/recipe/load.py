@@ -57,11 +57,6 @@ class Condition(Config):
     """The kind of machine it is for, or `named`: chosen by name only."""
 
 
-def is_file(word: str) -> bool:
-    """Returns True if a command line word names a recipe file rather than an override `a.b=value`."""
-    return "=" not in word or Path(word).is_file()
-
-
 def load(files: Sequence[Path], overrides: Sequence[str], cuda: CudaDevices, *, serving: bool = False) -> Resolved:
     """Read, merge, choose the profile and validate; later files override earlier ones, overrides (`a.b=value`) override all.
 

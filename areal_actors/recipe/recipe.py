@@ -32,7 +32,7 @@ from areal_actors.embedded.settings import WarmStart
 from areal_actors.evaluation.evaluator import EvaluationConfig
 from areal_actors.generation.settings import GenerationSettings
 from areal_actors.staleness.ledger import StalenessGateConfig
-from areal_actors.training.algorithms import AnyAlgorithm
+from areal_actors.training.algorithms import AnyAlgorithm, Grpo
 from areal_actors.training.checkpointer import CheckpointConfig
 from areal_actors.training.settings import TrainerSettings
 from bus.users import without_credentials
@@ -74,7 +74,7 @@ class Recipe(Config):
     """Record the input and output messages of every actor, for replay."""
     task: TaskSettings
     sampling: SamplingParams = SamplingParams()
-    algorithm: AnyAlgorithm
+    algorithm: AnyAlgorithm = Grpo()
     staleness_gate: StalenessGateConfig = StalenessGateConfig()
     batcher: BatcherConfig = BatcherConfig()
     trainer: TrainerSettings = TrainerSettings()

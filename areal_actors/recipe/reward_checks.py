@@ -74,7 +74,7 @@ def _model(recipe: Recipe, folder: Path) -> Problems:
     if not folder.is_dir():
         if name.count("/") != 1 or not all(name.split("/")) or name.startswith((".", "~", "runs/")):
             remedy = "train one first, as with recipes/reward_model.toml, or name a hub id"
-            yield key, f"{found}, but there is no such folder (looked in {Path.cwd()}); {remedy}"
+            yield key, f"{found}, but there is no such folder (looked beside the recipe and in {Path.cwd()}); {remedy}"
         return
     if not (folder / "config.json").is_file():
         yield key, f"{found}, but no config.json in that folder; name a Hugging Face model folder"

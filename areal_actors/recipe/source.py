@@ -6,7 +6,6 @@ and here for the line of every key, including dotted keys and inline tables.
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from collections.abc import Mapping
@@ -17,6 +16,7 @@ import msgspec
 
 from areal_actors.core.config import merged
 from areal_actors.core.errors import RecipeError
+from areal_actors.recipe.paths import beside, missing_recipe
 
 Key = tuple[str, ...]
 """`("trainer", "optimizer", "lr")`."""
@@ -68,19 +68,16 @@ def is_stated(stated: Mapping[str, Any], key: Key) -> bool:
 
 
 def read_file(path: Path) -> Layer:
-    """Read one recipe file.
+    """Read one recipe file; relative paths in it that exist beside it are returned as seen from the current directory.
 
     Raises:
         RecipeError: it is missing, or not TOML; the message has the line.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         data = tomllib.loads(text)
     except FileNotFoundError:
-        others = sorted(other.name for other in path.parent.glob("*.toml"))
-        near = difflib.get_close_matches(path.name, others, n=1)
-        hint = f"did you mean {path.with_name(near[0])}?" if near else f"recipes in {path.parent}: {', '.join(others) or 'none'}"
-        raise RecipeError(f"{path}: no such file; {hint}") from None
+        raise RecipeError(f"{path}: no such file; {missing_recipe(path)}") from None
     except OSError as error:
         raise RecipeError(f"{path}: cannot be read: {error.strerror}; name a TOML file") from None
     except UnicodeDecodeError as error:
@@ -92,7 +89,7 @@ def read_file(path: Path) -> Layer:
         column = f" at column {found[2]}" if found else ""
         hint = _toml_hint(text.splitlines()[line - 1] if found else "")
         raise RecipeError(f"{path}:{line}: not valid TOML{column}: {complaint[0].lower()}{complaint[1:]}; {hint}") from None
-    return Layer(data, {(): str(path), **{key: f"{path}:{line}" for key, line in key_lines(text).items()}})
+    return Layer(beside(data, path.parent), {(): str(path), **{key: f"{path}:{line}" for key, line in key_lines(text).items()}})
 
 
 def _toml_hint(line: str) -> str:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from areal_actors.core.devices import detect_cuda
 from areal_actors.core.errors import RecipeError
-from areal_actors.recipe.load import is_file, load
+from areal_actors.recipe.load import load
+from areal_actors.recipe.paths import find_recipe, is_file
 from areal_actors.recipe.recipe import Recipe
 
 
@@ -19,7 +20,7 @@ def recipe(*words: str | Path) -> Recipe:
     Raises:
         RecipeError: no file is named, or the recipe is invalid; the message lists all errors.
     """
-    files = [Path(word) for word in words if isinstance(word, Path) or is_file(word)]
+    files = [word if isinstance(word, Path) else find_recipe(word) for word in words if isinstance(word, Path) or is_file(word)]
     if not files:
         raise RecipeError("found no recipe among the arguments; name a TOML file, as in recipe('recipes/gsm8k_grpo.toml', 'steps=20')")
     settings = [word for word in words if not isinstance(word, Path) and not is_file(word)]

@@ -1,60 +1,55 @@
-"""The command line: run | resume | serve | tinker | check | explain | monitor | runs | show | compare | export | audit | doctor."""
+"""Arguments of the commands, their help, and hints for mistyped ones. Imports nothing of what the commands do."""
 
 from __future__ import annotations
 
 import argparse
-import json
+import difflib
+import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from areal_actors import __version__
-from areal_actors.core.devices import CudaDevices, detect_cuda, pretended_cuda
-from areal_actors.core.errors import ArealError, RecipeError
-from areal_actors.reader import comparison, episode_page, listing
-from areal_actors.recipe.load import Resolved, is_file, load
-from areal_actors.recipe.plan import explain, to_json
-from areal_actors.recipe.reference import explain_settings, json_schema
-from areal_actors.run import auditing, doctor, launcher, monitor, serve
-from areal_actors.run.preflight import report_clean_up
-from areal_actors.tinker import command as tinker
-from bus.errors import BusError
+from areal_actors.core.devices import CudaDevices, pretended_cuda
+from areal_actors.tinker.command import TinkerOptions
 
-WRONG_RECIPE = 2
-FAILED = 1
-INTERRUPTED = 130
+Options = argparse.Namespace
+"""Parsed arguments of one command; `do` names its function, as in `training:run`."""
+
+OTHER_NAMES = {"train": "run", "start": "run", "validate": "check", "dry-run": "check", "plan": "check", "settings": "explain"} | {
+    "watch": "monitor",
+    "list": "runs",
+    "ls": "runs",
+    "plot": "compare",
+    "diff": "compare",
+    "new": "init",
+    "create": "init",
+}
+"""Names of commands in other programs, and ours."""
+TAKE_RECIPE = ("run", "serve", "check")
+OPTIONS_BESIDE_SETTINGS = ("--help", "--set", "--from", "--devices", "--json")
+"""Options of the commands that take a recipe; any other is a setting."""
 
 _SETTINGS_HELP = """\
-RECIPE is a TOML file; later files override earlier ones. KEY=VALUE overrides all files; the value is TOML or a bare word:
+RECIPE is a TOML file, or the name of a recipe that comes with the package; later files override earlier ones. KEY=VALUE, or
+--KEY VALUE, overrides all files; the value is TOML or a bare word:
 
-    areal {verb} recipes/gsm8k_grpo.toml
-    areal {verb} recipes/gsm8k_grpo.toml my_changes.toml staleness_gate.max_staleness=4 profile=embedded
+    areal {verb} gsm8k_grpo
+    areal {verb} recipes/gsm8k_grpo.toml my_changes.toml staleness_gate.max_staleness=4 --profile embedded
 
-Paths in a recipe are relative to the current directory."""
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status: 0, 1 for a failed run, 2 for an invalid recipe or usage."""
-    options = _parsed(arguments)
-    try:
-        status: int = options.do(options)
-    except RecipeError as error:
-        print(error, file=sys.stderr)
-        return WRONG_RECIPE
-    except (ArealError, BusError) as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        return FAILED
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except BrokenPipeError:
-        sys.stderr.close()
-        return FAILED
-    return status
+A relative path in a recipe is looked for beside the recipe first, then in the current directory."""
 
 
-def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """Parse the command line; positional words may also follow options."""
-    parser = _parser()
+def parsed(arguments: Sequence[str]) -> Options:
+    """Parse the command line; positional words may also follow options, and `--key value` is a setting."""
+    parser, names = _parser()
+    if not arguments:
+        parser.print_help(sys.stderr)
+        sys.exit(2)
+    if (word := arguments[0]) not in names and not word.startswith("-"):
+        parser.error(_no_command(word, names))
+    if word in TAKE_RECIPE:
+        arguments = [word, *_with_settings(arguments[1:], parser)]
     options, rest = parser.parse_known_args(arguments)
     if rest and (not hasattr(options, "words") or any(word.startswith("-") for word in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
@@ -63,67 +58,32 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def _run(options: argparse.Namespace) -> int:
-    resolved = _load(options)
-    return launcher.run(resolved.recipe, profile=resolved.profile, reason=resolved.reason)
+def _no_command(word: str, names: Sequence[str]) -> str:
+    if word.endswith(".toml"):
+        return f"found a recipe instead of a command; write `areal run {word}`"
+    near = difflib.get_close_matches(word, [*names, *OTHER_NAMES], n=1)
+    hint = f"did you mean `areal {OTHER_NAMES.get(near[0], near[0])}`?" if near else f"commands: {', '.join(names)}"
+    return f"no command `{word}`; {hint}"
 
 
-def _resume(options: argparse.Namespace) -> int:
-    names = [word for word in options.words if "=" not in word]
-    if len(names) > 1:
-        raise RecipeError(f"found several runs, {' and '.join(names)}; name one run, and overrides as KEY=VALUE")
-    overrides = [word for word in options.words if "=" in word] + options.set
-    return launcher.resume("".join(names), overrides, folder=Path(options.folder), checkpoint=options.checkpoint)
-
-
-def _serve(options: argparse.Namespace) -> int:
-    resolved = _load(options, serving=True)
-    return serve.serve(resolved.recipe, profile=resolved.profile, reason=resolved.reason)
-
-
-def _tinker(options: argparse.Namespace) -> int:
-    return tinker.serve(tinker.TinkerOptions(**{field: getattr(options, field) for field in tinker.TinkerOptions.__struct_fields__}))
-
-
-def _check(options: argparse.Namespace) -> int:
-    resolved = _load(options, cuda=options.devices)
-    print(to_json(resolved) if options.json else explain(resolved), flush=True)
-    return 0
-
-
-def _explain(options: argparse.Namespace) -> int:
-    print(json.dumps(json_schema(), indent=1) if options.json_schema else explain_settings(options.settings), flush=True)
-    return 0
-
-
-def _monitor(options: argparse.Namespace) -> int:
-    report_clean_up(Path(options.folder))
-    return monitor.attach(options.run, folder=Path(options.folder), subjects=options.subjects, bus=options.bus)
-
-
-def _runs(options: argparse.Namespace) -> int:
-    return listing.list_runs(Path(options.folder), as_json=options.json)
-
-
-def _show(options: argparse.Namespace) -> int:
-    chosen = episode_page.EpisodeFilter(outcome=options.outcome, step=options.step, task=options.task, last=options.last)
-    place, asked = Path(options.folder), options.episode
-    return episode_page.show(options.run, asked, folder=place, chosen=chosen, tokens=options.tokens, as_json=options.json)
-
-
-def _compare(options: argparse.Namespace) -> int:
-    if len(options.words) < 2:
-        raise RecipeError(f"found {len(options.words)} run; name two or more, as in `areal compare A B` (`areal runs` lists them)")
-    place, metrics = Path(options.folder), options.metric
-    return comparison.compare(options.words, folder=place, metrics=metrics, plot=options.plot, as_json=options.json)
-
-
-def _export(options: argparse.Namespace) -> int:
-    return monitor.export(options.run, Path(options.destination), folder=Path(options.folder))
-
-
-def _audit(options: argparse.Namespace) -> int:
-    return auditing.audit(options.run, folder=Path(options.folder), recompute=options.recompute)
+def _with_settings(words: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
+    """Returns the words with each `--key value` and `--key=value` as an override."""
+    made: list[str] = []
+    left = list(words)
+    while left:
+        word = left.pop(0)
+        name, equals, value = word.partition("=")
+        if not re.fullmatch(r"--[A-Za-z][\w.-]*", name) or name in OPTIONS_BESIDE_SETTINGS:
+            made.append(word)
+            continue
+        if not equals:
+            if not left or left[0].startswith("--") or "=" in left[0] or left[0].endswith(".toml"):
+                near = difflib.get_close_matches(name, OPTIONS_BESIDE_SETTINGS, n=1)
+                hint = f"did you mean {near[0]}? " if near else ""
+                parser.error(f"unrecognized arguments: {name} without a value; {hint}A setting is written `key=value` or `--key value`")
+            value = left.pop(0)
+        made += ["--set", f"{name[2:].replace('-', '_')}={value}"]
+    return made
 
 
 def _devices(text: str) -> CudaDevices:
@@ -133,22 +93,8 @@ def _devices(text: str) -> CudaDevices:
         raise argparse.ArgumentTypeError(f"found '{text}'; write COUNT, as 8, or COUNTxGIB, as 8x80") from None
 
 
-def _doctor(options: argparse.Namespace) -> int:
-    made = doctor.report(doctor.examine(Path(options.folder)))
-    print(doctor.to_json(made) if options.json else doctor.to_text(made), flush=True)
-    return 0 if made.ready else FAILED
-
-
-def _load(options: argparse.Namespace, *, serving: bool = False, cuda: CudaDevices | None = None) -> Resolved:
-    files = [Path(word) for word in options.words if is_file(word)]
-    overrides = [word for word in options.words if not is_file(word)] + options.set
-    if not files:
-        raise RecipeError("found no recipe among the arguments; name a TOML file, as in `recipes/gsm8k_grpo.toml`")
-    found = [options.origin / file if not file.exists() and (options.origin / file).exists() else file for file in files]
-    return load(found, overrides, cuda or detect_cuda(), serving=serving)
-
-
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
+    """Returns the parser and the names of its commands."""
     parser = argparse.ArgumentParser(
         prog="areal",
         description="Fully asynchronous reinforcement learning of language-model agents, as asyncio actors on one message bus.",
@@ -157,19 +103,21 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"areal-actors {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    def command(name: str, do: Callable[[argparse.Namespace], int], summary: str, about: str, epilog: str = "") -> argparse.ArgumentParser:
+    def command(name: str, do: str, summary: str, about: str, epilog: str = "") -> argparse.ArgumentParser:
         made = commands.add_parser(
-            name, help=summary, description=about, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
+            name, help=summary, description=about, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
         )
         made.set_defaults(do=do)
         return made
 
+    _begins(command)
+
     about = "Train with a recipe until its steps are done or Ctrl-C."
-    _takes_recipe(command("run", _run, "train with a recipe", about, _SETTINGS_HELP.format(verb="run")))
+    _takes_recipe(command("run", "training:run", "train with a recipe", about, _SETTINGS_HELP.format(verb="run")))
 
     resuming = command(
         "resume",
-        _resume,
+        "training:resume",
         "resume an interrupted or failed run",
         "Resume a run that was interrupted, failed or was killed, from its last checkpoint and its log: steps after the checkpoint\n"
         "are trained again from the same trajectories, unfinished episodes are run again, and nothing is counted twice.",
@@ -189,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
 
     serving = command(
         "serve",
-        _serve,
+        "training:serve",
         "serve a recipe's model to external agents, without training",
         "Serve the model of a recipe through the gateway until Ctrl-C: agents start sessions, call the model over the OpenAI\n"
         "or Anthropic protocol, set rewards, end and export their sessions. Nothing is trained.\n"
@@ -202,7 +150,7 @@ def _parser() -> argparse.ArgumentParser:
 
     check = command(
         "check",
-        _check,
+        "training:check",
         "validate a recipe and print the resolved configuration (dry run)",
         "Print the resolved recipe, the chosen profile with its reason, the supervision tree and the plan; start nothing.\n"
         "Exit status 2, with every error, if the recipe is invalid.",
@@ -218,12 +166,12 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--json", action="store_true", help="print recipe, profile and reason as JSON, nothing else")
 
     about = "Describe settings of a recipe, or all settings of a table, as in\n`areal explain trainer.microbatch_tokens gateway`."
-    describe = command("explain", _explain, "describe settings: type, default, meaning", about)
+    describe = command("explain", "describing:explain", "describe settings: type, default, meaning", about)
     describe.add_argument("settings", nargs="*", metavar="SETTING|TABLE", help="dotted names (default: all settings)")
     describe.add_argument("--json-schema", action="store_true", help="print the JSON schema of recipe files, for editors")
 
     about = "Watch a run from another process; the run is not affected."
-    watch = command("monitor", _monitor, "watch a run from outside", about)
+    watch = command("monitor", "reading:monitor", "watch a run from outside", about)
     _takes_run(watch)
     watch.add_argument(
         "subjects", nargs="?", default="", help="print these messages instead, as in `trajectory.>` (default: the live view)"
@@ -233,13 +181,13 @@ def _parser() -> argparse.ArgumentParser:
     _reads_runs(command)
 
     about = "Write the durable log of a run to one portable file."
-    export = command("export", _export, "write the log of a run to one file", about)
+    export = command("export", "reading:export", "write the log of a run to one file", about)
     _takes_run(export)
     export.add_argument("destination", metavar="FILE", help="where to write it")
 
     audit = command(
         "audit",
-        _audit,
+        "reading:audit",
         "check that a run lost nothing and trained nothing twice",
         "Read the log of a live or finished run, or an exported log, and check it: every group granted is trained, dropped, abandoned\n"
         "or in flight; every trajectory is in one batch or dropped; every step is taken once, on the rows of its batch; every\n"
@@ -255,10 +203,21 @@ def _parser() -> argparse.ArgumentParser:
         "Print what this machine has for a run: packages, nats-server, devices, memory, disk, inference servers, and the abilities of\n"
         "the engines. Exit status 1 if a run with the embedded defaults cannot start here; each problem has its remedy. Starts nothing."
     )
-    examine = command("doctor", _doctor, "print what this machine has and lacks for a run", about)
+    examine = command("doctor", "describing:doctor", "print what this machine has and lacks for a run", about)
     examine.add_argument("--json", action="store_true", help="print the same as JSON, nothing else")
     _takes_folder(examine)
-    return parser
+    return parser, list(commands.choices)
+
+
+def _begins(command: Callable[..., argparse.ArgumentParser]) -> None:
+    about = (
+        "Write a folder with an agent, its reward, its tasks, a recipe and a test, which run at once: change them step by step into your\n"
+        "own. With the recipe as written, the embedded model learns on a CPU; nothing is downloaded."
+    )
+    begun = command("init", "init:init", "write a new agent with tasks, recipe, reward and test", about)
+    begun.add_argument("path", metavar="NAME", help="folder to create; its last part is the name of the run")
+    kinds = "text: one call; tools: with a tool; environment: several turns; node: in JavaScript, without packages (default: %(default)s)"
+    begun.add_argument("--kind", choices=("text", "tools", "environment", "node"), default="text", help=kinds)
 
 
 def _serves_tinker(command: Callable[..., argparse.ArgumentParser]) -> None:
@@ -266,8 +225,8 @@ def _serves_tinker(command: Callable[..., argparse.ArgumentParser]) -> None:
         "Serve a model through Thinking Machines' Tinker API until Ctrl-C: programs that use its client library train the model, save\n"
         "it, and sample from it, with TINKER_BASE_URL as printed. Every API key that begins with `tml-` is accepted."
     )
-    api = command("tinker", _tinker, "serve the Tinker API on this machine", about)
-    defaults = tinker.TinkerOptions()
+    api = command("tinker", "tinker:serve", "serve the Tinker API on this machine", about)
+    defaults = TinkerOptions()
     api.add_argument("--model", default=defaults.model, help="Hugging Face folder or id, or `embedded` (default)")
     api.add_argument("--name", default="", help="further name of the model, for programs that know certain names only")
     api.add_argument("--host", default=defaults.host, help="address to listen on (default: %(default)s)")
@@ -279,7 +238,7 @@ def _serves_tinker(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 def _reads_runs(command: Callable[..., argparse.ArgumentParser]) -> None:
     about = "List the runs of a folder: status, steps, first and last reward and held-out result."
-    listed = command("runs", _runs, "list the runs of a folder", about)
+    listed = command("runs", "reading:runs", "list the runs of a folder", about)
     listed.add_argument("--json", action="store_true", help="print the same as JSON, nothing else")
     _takes_folder(listed)
 
@@ -287,7 +246,7 @@ def _reads_runs(command: Callable[..., argparse.ArgumentParser]) -> None:
         "Print the latest episodes of a live, finished or exported run, or one episode call by call: prompt and completion as sampled,\n"
         "weight versions, reward, and the step that trained it."
     )
-    shown = command("show", _show, "show episodes of a run, or one of them call by call", about)
+    shown = command("show", "reading:show", "show episodes of a run, or one of them call by call", about)
     shown.add_argument("run", nargs="?", default="", metavar="RUN|FILE", help="the run (default: the latest), or an exported log")
     shown.add_argument("episode", nargs="?", default="", metavar="EPISODE", help="name of an episode (default: a list of the latest)")
     shown.add_argument("--last", type=_count, default=20, metavar="COUNT", help="number of episodes in the list (default: %(default)s)")
@@ -299,7 +258,7 @@ def _reads_runs(command: Callable[..., argparse.ArgumentParser]) -> None:
     _takes_folder(shown)
 
     about = "Print where the recipes of two or more runs differ, their results side by side, and the course of their metrics."
-    compared = command("compare", _compare, "compare runs: recipes, results, curves", about)
+    compared = command("compare", "comparing:compare", "compare runs: recipes, results, curves", about)
     compared.add_argument("words", nargs="+", metavar="RUN|FILE", help="names or folders of runs, or exported logs")
     compared.add_argument("--metric", action="append", default=[], metavar="NAME", help="a metric to show; may be repeated")
     compared.add_argument("--plot", type=Path, metavar="FILE", help="write the curves to this image, as in curves.png")

@@ -1,0 +1,42 @@
+"""The command line: `areal COMMAND`.
+
+Arguments are parsed before the module of a command is imported, so that `--help` and mistyped commands are answered at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+
+from areal_actors.cli.arguments import Options, parsed
+from areal_actors.core.errors import ArealError, RecipeError
+from bus.errors import BusError
+
+WRONG_RECIPE = 2
+FAILED = 1
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status: 0, 1 for a failed run, 2 for an invalid recipe or usage."""
+    try:
+        options = parsed(sys.argv[1:] if arguments is None else arguments)
+        return _command(options)(options)
+    except RecipeError as error:
+        print(error, file=sys.stderr)
+        return WRONG_RECIPE
+    except (ArealError, BusError) as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()
+        return FAILED
+
+
+def _command(options: Options) -> Callable[[Options], int]:
+    module, _, function = options.do.partition(":")
+    command: Callable[[Options], int] = getattr(importlib.import_module(f"areal_actors.cli.{module}"), function)
+    return command

@@ -1,0 +1,67 @@
+"""The command `init`: copies a starter, an agent with its tasks, recipe, reward and test."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import sys
+from pathlib import Path
+
+from areal_actors.cli.arguments import Options
+from areal_actors.core.errors import SetupError
+from areal_actors.recipe.paths import SHIPPED
+from areal_actors.tasks.arithmetic import rows
+
+STARTERS = SHIPPED.parent / "agents" / "starters"
+TASKS = 1000
+NOT_IN_NAMES = re.compile(r"[^a-z0-9]+")
+
+
+def init(options: Options) -> int:
+    """Write the folder, and print the commands that come next.
+
+    Raises:
+        SetupError: the folder exists or cannot be written, or its kind needs a program that is not installed.
+    """
+    folder = Path(options.path)
+    run = NOT_IN_NAMES.sub("-", folder.absolute().name.lower()).strip("-")[:64]
+    if not run:
+        raise SetupError(f"{folder}: a run is named for the folder, by letters a to z and digits; found none")
+    if options.kind == "node" and shutil.which("node") is None:
+        raise SetupError("--kind node: found no program `node`; install Node.js 18 or later, or choose another kind")
+    try:
+        shutil.copytree(STARTERS / options.kind, folder, ignore=shutil.ignore_patterns("__pycache__"))
+        recipe = folder / "recipe.toml"
+        recipe.write_text(recipe.read_text(encoding="utf-8").replace('"NAME"', f'"{run}"'), encoding="utf-8")
+        (folder / "tasks.jsonl").write_text("".join(f"{json.dumps(task)}\n" for task in _tasks()), encoding="utf-8")
+    except FileExistsError:
+        raise SetupError(f"{folder}: exists already; name another folder") from None
+    except OSError as error:
+        raise SetupError(f"{folder}: cannot be written: {error.strerror}; name another folder") from error
+    _print_next(folder, sorted(path.name for path in folder.iterdir()))
+    return 0
+
+
+def _tasks() -> list[dict[str, str]]:
+    """Returns word problems whose answer is a number alone, as most datasets have it."""
+    return [row | {"answer": row["answer"].rpartition("#### ")[2]} for row in rows("train", TASKS, seed=0)]
+
+
+def _print_next(folder: Path, names: list[str]) -> None:
+    recipe = shlex.quote(str(folder / "recipe.toml"))
+    lines = (
+        f"{folder}: {', '.join(names)}",
+        f"  {_program('areal')} check {recipe}    validates the recipe and prints the plan",
+        f"  {_program('areal')} run {recipe}    trains",
+        f"  {_program('python')} -m pytest {shlex.quote(str(folder))}    tests agent and reward",
+    )
+    sys.stdout.write("\n".join(lines) + "\n")
+
+
+def _program(name: str) -> str:
+    """Returns the shortest command for a program of this interpreter's environment."""
+    here = Path(sys.executable).with_name(name)
+    return name if shutil.which(name) == str(here) else shlex.quote(os.path.relpath(here))

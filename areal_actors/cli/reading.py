@@ -1,0 +1,39 @@
+"""The commands that read runs: monitor | runs | show | export | audit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from areal_actors.cli.arguments import Options
+from areal_actors.reader import episode_page, listing
+from areal_actors.run import auditing
+from areal_actors.run import monitor as monitors
+from areal_actors.run.preflight import report_clean_up
+
+
+def monitor(options: Options) -> int:
+    """Watch a run."""
+    report_clean_up(Path(options.folder))
+    return monitors.attach(options.run, folder=Path(options.folder), subjects=options.subjects, bus=options.bus)
+
+
+def runs(options: Options) -> int:
+    """List runs."""
+    return listing.list_runs(Path(options.folder), as_json=options.json)
+
+
+def show(options: Options) -> int:
+    """Show episodes, or one of them."""
+    chosen = episode_page.EpisodeFilter(outcome=options.outcome, step=options.step, task=options.task, last=options.last)
+    place, asked = Path(options.folder), options.episode
+    return episode_page.show(options.run, asked, folder=place, chosen=chosen, tokens=options.tokens, as_json=options.json)
+
+
+def export(options: Options) -> int:
+    """Write the log to a file."""
+    return monitors.export(options.run, Path(options.destination), folder=Path(options.folder))
+
+
+def audit(options: Options) -> int:
+    """Check a log."""
+    return auditing.audit(options.run, folder=Path(options.folder), recompute=options.recompute)

@@ -1,0 +1,65 @@
+"""Finds recipes by path or by name, and the files that a recipe names: beside the recipe, or in the current directory."""
+
+from __future__ import annotations
+
+import difflib
+import glob
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+PACKAGE = Path(__file__).parent.parent
+SHIPPED = next((folder for folder in (PACKAGE / "shipped" / "recipes", PACKAGE.parent / "recipes") if folder.is_dir()), PACKAGE)
+"""Recipes that come with the package: in a wheel within it, in a clone beside it."""
+FROM_HERE = ("folder",)
+"""Settings of places to write to, relative to the current directory."""
+LONGEST_PATH = 1024
+_NAMED = re.compile(r"(?P<kind>model:|verifiers:)?(?P<path>.+?)(?P<name>:[A-Za-z_][\w.]*)?")
+"""A value that may name a file: `path.py:Name`, `model:folder`, `verifiers:file.py`, `tasks.jsonl`, `shards/*.parquet`."""
+
+
+def is_file(word: str) -> bool:
+    """Returns True if a command line word names a recipe file rather than an override `a.b=value`."""
+    return "=" not in word or Path(word).is_file()
+
+
+def find_recipe(name: str, origin: Path = Path()) -> Path:
+    """Returns the file of a recipe: a path in the current directory or in `origin`, or else the name of a shipped recipe."""
+    path = Path(name).expanduser()
+    shipped = SHIPPED / f"{name.removeprefix('recipes/').removesuffix('.toml')}.toml"
+    return next((place for place in (path, origin / path, shipped) if place.is_file()), path)
+
+
+def missing_recipe(path: Path) -> str:
+    """Returns a hint with the nearest recipe of the folder, or of the package for a bare name."""
+    known = {other.name: str(path.with_name(other.name)) for other in sorted(path.parent.glob("*.toml"))}
+    if path.parent == Path():
+        known |= {other.stem: other.stem for other in sorted(SHIPPED.glob("*.toml"))}
+    if near := difflib.get_close_matches(path.name, known, n=1):
+        return f"did you mean {known[near[0]]}?"
+    return f"recipes in {path.parent}: {', '.join(known) or 'none'}" if path.parent != Path() else f"recipes: {', '.join(known)}"
+
+
+def beside(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Returns settings of a recipe in `folder`, with the relative paths that exist there as seen from the current directory."""
+    return {name: value if name in FROM_HERE else _beside(value, folder) for name, value in settings.items()}
+
+
+def _beside(value: Any, folder: Path) -> Any:
+    if isinstance(value, dict):
+        return {name: _beside(entry, folder) for name, entry in value.items()}
+    if isinstance(value, list):
+        return [_beside(entry, folder) for entry in value]
+    if not isinstance(value, str) or len(value) > LONGEST_PATH or not re.search(r"[/.]", value) or not (found := _NAMED.fullmatch(value)):
+        return value
+    path = found["path"]
+    if os.path.isabs(path) or not (os.path.exists(folder / path) or ("*" in path and glob.glob(path, root_dir=folder))):  # noqa: PTH110, PTH117, PTH207 - any text is a fine argument of these
+        return value
+    return f"{found['kind'] or ''}{_from_here(folder / path)}{found['name'] or ''}"
+
+
+def _from_here(path: Path) -> str:
+    """Returns a path relative to the current directory if it lies below it, else absolute."""
+    whole = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow links
+    return str(whole.relative_to(Path.cwd())) if whole.is_relative_to(Path.cwd()) else str(whole)
