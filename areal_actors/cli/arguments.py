@@ -150,7 +150,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
 
     check = command(
         "check",
-        "training:check",
+        "checking:check",
         "validate a recipe and print the resolved configuration (dry run)",
         "Print the resolved recipe, the chosen profile with its reason, the supervision tree and the plan; start nothing.\n"
         "Exit status 2, with every error, if the recipe is invalid.",
@@ -166,7 +166,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     check.add_argument("--json", action="store_true", help="print recipe, profile and reason as JSON, nothing else")
 
     about = "Describe settings of a recipe, or all settings of a table, as in\n`areal explain trainer.microbatch_tokens gateway`."
-    describe = command("explain", "describing:explain", "describe settings: type, default, meaning", about)
+    describe = command("explain", "checking:explain", "describe settings: type, default, meaning", about)
     describe.add_argument("settings", nargs="*", metavar="SETTING|TABLE", help="dotted names (default: all settings)")
     describe.add_argument("--json-schema", action="store_true", help="print the JSON schema of recipe files, for editors")
 
@@ -203,7 +203,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
         "Print what this machine has for a run: packages, nats-server, devices, memory, disk, inference servers, and the abilities of\n"
         "the engines. Exit status 1 if a run with the embedded defaults cannot start here; each problem has its remedy. Starts nothing."
     )
-    examine = command("doctor", "describing:doctor", "print what this machine has and lacks for a run", about)
+    examine = command("doctor", "machine:doctor", "print what this machine has and lacks for a run", about)
     examine.add_argument("--json", action="store_true", help="print the same as JSON, nothing else")
     _takes_folder(examine)
     return parser, list(commands.choices)

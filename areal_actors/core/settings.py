@@ -34,8 +34,8 @@ class TaskSettings(Config):
     """Changes to `environment_args` for held-out tasks, as in `held_out_args = { taskset.split = "test" }`: the first `held_out` tasks
     of that environment are held out. Without any, `held_out` of the environment's tasks."""
     agent: str = ""
-    """Agent: `path.py:Name` or `package.module:Name` of a class, an object or a function, relative to the current directory; or a
-    script, `path.py`, which requires the runner `subprocess`. `online`: external agents connect to the gateway."""
+    """Agent: `path.py:Name` or `package.module:Name` of a class, an object or a function, in a file beside the recipe or in the
+    current directory; or a script, `path.py`, which requires the runner `subprocess`. `online`: external agents connect to the gateway."""
     command: tuple[str, ...] = ()
     """Program and its arguments, in any language, instead of an agent; requires the runner `subprocess`."""
     agent_options: dict[str, Any] = {}
@@ -88,6 +88,10 @@ class TaskSettings(Config):
     """Samples of a group's reward statistics: `episodes` counts each episode once, with the mean reward of its calls; `calls` counts
     each call once (process rewards)."""
 
+    def is_script(self) -> bool:
+        """Returns True if the agent is a file without a name in it, which is run as a script."""
+        return self.agent.endswith(".py")
+
 
 KEEP_REASONING = "keep-reasoning"
 """Value of `gateway.chat_template`."""
@@ -109,8 +113,8 @@ class GatewaySettings(Config):
     finished_sessions_cached: NonNegativeInt = 1024
     """Number of finished sessions that can still be exported."""
     chat_template: str = ""
-    """Chat template in place of the model's: the path of a Jinja file, relative to the current directory. `keep-reasoning` uses the
-    model's, and keeps earlier reasoning in prompts although the template drops it; see docs/chat-templates.md."""
+    """Chat template in place of the model's: the path of a Jinja file, beside the recipe or in the current directory. `keep-reasoning`
+    uses the model's, and keeps earlier reasoning in prompts although the template drops it; see docs/chat-templates.md."""
     tool_format: str = "auto"
     """Format of tool calls: `auto` takes the first that reads back the calls that the chat template renders, `learned` takes the
     delimiters from the template, a name such as `hermes` that format; `none` refuses tools. See docs/chat-templates.md."""

@@ -14,7 +14,6 @@ from pathlib import Path
 from areal_actors.core.settings import TaskSettings
 from areal_actors.recipe.complaints import Problems, is_installed, nearest, toml_value
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.rollout.runners import is_script
 
 ONLY_SUBPROCESS = ("python", "episodes_per_process", "memory_mb")
 
@@ -25,10 +24,10 @@ def agent_problems(recipe: Recipe) -> Problems:
     if not task.agent and not task.command:
         yield ("task", "agent"), 'found none; write `agent = "path.py:Class"`, as in `agents/gsm8k.py:Gsm8kAgent`, or `command = […]`'
         return
-    if task.command or is_script(task.agent):
+    if task.command or task.is_script():
         yield from _program(task)
     yield from _runner(task)
-    if task.agent and not is_script(task.agent):
+    if task.agent and not task.is_script():
         package = next(iter(dotted_parts(task.agent)), "") if not task.python else ""
         if package and not any(Path(name).exists() for name in (package, f"{package}.py")) and not is_installed(package):
             found = f"found {toml_value(task.agent)}, but no package `{package}`"
@@ -46,7 +45,7 @@ def _program(task: TaskSettings) -> Problems:
         yield ("task", "agent_options"), "found options, but a script or command takes none; pass arguments in `command`"
     if task.command and shutil.which(task.command[0]) is None:
         yield ("task", "command"), f"found {toml_value(task.command[0])}, which is not an installed program; fix the name or install it"
-    if is_script(task.agent) and not Path(task.agent).expanduser().is_file():
+    if task.is_script() and not Path(task.agent).expanduser().is_file():
         yield (
             ("task", "agent"),
             f"found {toml_value(task.agent)}, but there is no such file (looked beside the recipe and in {Path.cwd()}); fix the path",

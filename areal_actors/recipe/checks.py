@@ -25,7 +25,6 @@ from areal_actors.recipe.reward_checks import reward_problems
 from areal_actors.recipe.source import Key
 from areal_actors.recipe.supervision import tree_problems
 from areal_actors.rewards import MODEL
-from areal_actors.rollout.runners import is_script
 from areal_actors.tasks import huggingface as library
 from areal_actors.tasks import sources
 from areal_actors.tokenization.tool_parsers.round_trip import FORMAT_NAMES
@@ -159,7 +158,7 @@ def _agent_and_reward(recipe: Recipe) -> Problems:
         yield from environment_problems(recipe)
         return
     yield from misplaced_problems(recipe)
-    if agent and not is_script(agent) and not dotted_parts(agent):
+    if agent and not recipe.task.is_script() and not dotted_parts(agent):
         yield from _named_in_file(("task", "agent"), agent, "class", "agents/gsm8k.py:Gsm8kAgent")
     yield from agent_problems(recipe)
     if ":" in reward and not reward.startswith(MODEL):

@@ -38,7 +38,7 @@ def program_of(task: TaskSettings, root: Path) -> AgentProgram:
     python = str(root / Path(task.python).expanduser()) if task.python else ""
     if task.environment:
         return _environment_program(task, root, python)
-    script = (python or sys.executable, task.agent) if is_script(task.agent) else ()
+    script = (python or sys.executable, task.agent) if task.is_script() else ()
     return AgentProgram(
         agent="" if script else task.agent,
         command=task.command or script,
@@ -59,11 +59,6 @@ def _environment_program(task: TaskSettings, root: Path, python: str) -> AgentPr
         "rewards_last_call": task.turn_discount is not None,
     }
     return AgentProgram(agent=host.agent, title=task.environment, root=str(root), python=python, options=options, memory_mb=task.memory_mb)
-
-
-def is_script(agent: str) -> bool:
-    """True for a file without a name in it, which is run as a script."""
-    return agent.endswith(".py")
 
 
 def episodes_at_once(task: TaskSettings, concurrency: int) -> int:

@@ -19,10 +19,10 @@ from areal_actors.core.snapshots import SnapshotStore
 from areal_actors.core.values import Value
 from areal_actors.messages import KINDS, CheckpointCommitted, LogRecovered
 from areal_actors.recipe.recipe import Recipe
+from areal_actors.run.connections import connected, open_store
 from areal_actors.run.launch import publish
 from areal_actors.run.log_answers import EPISODE_PUBLISHERS, AnsweredEvents, queued_attempts
 from areal_actors.run.run_folder import RunFolder, ServerAddress, first_free
-from areal_actors.run.server import connected, open_store
 from areal_actors.training.checkpoint_store import CHECKPOINTS
 from areal_actors.weights.manifest import digest_of_manifest
 from bus.log_check import LogCheck, check_log, is_missing

@@ -29,8 +29,8 @@ from areal_actors.messages import (
     Throughput,
     TrainerProgress,
 )
+from areal_actors.run.connections import connected, open_store
 from areal_actors.run.run_folder import RunFolder, ServerAddress
-from areal_actors.run.server import connected, open_store
 from bus.base import Bus, Envelope
 from bus.errors import EventsTrimmed, ServerUnavailable
 from bus.message import Message

@@ -23,7 +23,7 @@ from areal_actors.recipe.checks import RecipeProblem
 from areal_actors.recipe.device_map import device_problems
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.rollout.agent_process import AgentProcess, AgentProgram
-from areal_actors.rollout.runners import is_script, program_of
+from areal_actors.rollout.runners import program_of
 from areal_actors.run.disk_watch import refuse_full_disk
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.run_lock import LockHeld, holder, locked
@@ -72,7 +72,7 @@ def check_agent(recipe: Recipe) -> None:
         SetupError: it cannot be loaded or created; the message has its reason.
     """
     task = recipe.task
-    if task.runner != "subprocess" or not task.agent or is_script(task.agent):
+    if task.runner != "subprocess" or not task.agent or task.is_script():
         return
     try:
         asyncio.run(_load_agent(program_of(task, Path.cwd())))

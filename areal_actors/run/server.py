@@ -9,7 +9,6 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import msgspec
 
@@ -38,7 +37,7 @@ from bus.errors import BusError
 from bus.message import Event, Message
 from bus.nats import NatsBus
 from bus.permissions import Listener, permissions_of
-from bus.server import EmbeddedServer, resolve_server
+from bus.server import resolve_server
 from bus.server_keeper import RestartSettings, ServerKeeper
 from bus.users import MONITOR, BusUsers, without_credentials
 
@@ -157,27 +156,3 @@ def listener(instance: str, actor: type[Actor]) -> Listener:
     sends = {kind for handler in actor.handlers.values() for kind in handler.emits}
     receives = tuple(kind for kind in actor.handlers if kind is not Tick)
     return Listener(instance=instance, receives=receives, sends=(*sends, *LIFECYCLE), asks=actor.asks)
-
-
-@asynccontextmanager
-async def connected(address: ServerAddress, folder: RunFolder | None, *, monitors: bool = False) -> AsyncIterator[NatsBus]:
-    """Connect to the existing bus of a run, as its supervisor or as a monitor; without a folder, large bodies cannot be read."""
-    name, blobs = "monitor" if monitors else "supervisor", folder.blobs if folder else None
-    bus = await NatsBus.connect(address.url, address.run, name=name, token=address.token, blobs=blobs, monitors=monitors)
-    try:
-        yield bus
-    finally:
-        await bus.close()
-
-
-@asynccontextmanager
-async def open_store(
-    store: Path, folder: RunFolder, run: str, *, owner_only: bool = False, monitors: bool = False
-) -> AsyncIterator[NatsBus]:
-    """Open the bus of a run that is not live, on a temporary server for its store."""
-    server = await EmbeddedServer.start(store, owner_only=owner_only)
-    try:
-        async with connected(ServerAddress(url=server.url, token=server.token, run=run, pid=0), folder, monitors=monitors) as bus:
-            yield bus
-    finally:
-        await server.stop()

@@ -26,7 +26,7 @@ class CustomAlgorithm(Algorithm, tag="custom", dict=True):
     """
 
     path: str
-    """`path.py:Class` or `package.module:Class` of a subclass of `Algorithm`, or of one of the others, relative to the current
+    """`path.py:Class` or `package.module:Class` of a subclass of `Algorithm`, or of one of the others, beside the recipe or in the current
     directory."""
     options: dict[str, Any] = {}
     """Settings of the class: its fields, nested tables included. `group_size` and `minibatches` stay in `[algorithm]`."""

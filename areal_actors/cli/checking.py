@@ -1,0 +1,39 @@
+"""The commands that only read recipes: check | explain."""
+
+from __future__ import annotations
+
+import json
+
+from areal_actors.cli.arguments import Options
+from areal_actors.core.devices import CudaDevices, detect_cuda
+from areal_actors.core.errors import RecipeError
+from areal_actors.recipe import plan
+from areal_actors.recipe.load import Resolved, load
+from areal_actors.recipe.paths import find_recipe, is_file
+from areal_actors.recipe.reference import explain_settings, json_schema
+
+
+def check(options: Options) -> int:
+    """Print the resolved recipe and the plan."""
+    resolved = resolve(options, cuda=options.devices)
+    print(plan.to_json(resolved) if options.json else plan.explain(resolved), flush=True)
+    return 0
+
+
+def explain(options: Options) -> int:
+    """Describe settings."""
+    print(json.dumps(json_schema(), indent=1) if options.json_schema else explain_settings(options.settings), flush=True)
+    return 0
+
+
+def resolve(options: Options, *, serving: bool = False, cuda: CudaDevices | None = None) -> Resolved:
+    """Returns the recipe of the words: files, and settings over them.
+
+    Raises:
+        RecipeError: no file is named, or the recipe is invalid.
+    """
+    files = [word for word in options.words if is_file(word)]
+    overrides = [word for word in options.words if not is_file(word)] + options.set
+    if not files:
+        raise RecipeError("found no recipe among the arguments; name a TOML file, as in `recipes/gsm8k_grpo.toml`")
+    return load([find_recipe(file, options.origin) for file in files], overrides, cuda or detect_cuda(), serving=serving)

@@ -1,0 +1,35 @@
+"""Connections to the bus of a run that exists: a live one, or the stored log of one that is over."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from areal_actors.run.run_folder import RunFolder, ServerAddress
+from bus.nats import NatsBus
+from bus.server import EmbeddedServer
+
+
+@asynccontextmanager
+async def connected(address: ServerAddress, folder: RunFolder | None, *, monitors: bool = False) -> AsyncIterator[NatsBus]:
+    """Connect to the existing bus of a run, as its supervisor or as a monitor; without a folder, large bodies cannot be read."""
+    name, blobs = "monitor" if monitors else "supervisor", folder.blobs if folder else None
+    bus = await NatsBus.connect(address.url, address.run, name=name, token=address.token, blobs=blobs, monitors=monitors)
+    try:
+        yield bus
+    finally:
+        await bus.close()
+
+
+@asynccontextmanager
+async def open_store(
+    store: Path, folder: RunFolder, run: str, *, owner_only: bool = False, monitors: bool = False
+) -> AsyncIterator[NatsBus]:
+    """Open the bus of a run that is not live, on a temporary server for its store."""
+    server = await EmbeddedServer.start(store, owner_only=owner_only)
+    try:
+        async with connected(ServerAddress(url=server.url, token=server.token, run=run, pid=0), folder, monitors=monitors) as bus:
+            yield bus
+    finally:
+        await server.stop()
