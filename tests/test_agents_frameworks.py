@@ -16,7 +16,7 @@ from support.framework_harness import (
 )
 from support.framework_sdks import AnthropicSdk, OpenAiSdk
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 CALCULATE = call("calculate", '{"expression": "9 * 2"}')
 MULTIPLY = call("multiply", '{"a": 9, "b": 2}')

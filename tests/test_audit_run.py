@@ -83,9 +83,9 @@ async def test_a_run_of_two_lives_with_other_settings_and_a_killed_trainer_is_pr
         run.kill("trainer")
         await run.until(StepCompleted, 4, 300)
         os.kill(run.process.pid, signal.SIGINT)
-        assert await run.ended(300) == 130, run.output()
+        assert await run.ended() == 130, run.output()
     run.resume("trainer.microbatch_tokens=4096")
-    assert await run.ended(600) == 0, run.output()
+    assert await run.ended() == 0, run.output()
     assert run.output().splitlines()[-1] == "audit: 0 lost, 0 twice, 8 of 8 versions compared"
     status, report = await audit(run, capsys, run.folder.name, "--recompute")
     assert status == 0, report
@@ -112,7 +112,7 @@ async def test_a_run_that_learns_from_examples_is_proved_by_its_steps(live, caps
         await run.until(StepCompleted, 3, 300)
     run.process.kill()
     run.resume()
-    assert await run.ended(600) == 0, run.output()
+    assert await run.ended() == 0, run.output()
     status, report = await audit(run, capsys, run.folder.name, "--recompute")
     assert status == 0, report
     assert report.splitlines()[-1] == "audit: 0 lost, 0 twice, 6 of 6 steps proved"
@@ -126,7 +126,7 @@ async def test_a_live_run_is_sound_and_a_log_file_that_was_cut_or_damaged_has_a_
         assert status == 0, report
         assert "live or killed" in report
         os.kill(run.process.pid, signal.SIGINT)
-        assert await run.ended(300) == 130, run.output()
+        assert await run.ended() == 130, run.output()
     whole = tmp_path / "whole.log"
     await command(run, capsys, "export", run.folder.name, str(whole))
     content = whole.read_bytes()

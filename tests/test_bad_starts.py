@@ -6,7 +6,7 @@ import pytest
 
 from areal_actors.messages import ActorFailed
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.long
 
 USERS_CODE = """
 class Raises:
@@ -73,7 +73,7 @@ async def test_what_is_wrong_is_named_before_anything_starts(begun, name):
 async def test_a_failure_at_the_start_ends_the_run_when_it_is_repeated(begun, name):
     settings, process, words = AT_START[name]
     run = begun(settings)
-    assert await run.ended(240) == 1, run.output()
+    assert await run.ended() == 1, run.output()
     assert f"ended early: {process} failed twice at its start for the same reason: " in run.output()
     assert words in run.output().splitlines()[-1] or words in run.output().splitlines()[-2]
     assert "Traceback" not in run.output()

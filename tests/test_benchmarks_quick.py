@@ -72,7 +72,7 @@ def first_hour(folder, *words, **variables):
     return ended.returncode, ended.stdout + ended.stderr, {each["name"]: each for each in json.loads(file.read_text())["sections"]}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(LONGEST_SECONDS + 60)
 def test_the_first_hour_has_figures_of_every_section(tmp_path):
     status, output, sections = first_hour(tmp_path / "work", "--device", "cpu")
@@ -94,7 +94,7 @@ def test_the_first_hour_has_figures_of_every_section(tmp_path):
     assert [(row["exit_status"], row["steps"]) for row in rows["loop"]] == [(0, 5)]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(LONGEST_SECONDS + 60)
 def test_the_first_hour_without_the_wanted_device_fails_in_each_section_by_itself(tmp_path):
     words = ("--device", "cuda", "--only", "machine,weights")
@@ -115,7 +115,6 @@ SECTION_MODULES = {
 }
 
 
-@pytest.mark.timeout(600)
 def test_sections_that_raise_crash_or_hang_do_not_affect_the_others(tmp_path, monkeypatch):
     for name, text in SECTION_MODULES.items():
         (tmp_path / f"section_{name}.py").write_text(text)

@@ -43,7 +43,7 @@ async def test_a_run_under_several_kinds_of_fault_loses_nothing_and_trains_nothi
         *faults("bad_completion", 1, "nan"),
         small=False,
     )
-    assert await run.ended(600) == 0, run.output()
+    assert await run.ended() == 0, run.output()
     assert "audit: 0 lost, 0 twice" in run.output().splitlines()[-1]
     assert "FAULTS ARE INJECTED INTO THIS RUN" in run.output()
     events = [event for _, event in await run.log()]
@@ -57,12 +57,12 @@ async def test_a_run_under_several_kinds_of_fault_loses_nothing_and_trains_nothi
 
 async def test_a_run_of_which_everything_was_killed_continues_where_its_schedule_was(live, capsys):
     run = live(*(OVERLAY, "profile=embedded", "steps=6"), *faults("kill", 1, "everything"), small=False)
-    assert await run.ended(600) == -signal.SIGKILL, run.output()
+    assert await run.ended() == -signal.SIGKILL, run.output()
     status, report = await audited(run, capsys)
     assert status == 0, report
     assert "live or killed" in report
     run.resume()
-    assert await run.ended(600) == 0, run.output()
+    assert await run.ended() == 0, run.output()
     status, report = await audited(run, capsys, "--recompute")
     assert status == 0, report
     assert "audit: 0 lost, 0 twice, 7 of 7 versions proved" in report

@@ -56,7 +56,7 @@ async def test_the_embedded_model_learns_to_read_before_it_edits(live, program, 
         f"task.agent_options.program={program}",
     )
     run = live(*settings, "warm_start.tail_shortcut_fraction=0.7", recipe=RECIPE, small=False)
-    assert await run.ended(3500) == 0, run.output()
+    assert await run.ended() == 0, run.output()
     assert run.processes_left() == []
     assert running(program) == []
     assert list(temporary.glob("areal-repository-*")) == []

@@ -109,8 +109,8 @@ def test_the_window_renders_as_the_whole_conversation(template):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_the_window_renders_as_the_whole_conversation_for_thousands(template):
-    compare(TEMPLATES[template], 1500)
+def test_the_window_renders_as_the_whole_conversation_for_hundreds(template):
+    compare(TEMPLATES[template], 400)
 
 
 def test_a_template_whose_end_depends_on_what_came_long_before_is_rendered_whole():

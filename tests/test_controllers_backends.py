@@ -22,7 +22,7 @@ from bus.base import Stamp
 from bus.nats import NatsBus
 from bus.server import EmbeddedServer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.slow
 SCRIPTED = GenerationSettings(engine="scripted", scripted=ScriptedSettings(shortest=2, longest=4))
 
 

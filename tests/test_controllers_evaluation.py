@@ -35,7 +35,6 @@ async def until(true):
             await asyncio.sleep(0.005)
 
 
-@pytest.mark.timeout(600)
 async def test_held_out_episodes_in_processes_take_none_of_those_that_train(tmp_path):
     (tmp_path / "agent.py").write_text(AGENT)
     recipe = recipe_for(tmp_path, task=task_settings(agent="agent.py:Agent", runner="subprocess", processes=1))

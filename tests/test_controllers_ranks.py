@@ -15,7 +15,6 @@ LOOP = Path(__file__).with_name("support") / "ranks_loop.py"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_two_ranks_that_pull_the_same_batches_train_as_one_does(tmp_path):
     (tmp_path / "model").mkdir()
     write_model(tmp_path / "model")

@@ -144,7 +144,6 @@ class LogOf:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 async def test_a_loop_gives_the_weights_and_metrics_of_the_run_whose_batches_it_is_given(tmp_path):
     reward = tmp_path / "reward.py"
     reward.write_text("def score(task, output):\n    return float(len(output) % 3)\n")

@@ -212,7 +212,6 @@ async def test_a_call_that_two_workers_sampled_names_neither():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 async def test_a_run_whose_engine_loads_damaged_weights_names_it_recycles_it_and_continues(tmp_path):
     run = LiveRun(
         tmp_path,
@@ -225,7 +224,7 @@ async def test_a_run_whose_engine_loads_damaged_weights_names_it_recycles_it_and
     )
     try:
         async with run.listening(120):
-            assert await run.ended(240) == 0, run.output()
+            assert await run.ended() == 0, run.output()
         log = [event for _, event in await run.log()]
     finally:
         run.abort()

@@ -20,7 +20,7 @@ async def test_the_embedded_model_learns_a_verifiers_environment(live):
     if not (ROOT / PYTHON).exists():
         pytest.skip("`just environments verifiers` makes the interpreter that this needs")
     run = live(*SETTINGS, small=False)
-    assert await run.ended(1100) == 0, run.output()
+    assert await run.ended() == 0, run.output()
     assert run.processes_left() == []
     log = [event for _, event in await run.log()]
     before, *_, after = [event for event in log if isinstance(event, EvaluationCompleted) and event.mode == "greedy"]

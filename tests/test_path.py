@@ -28,7 +28,6 @@ def documented():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(320)
 def test_the_path_is_short(traced):
     found = sample_path.figures(traced)
     assert found["files"] <= FILES
@@ -37,7 +36,6 @@ def test_the_path_is_short(traced):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(320)
 def test_a_sample_meets_every_hop_in_one_direction(traced):
     assert set(traced) == set(sample_path.HOPS)
     every_run_begins_with = ("InferenceWorker WeightsPublished", "StalenessGate WeightsLoaded")
@@ -46,7 +44,6 @@ def test_a_sample_meets_every_hop_in_one_direction(traced):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(320)
 def test_the_page_is_current(traced):
     met = {(one.file, one.name.replace(".<locals>", "")) for functions in traced.values() for one in functions}
     described = documented()

@@ -29,7 +29,7 @@ from bus.base import Stamp
 from bus.nats import NatsBus
 from bus.server import EmbeddedServer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 SUPPORT = Path(__file__).with_name("support")
 ENGINE = (

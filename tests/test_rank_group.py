@@ -20,7 +20,7 @@ from areal_actors.training.distributed.group import RankGroup
 from areal_actors.training.settings import OptimizerSettings, TrainerSettings
 from areal_actors.weights.transfer import read_weights
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from areal_actors.training.algorithms.base import CriticSettings
 from areal_actors.training.distributed.group import RankGroup
 from areal_actors.training.settings import LoraSettings, OptimizerSettings, TrainerSettings
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 KINDS = {
     "an adapter in tensor parts": (Grpo(), {"lora": LoraSettings(rank=4, alpha=8), "tensor_parallel": 2}),

@@ -16,7 +16,7 @@ from areal_actors.core.values import WeightsLocation
 from areal_actors.training.algorithms import Grpo
 from areal_actors.weights.transfer import read_weights, without_ties
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 LAYOUTS = {
     "two-replicas": ((2, 1, 1), "qwen3"),

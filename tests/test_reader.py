@@ -313,7 +313,7 @@ async def test_a_real_run_of_several_turns_is_read_while_it_lives_and_after_it_w
         await run.until(StepCompleted, 1, 600)
         living = open_run("gsm8k-grpo", folder=run.folder.parent)  # within an event loop, as in a notebook
         assert len(living.steps) >= 1
-    assert await run.ended(600) == 0
+    assert await run.ended() == 0
     place = run.folder.rename(tmp_path / "moved")
     read = open_run(place)
     lines = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]

@@ -22,7 +22,7 @@ from areal_actors.messages import (
     WeightsPublished,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.slow
 
 EXAMPLES = (
     *("run=gsm8k-grpo", "profile=embedded", "warm_start.steps=0", "warm_start.tail_steps=0"),
@@ -77,16 +77,16 @@ async def test_an_interrupted_run_continues_with_other_settings_of_how_fast_and_
     async with run.listening():
         await run.until(StepCompleted, 3)
         os.kill(run.process.pid, signal.SIGINT)
-        assert await run.ended(60) == 130, run.output()
+        assert await run.ended() == 130, run.output()
     assert "areal resume gsm8k-grpo" in run.output()
     run.resume("trainer.optimizer.lr=1.0", "trainer.microbatch_tokens=2048")
-    assert await run.ended(60) == 2
+    assert await run.ended() == 2
     assert "`trainer.optimizer.lr`: found 1.0 for a run that began with" in run.output()
     run.resume("trainer.microbatch_tokens=2048", "actors.rollout_worker.concurrency=8")
     async with run.listening():
         await run.until(RunResumed, 1)
         os.kill(run.process.pid, signal.SIGINT)
-        assert await run.ended(30) == 130, "who has trained nothing new has nothing to save"
+        assert await run.ended() == 130, "who has trained nothing new has nothing to save"
     run.resume()
     assert await run.ended() == 0, run.output()
     events = await events_of(run)
@@ -95,7 +95,7 @@ async def test_an_interrupted_run_continues_with_other_settings_of_how_fast_and_
     assert resumed.recipe["trainer"]["microbatch_tokens"] == 2048
     assert [event.step for event in of(events, StepCompleted)] == list(range(1, 41))
     run.resume()
-    assert await run.ended(60) == 1
+    assert await run.ended() == 1
     assert "has done all its 40 steps" in run.output()
     assert run.processes_left() == []
 

@@ -33,7 +33,7 @@ from areal_actors.sequences.step_metrics import sequences_checksum
 from areal_actors.weights.folders import shared_memory_path
 from bus.recorded import read_tape
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 GSM8K = Path(os.environ.get("AREAL_GSM8K", ROOT.parent / "shared" / "data" / "gsm8k"))
 
@@ -130,6 +130,7 @@ async def test_with_staleness_zero_every_trained_token_has_the_version_of_its_st
     assert all(event.metrics["token_staleness_max"] == 0 and event.metrics["masked_frac"] == 0 for event in steps)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("policy", ["keep", "drop"])
 async def test_the_other_exit_policies_train_too(live, policy):
     run = live("steps=4", f"batcher.exit_policy={policy}", "staleness_gate.max_staleness=1", "evaluation.tasks=0")
@@ -141,6 +142,7 @@ async def test_the_other_exit_policies_train_too(live, policy):
         assert all(event.metrics["token_staleness_max"] <= 1 for event in steps)
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not GSM8K.exists(), reason="the real GSM8K is not here; AREAL_GSM8K names its folder")
 async def test_real_gsm8k_rows_run_score_and_train(live):
     files = (f"task.dataset={GSM8K / 'train.jsonl'}", f"task.held_out={GSM8K / 'test.jsonl'}")
@@ -158,7 +160,7 @@ async def test_an_interrupted_run_saves_a_checkpoint_and_leaves_no_process(live)
     async with run.listening():
         await run.until(StepCompleted, 2)
         os.kill(run.process.pid, signal.SIGINT)
-        assert await run.ended(60) == 130, run.output()
+        assert await run.ended() == 130, run.output()
     log = await run.log()
     assert not [event for _, event in log if isinstance(event, EpisodeAbandoned)], "nobody sees what he uses fail because the run is over"
     saved = [event for _, event in log if isinstance(event, CheckpointCommitted)]

@@ -20,7 +20,7 @@ from areal_actors.messages import (
 )
 from areal_actors.tasks.arithmetic import rows
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture

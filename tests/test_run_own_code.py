@@ -7,7 +7,7 @@ from support.live_run import LiveRun
 
 from areal_actors.messages import StepCompleted, TrajectoryExported
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 OWN = '''
 import msgspec

@@ -76,7 +76,6 @@ def test_any_recipe_is_served_by_the_gateway_and_its_engines_alone(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_an_agent_with_the_openai_sdk_from_its_session_to_its_rows(tmp_path):
     output = tmp_path / "serve.txt"
     command = [sys.executable, "-m", "areal_actors", "serve", "recipes/gsm8k_grpo.toml", f"folder={tmp_path}", *SMALL]
@@ -103,7 +102,6 @@ def test_an_agent_with_the_openai_sdk_from_its_session_to_its_rows(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_an_online_run_trains_on_what_agents_outside_bring(tmp_path):
     """Two steps of two groups of four, played by the script that comes with the repository."""
     tasks = tmp_path / "tasks.jsonl"

@@ -52,6 +52,13 @@ async def harness(folder: Path) -> AsyncIterator[tuple[ServerKeeper, NatsBus, Na
         yield keeper, asker, server, await stack.enter_async_context(server.requests(Double, group="g", address="g-0"))
 
 
+async def stop(pid: int) -> None:
+    """Stop a process, and wait until none of its threads runs any more."""
+    os.kill(pid, signal.SIGSTOP)
+    threads = Path(f"/proc/{pid}/task")
+    await until(lambda: all(thread.joinpath("stat").read_text().rpartition(") ")[2][0] in "tT" for thread in threads.iterdir()))
+
+
 async def until(holds: Callable[[], bool]) -> None:
     async with asyncio.timeout(60):
         while not holds():  # noqa: ASYNC110 - what another process does sets no event
@@ -260,7 +267,7 @@ async def test_a_missing_part_of_an_answer_is_noticed(tmp_path: Path) -> None:
 
 async def test_what_waits_for_a_server_to_have_seen_everything_waits_for_the_next_one(tmp_path: Path) -> None:
     async with kept(tmp_path) as keeper, joined(keeper) as bus:
-        os.kill(keeper.server.pid, signal.SIGSTOP)
+        await stop(keeper.server.pid)
         waiting = asyncio.create_task(bus.barrier())
         await asyncio.sleep(0.2)
         assert not waiting.done()
@@ -271,7 +278,7 @@ async def test_what_waits_for_a_server_to_have_seen_everything_waits_for_the_nex
 
 async def test_waiting_for_a_server_that_never_returns_is_an_error(tmp_path: Path) -> None:
     async with kept(tmp_path) as keeper, joined(keeper) as bus:
-        os.kill(keeper.server.pid, signal.SIGSTOP)
+        await stop(keeper.server.pid)
         waiting = asyncio.create_task(bus.barrier())
         await asyncio.sleep(0.2)
         bus.give_up("it is gone")

@@ -32,8 +32,8 @@ from areal_actors.messages import (
 )
 from areal_actors.sequences.build import sequences_of
 
-SEEDS = int(os.environ.get("AREAL_SIMULATION_SEEDS", "200"))
-AT_ONCE = 20
+SEEDS = int(os.environ.get("AREAL_SIMULATION_SEEDS", "80"))
+AT_ONCE = 8
 """Seeds per test case."""
 
 

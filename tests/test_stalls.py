@@ -8,7 +8,7 @@ import sys
 import pytest
 from support.live_run import ROOT
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.long
 
 SHORT = (
     "launcher paused for 8 s (Ctrl-Z)",

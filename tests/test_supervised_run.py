@@ -32,7 +32,7 @@ from areal_actors.supervised.examples import arithmetic_examples
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from bus.recorded import read_tape
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 SMALL = (
     *("run=gsm8k-grpo", "profile=embedded", "warm_start.steps=0", "warm_start.tail_steps=0"),
@@ -148,7 +148,7 @@ async def test_an_interrupted_run_saves_a_checkpoint(live):
     async with run.listening():
         await run.until(StepCompleted, 2)
         os.kill(run.process.pid, signal.SIGINT)
-        assert await run.ended(60) == 130, run.output()
+        assert await run.ended() == 130, run.output()
     saved = [event for _, event in await run.log() if isinstance(event, CheckpointCommitted)]
     assert len(saved) == 1
     assert int((run.folder / saved[0].folder / "cursor").read_text()) == saved[0].cursor > 0

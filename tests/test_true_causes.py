@@ -6,7 +6,7 @@ import pytest
 
 from areal_actors.messages import ActorFailed, EpisodeAbandoned, EventLoopBlocked, TrajectoryExported
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.long
 
 QUICK = (
     *("steps=2", "warm_start.steps=1", "warm_start.tail_steps=0", "evaluation.tasks=0", "task.retries=0"),
@@ -15,7 +15,7 @@ QUICK = (
 
 
 async def ended(run):
-    assert await run.ended(seconds=500) == 1
+    assert await run.ended() == 1
     last = next(line for line in reversed(run.output().splitlines()) if "ended early" in line)
     return last, [message for _, message in await run.log()]
 
@@ -49,7 +49,7 @@ async def test_an_agent_that_never_gives_the_loop_back_once_costs_its_process_an
     agent = tmp_path / "agent.py"
     agent.write_text(ONCE)
     run = live(*QUICK, f"task.agent={agent}:Agent", "task.timeout_seconds=15", "task.retries=2", "watchdog.max_failures_in_a_row=64")
-    assert await run.ended(seconds=500) == 0, run.output()
+    assert await run.ended() == 0, run.output()
     log = [message for _, message in await run.log()]
     (gone,) = {event.work.episode for event in of(EpisodeAbandoned, log) if "at agent.py:11" in event.detail} & {"1.0"}
     assert gone == "1.0"

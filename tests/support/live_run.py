@@ -34,6 +34,8 @@ SMALL = (
     "staleness_gate.max_concurrent=16",
 )
 """A run of a few seconds: it learns nothing, and does everything."""
+PATIENT = 700.0
+"""Seconds that every step of a run may take on a very busy machine, below the time limit of a test."""
 BY_SUBJECT = {kind.subject: kind for kind in KINDS}
 
 
@@ -63,7 +65,7 @@ class LiveRun:
             )
 
     @asynccontextmanager
-    async def listening(self, seconds: float = 240.0) -> AsyncIterator[NatsBus]:
+    async def listening(self, seconds: float = PATIENT) -> AsyncIterator[NatsBus]:
         """Join the run's bus and keep its events in `events`."""
         address = json.loads(await self._appears(self.folder / "bus.json", seconds))
         bus = await NatsBus.connect(address["url"], address["run"], name="test", token=address["token"])
@@ -90,7 +92,7 @@ class LiveRun:
         """The events of a kind so far."""
         return [message for _, message in self.events if isinstance(message, kind)]
 
-    async def until(self, kind: type[Any], count: int, seconds: float = 240.0) -> list[Any]:
+    async def until(self, kind: type[Any], count: int, seconds: float = PATIENT) -> list[Any]:
         """Wait for `count` events of a kind."""
         deadline = time.monotonic() + seconds
         while len(found := self.received(kind)) < count:
@@ -109,7 +111,7 @@ class LiveRun:
         os.kill(pid, signal.SIGKILL)
         return pid
 
-    async def ended(self, seconds: float = 240.0, *, sound: bool = True) -> int:
+    async def ended(self, seconds: float = PATIENT, *, sound: bool = True) -> int:
         """Wait for the end; returns the exit status. The audit of the log finds no fault, or (`sound=False`) some."""
         deadline = time.monotonic() + seconds
         while self.process.poll() is None:

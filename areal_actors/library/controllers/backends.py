@@ -43,7 +43,7 @@ LEASE_SECONDS = 3600.0
 STOP_SECONDS = 5.0
 LISTEN_SECONDS = 2.5
 """Longer than the interval between two heartbeats of an actor."""
-GATEWAY_SECONDS = 5.0
+GATEWAY_SECONDS = 30.0
 """Time for the gateway of a joined server to answer."""
 RETRY_SECONDS = 0.1
 
