@@ -127,7 +127,7 @@ def try_program(program: str) -> None:
         tried = subprocess.run([program, "sandbox", "true"], capture_output=True, text=True, timeout=SANDBOX_SECONDS, check=False)
     except (OSError, subprocess.SubprocessError) as error:
         remedy = "install Node.js 18 or later with npm, and run `just environments codex`"
-        raise RuntimeError(f"Codex CLI cannot be started as {program} ({error}); {remedy}") from error
+        raise RuntimeError(f"{remedy}; Codex CLI cannot be started as {program} ({getattr(error, 'strerror', None) or error})") from error
     if tried.returncode:
         raise RuntimeError(f"Codex CLI ({program}) cannot create its sandbox on this machine: {tried.stderr.strip()[-500:]}")
 

@@ -17,9 +17,9 @@ def _in_the_repository(monkeypatch):
 
 
 def test_check_prints_recipe_profile_tree_and_plan_in_the_same_words_every_time(capsys):
-    assert main(["check", RECIPE, "profile=embedded"]) == 0
+    assert main(["check", RECIPE, "profile=embedded", "--static"]) == 0
     first = capsys.readouterr().out
-    assert main(["check", RECIPE, "--set", "profile=embedded"]) == 0
+    assert main(["check", RECIPE, "--set", "profile=embedded", "--static"]) == 0
     assert capsys.readouterr().out == first
     for part in (
         'model           = "embedded"',
@@ -31,7 +31,7 @@ def test_check_prints_recipe_profile_tree_and_plan_in_the_same_words_every_time(
 
 
 def test_check_starts_and_writes_nothing(capsys, tmp_path):
-    assert main(["check", RECIPE, "profile=embedded", f"folder={tmp_path}"]) == 0
+    assert main(["check", RECIPE, "profile=embedded", f"folder={tmp_path}", "--static"]) == 0
     assert str(tmp_path) in capsys.readouterr().out
     assert list(tmp_path.iterdir()) == []
 
@@ -129,13 +129,13 @@ except SystemExit as ended:
 def test_a_shipped_recipe_is_found_by_its_name_in_any_folder(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("gsm8k_grpo", "recipes/gsm8k_grpo.toml"):
-        assert main(["check", name, "profile=embedded"]) == 0
+        assert main(["check", name, "profile=embedded", "--static"]) == 0
         assert f'agent                  = "{ROOT / "agents/gsm8k.py"}:Gsm8kAgent"' in capsys.readouterr().out
 
 
 def test_a_recipe_is_found_from_the_folder_where_the_command_was_typed(capsys, tmp_path):
     (tmp_path / "small.toml").write_text("steps = 5\n")
-    assert main(["check", RECIPE, "small.toml", "profile=embedded", "--from", str(tmp_path)]) == 0
+    assert main(["check", RECIPE, "small.toml", "profile=embedded", "--from", str(tmp_path), "--static"]) == 0
     assert "steps           = 5\n" in capsys.readouterr().out
 
 

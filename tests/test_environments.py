@@ -23,6 +23,7 @@ from areal_actors.tasks.environment_tasks import list_environment
 
 ROOT = Path(__file__).parent.parent
 NO_CUDA = CudaDevices(0, "no CUDA device: libcuda.so.1 not found")
+PROBLEMS = ROOT / "agents" / "word_problems.py"
 FILES = [ROOT / "recipes" / "gsm8k_grpo.toml", ROOT / "recipes" / "verifiers.toml"]
 
 
@@ -44,7 +45,7 @@ def test_an_environment_has_no_reward_worker_and_runs_in_processes(read):
     assert recipe.task.runner == "subprocess"
     assert recipe.actors.reward_worker.count == 0
     assert recipe.actors.rollout_worker.count == 1
-    assert any("of verifiers:agents/word_problems.py" in line for line in map(str, plan(recipe)))
+    assert any(f"of verifiers:{PROBLEMS}" in line for line in map(str, plan(recipe)))
 
 
 @pytest.mark.parametrize(
@@ -83,9 +84,9 @@ def test_settings_of_an_environment_need_one(monkeypatch):
 
 def test_its_agent_gets_the_environment_and_where_rewards_go(read):
     program = program_of(read().task, ROOT)
-    assert (program.agent, program.name()) == (HOSTS["verifiers"].agent, "verifiers:agents/word_problems.py")
+    assert (program.agent, program.name()) == (HOSTS["verifiers"].agent, f"verifiers:{PROBLEMS}")
     assert program.options == {
-        "environment": "agents/word_problems.py",
+        "environment": str(PROBLEMS),
         "args": {"agent": {"harness": {"id": "areal-chat"}}},
         "rewards_last_call": False,
     }

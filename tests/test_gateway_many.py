@@ -134,9 +134,12 @@ async def test_the_engine_stops_when_the_client_has_left():
     async with opened_gateway() as harness:
         engine = await harness.engine("inference_worker-0", PromptHashEngine(pause=60.0))
         opened = await harness.open()
-        async with client(opened) as agent:
-            with pytest.raises(openai.APITimeoutError):
-                await agent.with_options(timeout=0.05).chat.completions.create(model="m", messages=[{"role": "user", "content": "a"}])
+        async with client(opened) as agent, asyncio.timeout(120):
+            asking = asyncio.create_task(agent.chat.completions.create(model="m", messages=[{"role": "user", "content": "a"}]))
+            while not engine.running:  # noqa: ASYNC110 - the engine has no event for it
+                await asyncio.sleep(0.005)
+            asking.cancel()
+            await asyncio.wait({asking})
         assert engine.count == 1
         async with asyncio.timeout(120):
             while engine.running:  # noqa: ASYNC110 - the engine has no event for it

@@ -55,9 +55,18 @@ async def pool_of(folder, function, *, workers=1, timeout_seconds=20.0):
         await pool.close()
 
 
+EARLIER: set[int] = set()
+"""Processes that tests of other files have left."""
+
+
+@pytest.fixture(autouse=True)
+def _earlier():
+    EARLIER.update(child.pid for child in psutil.Process().children(recursive=True))
+
+
 def scoring_processes(parent=None):
     children = psutil.Process(parent).children(recursive=True)
-    return [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+    return [child for child in children if child.pid not in EARLIER and "spawn_main" in " ".join(child.cmdline())]
 
 
 async def test_outputs_are_scored_by_name_in_other_processes():

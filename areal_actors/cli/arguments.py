@@ -27,7 +27,7 @@ OTHER_NAMES = {"train": "run", "start": "run", "validate": "check", "dry-run": "
 }
 """Names of commands in other programs, and ours."""
 TAKE_RECIPE = ("run", "serve", "check")
-OPTIONS_BESIDE_SETTINGS = ("--help", "--set", "--from", "--devices", "--json")
+OPTIONS_BESIDE_SETTINGS = ("--help", "--set", "--from", "--devices", "--json", "--static")
 """Options of the commands that take a recipe; any other is a setting."""
 
 _SETTINGS_HELP = """\
@@ -55,6 +55,8 @@ def parsed(arguments: Sequence[str]) -> Options:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
         options.words = [*options.words, *rest]
+    if options.do == "checking:check" and not (options.static or options.json or options.devices):
+        options.do = "rehearsing:check"
     return options
 
 
@@ -152,7 +154,8 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
         "check",
         "checking:check",
         "validate a recipe and print the resolved configuration (dry run)",
-        "Print the resolved recipe, the chosen profile with its reason, the supervision tree and the plan; start nothing.\n"
+        "Print the resolved recipe, the chosen profile with its reason, the supervision tree and the plan; then open the data, load\n"
+        "agent and reward, and let them play a task with given answers in place of a model. Nothing is written.\n"
         "Exit status 2, with every error, if the recipe is invalid.",
         _SETTINGS_HELP.format(verb="check"),
     )
@@ -163,6 +166,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
         metavar="COUNT[xGIB]",
         help="check for another machine: its number of CUDA devices and their memory, as 8 or 8x80; 0: without any",
     )
+    check.add_argument("--static", action="store_true", help="read settings only: load no data, agent or reward, and play no task")
     check.add_argument("--json", action="store_true", help="print recipe, profile and reason as JSON, nothing else")
 
     about = "Describe settings of a recipe, or all settings of a table, as in\n`areal explain trainer.microbatch_tokens gateway`."

@@ -10,25 +10,14 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from areal_actors.batching.assembler import group_filter
 from areal_actors.core.durable_files import disk_full, is_disk_full
 from areal_actors.messages import RunResumed, RunStarted
-from areal_actors.recipe.example_checks import check_examples
 from areal_actors.recipe.recipe import Recipe, redacted
-from areal_actors.rewards import MODEL, resolve_reward
 from areal_actors.run.disk_watch import refuse_full_disk
 from areal_actors.run.launch import open_bus
 from areal_actors.run.log_recovery import recover_log
 from areal_actors.run.logs import log_to_terminal
-from areal_actors.run.preflight import (
-    check_agent,
-    check_chat_template,
-    check_devices,
-    check_inference_server,
-    fresh_folder,
-    holding_weights,
-    report_clean_up,
-)
+from areal_actors.run.preflight import check_parts, fresh_folder, holding_weights, report_clean_up
 from areal_actors.run.process import open_tasks
 from areal_actors.run.resuming import checkpoint_to_resume, recipe_to_resume, run_to_resume, set_later_aside
 from areal_actors.run.run_folder import RunFolder
@@ -48,7 +37,7 @@ def run(recipe: Recipe, *, profile: str, reason: str) -> int:
     """
     log_to_terminal()
     folder = RunFolder(Path(recipe.folder).absolute() / recipe.run)
-    with fresh_folder(recipe, folder, _checked) as checked:
+    with fresh_folder(recipe, folder, _prepared) as checked:
         place = str(Path(recipe.folder) / recipe.run)
         if checked.plays_environment():
             list_environment(checked.task, folder.tasks, Path.cwd())
@@ -75,7 +64,7 @@ def resume(name: str, overrides: Sequence[str], *, folder: Path, checkpoint: str
     found = run_to_resume(name, folder)
     with found.held():
         recipe, changed = recipe_to_resume(found, overrides)
-        recipe = msgspec.structs.replace(_checked(recipe), folder=str(folder))
+        recipe = msgspec.structs.replace(_prepared(recipe), folder=str(folder))
         refuse_full_disk(recipe.disk, found.path)
         from_step = checkpoint_to_resume(found, checkpoint)
         place = str(folder / found.path.name)
@@ -87,20 +76,8 @@ def resume(name: str, overrides: Sequence[str], *, folder: Path, checkpoint: str
             return _live(recipe, found, resumed)
 
 
-def _checked(recipe: Recipe) -> Recipe:
-    """Check everything that can be missing before anything starts."""
-    check_devices(recipe)
-    check_inference_server(recipe)
-    check_chat_template(recipe)
-    if recipe.learns_from_examples():
-        check_examples(recipe)
-        return recipe
-    if not recipe.is_online() and not recipe.plays_environment():
-        open_tasks(recipe, RunFolder(Path(recipe.folder) / recipe.run))
-        if not recipe.task.reward.startswith(MODEL):
-            resolve_reward(recipe.task.reward, options=recipe.task.reward_options)
-        check_agent(recipe)
-    group_filter(recipe.batcher, Path.cwd())
+def _prepared(recipe: Recipe) -> Recipe:
+    check_parts(recipe)
     return with_port(recipe)
 
 

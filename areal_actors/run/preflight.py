@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from areal_actors.batching.assembler import group_filter
 from areal_actors.core.devices import CudaDevices, detect_cuda
 from areal_actors.core.durable_files import MEBIBYTE
 from areal_actors.core.errors import AgentError, SetupError
@@ -21,10 +22,13 @@ from areal_actors.generation.servers.server_process import interpreter
 from areal_actors.generation.settings import SERVER_ENGINES, TENSOR_ENGINES
 from areal_actors.recipe.checks import RecipeProblem
 from areal_actors.recipe.device_map import device_problems
+from areal_actors.recipe.example_checks import check_examples
 from areal_actors.recipe.recipe import Recipe
+from areal_actors.rewards import MODEL, resolve_reward
 from areal_actors.rollout.agent_process import AgentProcess, AgentProgram
 from areal_actors.rollout.runners import program_of
 from areal_actors.run.disk_watch import refuse_full_disk
+from areal_actors.run.process import open_tasks
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.run_lock import LockHeld, holder, locked
 from areal_actors.tokenization.tokenizer import ChatTokenizer
@@ -95,6 +99,27 @@ def check_chat_template(recipe: Recipe) -> None:
     folder = Path(recipe.model).expanduser()
     if recipe.actors.session_manager.count and (folder / "tokenizer.json").is_file():
         apply_template_settings(ChatTokenizer.load(folder), recipe.gateway)
+
+
+def check_parts(recipe: Recipe) -> None:
+    """Check everything that can be missing before anything starts: devices, servers, template, data, reward, agent, filter.
+
+    Raises:
+        SetupError: something is missing; the message names the setting.
+        ArealError: the error of the part itself, as a dataset's with its line.
+    """
+    check_devices(recipe)
+    check_inference_server(recipe)
+    check_chat_template(recipe)
+    if recipe.learns_from_examples():
+        check_examples(recipe)
+        return
+    if not recipe.is_online() and not recipe.plays_environment():
+        open_tasks(recipe, RunFolder(Path(recipe.folder) / recipe.run))
+        if not recipe.task.reward.startswith(MODEL):
+            resolve_reward(recipe.task.reward, options=recipe.task.reward_options)
+        check_agent(recipe)
+    group_filter(recipe.batcher, Path.cwd())
 
 
 @contextmanager

@@ -172,5 +172,6 @@ def _exclude_questions(digests: Sequence[int], kept: Tasks, fields: Sequence[str
     asked = {hash(texts[0]) for number, texts in enumerate(kept.source.texts(fields)) if number in chosen}
     numbers = array("I", (number for number, digest in enumerate(digests) if digest not in asked))
     if not numbers:
-        raise RecipeError(f"`task.held_out`: every question of {spec} is also in {held_out}; name a file of other tasks")
+        where = f"the {held_out} held-out tasks" if isinstance(held_out, int) else held_out
+        raise RecipeError(f"`task.held_out`: every question of {spec} is also in {where}; hold out fewer, or name a file of other tasks")
     return numbers

@@ -10,17 +10,18 @@ import asyncio
 import secrets
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 import structlog
 
-from areal_actors.core.errors import RolloutError, SetupError
-from areal_actors.messages import KINDS, ActorStopped, DescribeGateway, Heartbeat, RunStarted
+from areal_actors.core.errors import SetupError
+from areal_actors.messages import KINDS, DescribeGateway, Heartbeat, RunStarted
 from areal_actors.recipe.load import serving_recipe
 from areal_actors.recipe.recipe import Recipe, redacted
 from areal_actors.recipe.supervision import processes_of
+from areal_actors.run.actor_host import PROCESS, ActorHost
 from areal_actors.run.logs import log_to_file
 from areal_actors.run.preflight import fresh_folder
 from areal_actors.run.process import BuildContext, Builder
@@ -28,75 +29,19 @@ from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.server import refuse_old_log, run_server, with_port
 from areal_actors.run.supervisor import Supervisor
 from areal_actors.run.tensor_process import TORCH_ACTORS
-from areal_actors.runtime.actor import Actor
-from areal_actors.runtime.runtime import Identity, Runtime
 from bus.base import Bus, Stamp
 from bus.errors import NoResponder
 from bus.memory import MemoryBus
-from bus.message import Event
 from bus.nats import NatsBus
 from bus.users import without_credentials
 
-PROCESS = "controller"
 LEASE_SECONDS = 3600.0
 """Lease in a single process, where no worker can die alone; a busy trainer may delay renewals."""
-STOP_SECONDS = 5.0
 LISTEN_SECONDS = 2.5
 """Longer than the interval between two heartbeats of an actor."""
 GATEWAY_SECONDS = 30.0
 """Time for the gateway of a joined server to answer."""
 RETRY_SECONDS = 0.1
-
-
-class ActorHost:
-    """A bus, the folder of the run, and the actors served in this event loop."""
-
-    def __init__(self, bus: Bus, recipe: Recipe, folder: RunFolder, *, prefix: str = "", inference_workers: Sequence[str] = ()) -> None:
-        self.bus = bus
-        self.recipe = recipe
-        self.folder = folder
-        self.prefix = prefix
-        """Prefix of the names of groups."""
-        self.inference_workers = inference_workers
-        """Expected inference workers; empty for a joined server, where they announce themselves."""
-        self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Resolved with the reason when the actors cannot go on."""
-        self._serving: list[tuple[str, Actor, asyncio.Task[None]]] = []
-
-    async def publish(self, event: Event, sender: str = PROCESS) -> None:
-        """Publish an event as the controller."""
-        await self.bus.publish(event, Stamp(id=uuid.uuid4().hex, sender=sender, time=time.time()))
-
-    async def serve(self, instance: str, actor: Actor) -> None:
-        """Start an actor in this event loop; returns once it receives messages.
-
-        Raises:
-            ArealError: the actor's own error at start.
-        """
-        runtime = Runtime(actor, self.bus, Identity(instance=instance, process=PROCESS, seed=self.recipe.seed))
-        serving = asyncio.create_task(runtime.serve())
-        ready = asyncio.create_task(runtime.ready.wait())
-        await asyncio.wait({serving, ready}, return_when=asyncio.FIRST_COMPLETED)
-        ready.cancel()
-        if serving.done():
-            raise _leaf(serving.exception())
-        self._serving.append((instance, actor, serving))
-        serving.add_done_callback(lambda ended: self._over(instance, ended))
-
-    def _over(self, instance: str, ended: asyncio.Task[None]) -> None:
-        if ended.cancelled() or self.failed.done():
-            return
-        error = _leaf(ended.exception())
-        self.failed.set_result(f"{instance} failed: {type(error).__name__}: {error}")
-
-    async def stop(self) -> None:
-        """Stop the actors served here, in reverse order of their start."""
-        for instance, actor, serving in reversed(self._serving):
-            await actor.drain()
-            serving.cancel()
-            await asyncio.wait({serving}, timeout=STOP_SECONDS)
-            await self.publish(ActorStopped(actor=instance, process=PROCESS), instance)
-        self._serving.clear()
 
 
 Backend = Callable[[Recipe], AbstractAsyncContextManager[ActorHost]]
@@ -270,10 +215,3 @@ def _forward_first(result: asyncio.Future[str], ends: Iterable[asyncio.Future[st
 
     for end in ends:
         end.add_done_callback(over)
-
-
-def _leaf(error: BaseException | None) -> BaseException:
-    """Returns the first error of an exception group."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error or RolloutError("the actor ended without an error")

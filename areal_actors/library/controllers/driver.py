@@ -18,7 +18,7 @@ from typing import Self, TypeVar
 
 from areal_actors.core.errors import RolloutError, RolloutTimeout
 from areal_actors.core.values import WeightsLocation
-from areal_actors.library.controllers.backends import PROCESS, ActorHost, Backend, in_process
+from areal_actors.library.controllers.backends import Backend, in_process
 from areal_actors.library.controllers.scheduler import RolloutScheduler
 from areal_actors.library.controllers.tasks import Feed
 from areal_actors.library.controllers.workflows import Workflows
@@ -39,6 +39,7 @@ from areal_actors.rewards.acceptance import Acceptance
 from areal_actors.rewards.reward_worker import RewardWorker
 from areal_actors.rollout.rollout_worker import RolloutWorker
 from areal_actors.rollout.runners import episodes_at_once
+from areal_actors.run.actor_host import PROCESS, ActorHost
 from areal_actors.run.process import BuildContext
 from areal_actors.run.tensor_process import TORCH_ACTORS
 from areal_actors.runtime.message_ids import message_id

@@ -1,0 +1,22 @@
+"""The command `check` with everything that a run would load: data, agent and reward, which play a task."""
+
+from __future__ import annotations
+
+from areal_actors.cli.arguments import Options
+from areal_actors.cli.checking import resolve
+from areal_actors.recipe import plan
+from areal_actors.run.logs import log_to_terminal
+from areal_actors.run.preflight import check_parts
+from areal_actors.run.rehearsal import rehearse
+
+
+def check(options: Options) -> int:
+    """Print the resolved recipe and the plan, check all parts, and play a task."""
+    log_to_terminal()
+    resolved = resolve(options)
+    print(plan.explain(resolved), flush=True)
+    check_parts(resolved.recipe)
+    print("\n# ---- Rehearsal: the agent with given answers in place of a model", flush=True)
+    for line in rehearse(resolved.recipe):
+        print(f"# {line}", flush=True)
+    return 0

@@ -1,0 +1,165 @@
+"""Rehearses a recipe for `areal check`: its data is opened, and its agent and reward play a task with given answers instead of a model's.
+
+Agent, gateway and reward are those of a run, on an in-memory bus in this process; nothing is written and no weights are read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from areal_actors.core.errors import SetupError
+from areal_actors.core.values import Task, WeightsLocation
+from areal_actors.gateway.session_manager import SessionManager
+from areal_actors.generation.inference_worker import InferenceWorker
+from areal_actors.generation.scripted import ScriptedEngine
+from areal_actors.messages import EpisodeAbandoned, TrajectoryExported, WeightsPublished
+from areal_actors.recipe.recipe import Recipe
+from areal_actors.rewards import MODEL
+from areal_actors.rewards.reward_pool import RewardPool
+from areal_actors.rewards.reward_worker import RewardWorker
+from areal_actors.rollout.rollout_worker import RolloutWorker
+from areal_actors.rollout.runners import runner_of
+from areal_actors.run.actor_host import ActorHost
+from areal_actors.run.process import acceptance_of, open_tasks
+from areal_actors.run.run_folder import RunFolder
+from areal_actors.tasks.attempts import first_attempt
+from areal_actors.tasks.sources import is_on_hub
+from areal_actors.tokenization.byte_pairs import byte_characters
+from areal_actors.tokenization.tokenizer import ChatTokenizer
+from bus.memory import MemoryBus
+from bus.message import Message
+
+LEASE_SECONDS = 3600.0
+SPARE_SECONDS = 60.0
+"""Time for processes to start and for the reward, beyond the timeout of an episode."""
+OTHER_ANSWER = "I do not know."
+END = "<|end|>"
+TEMPLATE = """\
+{% if tools %}<tools>{{ tools | tojson }}</tools>{% endif %}\
+{% for message in messages %}{{ message.role }}: {{ message.content or '' }}\
+{% for call in message.tool_calls or [] %}<tool_call>
+{{ {'name': call.function.name, 'arguments': call.function.arguments} | tojson }}
+</tool_call>{% endfor %}<|end|>{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"""
+"""Chat template where the model is not on this machine."""
+
+
+class Played(msgspec.Struct, frozen=True):
+    """One rehearsed episode."""
+
+    answer: str
+    """Text of every model answer."""
+    calls: int
+    """Number of model calls that would be trained."""
+    reward: float
+    failure: str
+    """Reason for which the episode was abandoned; empty if it was scored."""
+
+
+def rehearse(recipe: Recipe) -> Iterator[str]:
+    """Yields lines about a task that was played: once with the task's own `answer`, once with another text.
+
+    Raises:
+        SetupError: both episodes failed; the message has the reason.
+    """
+    if reason := _unplayable(recipe):
+        yield f"not played: {reason}"
+        return
+    task = open_tasks(recipe, RunFolder(Path(recipe.folder) / recipe.run)).train.task(0)
+    own = task.data.get("answer")
+    played = asyncio.run(_play(recipe, task, [*([own] if isinstance(own, str) and own else []), OTHER_ANSWER]))
+    if all(one.failure for one in played):
+        raise SetupError(f"task '{task.id}', played with the answer '{played[-1].answer}': {played[-1].failure}")
+    yield from (_described(task, one) for one in played)
+
+
+def _unplayable(recipe: Recipe) -> str:
+    """Returns the reason for which nothing can be played here; empty if something can."""
+    if recipe.learns_from_examples():
+        return "there are no episodes"
+    if recipe.is_online():
+        return "agents are external"
+    if recipe.plays_environment():
+        return "the environment lists its tasks when the run starts"
+    if is_on_hub(recipe.task.dataset):
+        return f"{recipe.task.dataset} would be downloaded"
+    return "the reward is a model" if recipe.task.reward.startswith(MODEL) else ""
+
+
+def _described(task: Task, played: Played) -> str:
+    shown = played.answer if len(played.answer) <= 40 else f"…{played.answer[-40:]}"
+    result = f"failed: {played.failure}" if played.failure else f"reward {played.reward:g}, {played.calls} model calls"
+    return f"task {task.id} with the answer {' '.join(shown.split())!r}: {result}"
+
+
+async def _play(recipe: Recipe, task: Task, answers: Sequence[str]) -> list[Played]:
+    """Play the task once for each answer; `arun_group` workflows play it as a group of one."""
+    tokenizer, settings = _tokenizer(recipe), msgspec.structs.replace(recipe.task, processes=1)
+    spoken: list[str] = []
+    context = recipe.generation.max_model_len
+    engine = ScriptedEngine(
+        lambda *_: [(token, -0.1) for token in (*tokenizer.encode(spoken[-1]), tokenizer.stop_ids[0])],
+        vocabulary_size=max(tokenizer.vocabulary_size, max(tokenizer.stop_ids) + 1),
+        context=context,
+    )
+    host = ActorHost(MemoryBus(recipe.run, lease_seconds=LEASE_SECONDS), recipe, RunFolder(Path(recipe.folder) / recipe.run))
+    pool = RewardPool(settings.reward, 1, settings.reward_timeout_seconds, options=settings.reward_options)
+    runner = runner_of(settings, Path.cwd(), group_size=1)
+    gateway = msgspec.structs.replace(recipe.gateway, port=0)
+    try:
+        await host.serve("inference_worker-0", InferenceWorker(lambda _: engine, name="inference_worker-0", concurrency=64))
+        manager = SessionManager(gateway, lambda _: tokenizer, secret=b"rehearsal", max_model_len=context, sampling=recipe.sampling)
+        await host.serve("session_manager", manager)
+        await host.serve("reward_worker-0", RewardWorker(pool, concurrency=1, acceptance=acceptance_of(settings)))
+        worker = RolloutWorker(runner, concurrency=1, timeout_seconds=settings.timeout_seconds, acceptance=acceptance_of(settings))
+        await host.serve("rollout_worker-0", worker)
+        location = WeightsLocation(folder=recipe.model, checksum="", model=recipe.model)
+        await host.publish(WeightsPublished(weight_version=0, location=location))
+        played = []
+        for number, answer in enumerate(answers):
+            spoken.append(answer)
+            played.append(await _episode(host, recipe, task, number, answer))
+        return played
+    finally:
+        await host.stop()
+
+
+async def _episode(host: ActorHost, recipe: Recipe, task: Task, number: int, answer: str) -> Played:
+    work = first_attempt(str(number), 0, task, recipe.sampling, 0)
+    seconds = recipe.task.timeout_seconds + recipe.task.reward_timeout_seconds + SPARE_SECONDS
+    async with host.bus.events(TrajectoryExported, EpisodeAbandoned, consumer=f"rehearsal-{number}", history="new") as ended:
+        await host.publish(work)
+        try:
+            async with asyncio.timeout(seconds):
+                async for delivery in ended:
+                    if (played := _played(delivery.message, work.episode, answer)) is not None:
+                        return played
+        except TimeoutError:
+            pass
+    return Played(answer, 0, 0.0, f"timeout: the episode did not end within {seconds:g} s")
+
+
+def _played(message: Message, episode: str, answer: str) -> Played | None:
+    match message:
+        case TrajectoryExported(trajectory=trajectory) if trajectory.episode == episode:
+            return Played(answer, len(trajectory.interactions), trajectory.reward, "")
+        case EpisodeAbandoned(work=lost, reason=reason, detail=detail) if lost.episode == episode:
+            return Played(answer, 0, 0.0, f"{reason}: {detail}")
+        case _:
+            return None
+
+
+def _tokenizer(recipe: Recipe) -> ChatTokenizer:
+    """Returns the model's tokenizer if it is on this machine, else one with a token per byte."""
+    folder = Path(recipe.model).expanduser()
+    if (folder / "tokenizer.json").is_file():
+        return ChatTokenizer.load(folder)
+    tokenizer = Tokenizer(models.BPE({character: byte for byte, character in byte_characters().items()}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([END])
+    return ChatTokenizer(tokenizer, TEMPLATE, {}, [tokenizer.token_to_id(END)])
