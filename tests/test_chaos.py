@@ -55,10 +55,10 @@ def test_nothing_is_injected_unless_it_is_enabled_whatever_the_rates_are():
 
 
 def test_check_reports_whether_faults_are_injected(capsys):
-    assert main(["check", RECIPE, "profile=embedded", "chaos.kill.per_minute=2"]) == 0
+    assert main(["check", RECIPE, "profile=embedded", "--static", "chaos.kill.per_minute=2"]) == 0
     assert "# chaos       none" in capsys.readouterr().out
     on = ("chaos.enabled=true", "chaos.kill.per_minute=2", 'chaos.kill.targets=["server"]')
-    assert main(["check", RECIPE, "profile=embedded", *on]) == 0
+    assert main(["check", RECIPE, "profile=embedded", "--static", *on]) == 0
     assert "# chaos       ON: FAULTS ARE INJECTED INTO THIS RUN: kill 2 a minute (server); seed 0;" in capsys.readouterr().out
 
 

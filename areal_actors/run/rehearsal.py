@@ -162,4 +162,4 @@ def _tokenizer(recipe: Recipe) -> ChatTokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([END])
-    return ChatTokenizer(tokenizer, TEMPLATE, {}, [tokenizer.token_to_id(END)])
+    return ChatTokenizer(tokenizer, TEMPLATE, {}, [tokenizer.get_vocab()[END]])
