@@ -117,6 +117,14 @@ lint: setup
     @{{ python }} -m ruff check --quiet .
     @{{ python }} -m mypy
 
+# the documentation as a site, in site/
+[group("check")]
+[no-exit-message]
+docs: setup
+    @./scripts/environments.sh docs
+    @NO_MKDOCS_2_WARNING=1 .environments/docs/bin/python -m mkdocs build --strict --quiet
+    @echo "site/index.html"
+
 # docs/path.md: the functions that one sample meets, traced through a run
 [group("check")]
 [no-exit-message]

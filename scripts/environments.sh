@@ -2,8 +2,8 @@
 # Creates .environments/NAME for each agents/environments/NAME.txt, separate interpreters for agents and clients whose framework conflicts
 # with our dependencies, and for each scripts/engines/NAME.txt, those of inference servers. A second start does nothing.
 # An environment that pins torch gets our version of it, in the build that fits the machine.
-# `scripts/environments.sh camel sglang` creates only these two. Programs from npm, agents/environments/NAME.npm, are installed only by
-# name.
+# `scripts/environments.sh camel sglang` creates only these two. Programs from npm, agents/environments/NAME.npm, and `docs`, which builds
+# the documentation (scripts/docs.txt), are installed only by name.
 #
 #   PYTHON        the interpreter to build them from (default: that of .venv, else python3)
 #   PIP_INDEX_URL and the rest of pip's own settings hold as usual
@@ -66,7 +66,8 @@ make_environment() {
     fi
     local requirements=agents/environments/$1.txt venv_python=.environments/$1/bin/python folder=.environments/$1
     [ -f "$requirements" ] || requirements=scripts/engines/$1.txt
-    [ -f "$requirements" ] || fail "there is no environment $1; known: $(known | xargs) $(programs | xargs)"
+    [ "$1" != docs ] || requirements=scripts/docs.txt
+    [ -f "$requirements" ] || fail "there is no environment $1; known: $(known | xargs) $(programs | xargs) docs"
     local wanted stamp=$folder/areal-setup.stamp log=$folder/areal-setup.log
     wanted=$(fingerprint "$requirements")
     if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && "$folder/bin/python" -c '' 2>/dev/null; then

@@ -74,7 +74,7 @@ def small_command(name: str, words: list[str], settings: list[str]) -> list[str]
     made = [sys.executable, "-m", "areal_actors", command, *rest]
     if command not in {"run", "check"}:
         return made
-    for small in (SMALL, SMALL_EXAMPLES):
+    for small in (SMALL, SMALL[1:], SMALL_EXAMPLES):
         try:
             load(
                 [Path(word) for word in rest if "=" not in word], [*(word for word in rest if "=" in word), *small], CudaDevices(0, "none")
