@@ -1,4 +1,4 @@
-"""The command line: run | resume | serve | tinker | check | explain | monitor | runs | show | compare | export | audit | doctor."""
+"""The command line: run | resume | serve | tinker | check | explain | monitor | runs | show | compare | track | export | audit | doctor."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from areal_actors.recipe.reference import explain_settings, json_schema
 from areal_actors.run import auditing, doctor, launcher, monitor, serve
 from areal_actors.run.preflight import report_clean_up
 from areal_actors.tinker import command as tinker
+from areal_actors.track import command as tracking
 from bus.errors import BusError
 
 WRONG_RECIPE = 2
@@ -116,6 +117,11 @@ def _compare(options: argparse.Namespace) -> int:
         raise RecipeError(f"found {len(options.words)} run; name two or more, as in `areal compare A B` (`areal runs` lists them)")
     place, metrics = Path(options.folder), options.metric
     return comparison.compare(options.words, folder=place, metrics=metrics, plot=options.plot, as_json=options.json)
+
+
+def _track(options: argparse.Namespace) -> int:
+    chosen = {name: getattr(options, name) for name in ("once", "project", "python")}
+    return tracking.track(options.run, options.to, folder=Path(options.folder), **chosen)
 
 
 def _export(options: argparse.Namespace) -> int:
@@ -231,6 +237,7 @@ def _parser() -> argparse.ArgumentParser:
     watch.add_argument("--bus", type=Path, metavar="FILE", help="the run's monitor.json, if its folder is not accessible")
 
     _reads_runs(command)
+    _tracks(command)
 
     about = "Write the durable log of a run to one portable file."
     export = command("export", _export, "write the log of a run to one file", about)
@@ -305,6 +312,20 @@ def _reads_runs(command: Callable[..., argparse.ArgumentParser]) -> None:
     compared.add_argument("--plot", type=Path, metavar="FILE", help="write the curves to this image, as in curves.png")
     compared.add_argument("--json", action="store_true", help="print the same as JSON, nothing else")
     _takes_folder(compared)
+
+
+def _tracks(command: Callable[..., argparse.ArgumentParser]) -> None:
+    about = (
+        "Send the steps, evaluations and recipe of a live, finished or exported run to experiment trackers, and follow it until it ends.\n"
+        "The run is not affected. Each tracker gets only what it does not have yet. `[track]` in the recipe does the same beside the run."
+    )
+    sent = command("track", _track, "send a run to TensorBoard, W&B, MLflow or Trackio", about)
+    sent.add_argument("run", nargs="?", default="", metavar="RUN|FILE", help="the run (default: the latest), or an exported log")
+    sent.add_argument("--to", required=True, metavar="NAMES", help="tensorboard, wandb, mlflow, trackio; several with commas")
+    sent.add_argument("--once", action="store_true", help="send what is there, and end")
+    sent.add_argument("--project", default="", help="project or experiment (default: the library's own variable, or areal)")
+    sent.add_argument("--python", default="", metavar="FILE", help="Python interpreter that has the trackers (default: this one)")
+    _takes_folder(sent)
 
 
 def _count(text: str) -> int:
