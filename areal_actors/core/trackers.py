@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,6 +17,11 @@ print(*(name for name, spec in found.items() if spec is None or spec.origin is N
 FIND_SECONDS = 120.0
 
 
+def interpreter(python: str) -> str:
+    """Returns the path of an interpreter as in `track.python`; empty is this one."""
+    return str(Path(python).expanduser()) if python else sys.executable
+
+
 def missing_trackers(names: tuple[str, ...], python: str) -> list[str]:
     """Returns the trackers that an interpreter (empty: this one) cannot import; nothing is imported.
 
@@ -26,7 +32,7 @@ def missing_trackers(names: tuple[str, ...], python: str) -> list[str]:
         subprocess.SubprocessError: it fails.
     """
     if python:
-        command = [str(Path(python).expanduser()), "-c", FIND, *names]
+        command = [interpreter(python), "-c", FIND, *names]
         return subprocess.run(command, capture_output=True, text=True, timeout=FIND_SECONDS, check=True).stdout.split()
     specs = {name: find_spec(name) for name in names}
     return [name for name, spec in specs.items() if spec is None or spec.origin is None]

@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from areal_actors.core.settings import TrackSettings
-from areal_actors.core.trackers import TRACKERS, install_hint, missing_trackers
+from areal_actors.core.trackers import TRACKERS, install_hint, interpreter, missing_trackers
 from areal_actors.recipe.complaints import Problems, nearest, toml_value
 
 
@@ -21,13 +21,12 @@ def track_problems(track: TrackSettings) -> Problems:
         yield key, f"found {toml_value(twice)} {track.to.count(twice)} times; name it once"
     if not track.to or unknown:
         return
-    python = str(Path(track.python).expanduser()) if track.python else ""
-    if python and not os.access(python, os.X_OK):
+    if not os.access(interpreter(track.python), os.X_OK):
         found = f"found {toml_value(track.python)}, but there is no interpreter (looked in {Path.cwd()})"
         yield ("track", "python"), f"{found}; create the environment"
         return
     try:
-        missing = missing_trackers(track.to, python)
+        missing = missing_trackers(track.to, track.python)
     except (OSError, subprocess.SubprocessError) as error:
         yield ("track", "python"), f"found {toml_value(track.python)}, which does not run as a Python interpreter ({error}); name another"
         return

@@ -1,4 +1,7 @@
-"""TensorBoard: event files in `tensorboard/` of the run's folder."""
+"""TensorBoard: event files in `tensorboard/` of the run's folder.
+
+The status is in a file of its own, which is removed when the run goes on: TensorBoard shows the first one that it finds.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,9 @@ from importlib import import_module
 from pathlib import Path
 
 from areal_actors.track.sender import TrackedRun, flat
+
+STATUS = ".status"
+"""End of the name of the file with the status."""
 
 
 class TensorboardRun:
@@ -20,7 +26,10 @@ class TensorboardRun:
         self._values = import_module("tensorboard.compat.proto.summary_pb2")
         self._hparams = import_module("tensorboard.plugins.hparams.plugin_data_pb2")
         self._metadata = import_module("tensorboard.plugins.hparams.metadata")
-        self._writer = import_module("tensorboard.summary.writer.event_file_writer").EventFileWriter(self.place)
+        self._writers = import_module("tensorboard.summary.writer.event_file_writer")
+        for ended in Path(self.place).glob(f"*{STATUS}"):
+            ended.unlink()
+        self._writer = self._writers.EventFileWriter(self.place)
         if not self.sent:
             self._begin(run)
 
@@ -58,12 +67,14 @@ class TensorboardRun:
 
     def finish(self, status: str, _error: str) -> None:
         """Write the status of the hyperparameters' session."""
+        self._writer.close()
         if status:
             statuses = import_module("tensorboard.plugins.hparams.api_pb2")
             ended = statuses.STATUS_SUCCESS if status == "finished" else statuses.STATUS_FAILURE
             info = self._hparams.SessionEndInfo(status=ended, end_time_secs=time.time())
+            self._writer = self._writers.EventFileWriter(self.place, filename_suffix=STATUS)
             self._describe(self._metadata.SESSION_END_INFO_TAG, time.time(), session_end_info=info)
-        self._writer.close()
+            self._writer.close()
 
 
 open_run = TensorboardRun

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import areal_actors
+from areal_actors.core.trackers import interpreter
 from areal_actors.track.sender import TrackedRun
 
 ROOT = str(Path(areal_actors.__file__).parent.parent)
@@ -21,6 +22,7 @@ BOOT = """
 import sys
 sys.path[:] = [path for path in sys.path if path]
 sys.path.append(sys.argv[1])
+from areal_actors.core.trackers import interpreter
 from areal_actors.track.sender import main
 sys.path.pop()
 main()
@@ -43,7 +45,7 @@ class TrackerProcess:
     async def start(cls, name: str, python: str, run: TrackedRun) -> TrackerProcess:
         """Start the process in an interpreter (empty: this one); the output of its library goes to standard output."""
         process = await asyncio.create_subprocess_exec(
-            *(str(Path(python).expanduser()) if python else sys.executable, "-c", BOOT, ROOT),
+            *(interpreter(python), "-c", BOOT, ROOT),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=1,
