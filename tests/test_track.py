@@ -45,7 +45,7 @@ def fake(monkeypatch):
 
 
 def received(place):
-    """What the stand-in was given."""
+    """Lines that the stand-in has written."""
     file = place / "fake-wandb.jsonl"
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 

@@ -39,7 +39,7 @@ def local(monkeypatch):
 
 
 def holds(tracker, folder, run):
-    """What the tracker's library reads back: points by metric and step, the config, the status."""
+    """The run as the tracker's library reads it back: points by metric and step, the config, the status."""
     command = [PYTHON, ROOT / "tests" / "support" / "tracked_points.py", tracker, folder, run]
     found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout)
     points = {(metric, number): float(value) for metric, number, value in found["points"]}

@@ -335,4 +335,4 @@ class TrackSettings(Config):
     python: str = ""
     """Python interpreter that has the trackers' libraries; empty for the current one."""
     stop_seconds: PositiveFloat = 60.0
-    """Seconds that a tracker may take for a point once the run is over; beyond it the tracker is named and killed."""
+    """Seconds after the end of the run in which a tracker must have taken the rest; beyond it the tracker is named and killed."""

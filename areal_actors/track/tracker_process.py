@@ -38,7 +38,7 @@ class TrackerProcess:
         self.name, self.run, self.process = name, run, process
         self.error = ""
         self._done = False
-        self._heard_at = time.monotonic()
+        self._answered_at = time.monotonic()
         self._reading = asyncio.create_task(self._read())
 
     @classmethod
@@ -67,9 +67,9 @@ class TrackerProcess:
         It is killed after `seconds`, or if `patient` after `seconds` without an answer.
         """
         self.send({"status": status, "error": error})
-        ended = self._heard_at = time.monotonic()
+        ended = self._answered_at = time.monotonic()
         while not self._reading.done():
-            left = seconds + (self._heard_at if patient else ended) - time.monotonic()
+            left = seconds + (self._answered_at if patient else ended) - time.monotonic()
             if left <= 0:
                 if not self._done:
                     self._fail(f"did not take the rest of the run within {seconds:g} s and was killed")
@@ -83,7 +83,7 @@ class TrackerProcess:
     async def _read(self) -> None:
         assert self.process.stdout is not None
         async for line in self.process.stdout:
-            self._heard_at = time.monotonic()
+            self._answered_at = time.monotonic()
             self._receive(json.loads(line))
         status = await self.process.wait()
         if not self._done:
