@@ -73,6 +73,12 @@ show *args: setup
 compare *args: setup
     @{{ python }} -m areal_actors compare "$@"
 
+# send a run to TensorBoard, W&B, MLflow or Trackio: `just track gsm8k-grpo --to tensorboard,wandb`
+[group("daily")]
+[no-exit-message]
+track *args: setup
+    @{{ python }} -m areal_actors track "$@"
+
 # write the log of a run to a file
 [group("daily")]
 [no-exit-message]

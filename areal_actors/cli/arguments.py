@@ -183,6 +183,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     watch.add_argument("--bus", type=Path, metavar="FILE", help="the run's monitor.json, if its folder is not accessible")
 
     _reads_runs(command)
+    _tracks(command)
 
     about = "Write the durable log of a run to one portable file."
     export = command("export", "reading:export", "write the log of a run to one file", about)
@@ -268,6 +269,20 @@ def _reads_runs(command: Callable[..., argparse.ArgumentParser]) -> None:
     compared.add_argument("--plot", type=Path, metavar="FILE", help="write the curves to this image, as in curves.png")
     compared.add_argument("--json", action="store_true", help="print the same as JSON, nothing else")
     _takes_folder(compared)
+
+
+def _tracks(command: Callable[..., argparse.ArgumentParser]) -> None:
+    about = (
+        "Send the steps, evaluations and recipe of a live, finished or exported run to experiment trackers, and follow it until it ends.\n"
+        "The run is not affected. Each tracker gets only what it does not have yet. `[track]` in the recipe does the same beside the run."
+    )
+    sent = command("track", "tracking:track", "send a run to TensorBoard, W&B, MLflow or Trackio", about)
+    sent.add_argument("run", nargs="?", default="", metavar="RUN|FILE", help="the run (default: the latest), or an exported log")
+    sent.add_argument("--to", required=True, metavar="NAMES", help="tensorboard, wandb, mlflow, trackio; several with commas")
+    sent.add_argument("--once", action="store_true", help="send what is there, and end")
+    sent.add_argument("--project", default="", help="project or experiment (default: the library's own variable, or areal)")
+    sent.add_argument("--python", default="", metavar="FILE", help="Python interpreter that has the trackers (default: this one)")
+    _takes_folder(sent)
 
 
 def _count(text: str) -> int:

@@ -326,3 +326,17 @@ class DiskSettings(Config):
     min_free_mb: NonNegativeInt = 256
     """MiB that must be free at the start. During the run the limit is this plus the size of one checkpoint: below twice the limit there
     is a warning (`DiskLow`), below the limit the run saves a checkpoint and ends. 0 disables the check."""
+
+
+class TrackSettings(Config):
+    """`[track]`: experiment trackers that get the steps and evaluations of the run, each from a process beside it. See docs/tracking.md."""
+
+    to: tuple[str, ...] = ()
+    """Names: `tensorboard`, `wandb`, `mlflow`, `trackio`."""
+    project: str = ""
+    """Project or experiment in the tracker. Empty: what the library's variable names (`WANDB_PROJECT`, `MLFLOW_EXPERIMENT_NAME`,
+    `TRACKIO_PROJECT`), or `areal`."""
+    python: str = ""
+    """Python interpreter that has the trackers' libraries; empty for the current one."""
+    stop_seconds: PositiveFloat = 60.0
+    """Seconds after the end of the run in which a tracker must have taken the rest; beyond it the tracker is named and killed."""

@@ -14,7 +14,7 @@ from areal_actors.display.run_state import RunState
 from areal_actors.display.sentences import counted
 from areal_actors.messages import KINDS
 from areal_actors.run.run_folder import RunFolder, find_run
-from bus.message import Event
+from bus.message import Event, Message
 from bus.recorded import read_log
 
 _KINDS = {kind.subject: kind for kind in KINDS if issubclass(kind, Event)}
@@ -53,15 +53,25 @@ def read_run_files(place: RunFolder) -> RunFiles:
         raise SetupError(f"{place.path / 'recipe.json'} cannot be read: {error}") from error
     lines, state, unknown = read_lines(place.metrics), RunState(run=place.path.name), 0
     for row in lines.rows:
-        if kind := _KINDS.get(row.get("kind", "")):
-            try:
-                message = msgspec.convert(_with_nan(row), kind, str_keys=True)
-            except msgspec.ValidationError:
-                unknown += 1
-            else:
+        try:
+            message = message_of(row)
+        except msgspec.ValidationError:
+            unknown += 1
+        else:
+            if message is not None:
                 state.fold(message, float(row.get("time", 0.0)))
     complaints = [lines.complaint(place.metrics), f"{counted(unknown, 'line')} of another version ignored" * bool(unknown)]
     return RunFiles(name=place.path.name, folder=place, recipe=recipe, state=state, complaint="; ".join(filter(None, complaints)))
+
+
+def message_of(row: dict[str, Any]) -> Message | None:
+    """Returns the event of a line of `metrics.jsonl`; None if its kind is unknown.
+
+    Raises:
+        msgspec.ValidationError: it was written by another version.
+    """
+    kind = _KINDS.get(row.get("kind", ""))
+    return None if kind is None else msgspec.convert(_with_nan(row), kind, str_keys=True)
 
 
 def _with_nan(row: dict[str, Any]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.reward_checks import reward_problems
 from areal_actors.recipe.source import Key
 from areal_actors.recipe.supervision import tree_problems
+from areal_actors.recipe.track_checks import track_problems
 from areal_actors.rewards import MODEL
 from areal_actors.tasks import huggingface as library
 from areal_actors.tasks import sources
@@ -72,6 +73,7 @@ def problems(recipe: Recipe, *, serving: bool = False) -> list[RecipeProblem]:
             (not serving, _algorithm(recipe)),
             (not serving, _learning(recipe)),
             (True, chaos_problems(recipe)),
+            (not serving, track_problems(recipe.track)),
             (True, _amounts(recipe)),
             (True, _placement(recipe, serving=serving)),
             (True, tree_problems(recipe.supervisors, recipe.actors)),

@@ -25,6 +25,7 @@ from areal_actors.core.settings import (
     LogSettings,
     SupervisorSettings,
     TaskSettings,
+    TrackSettings,
     WatchdogSettings,
 )
 from areal_actors.core.values import SamplingParams
@@ -87,6 +88,7 @@ class Recipe(Config):
     log: LogSettings = LogSettings()
     watchdog: WatchdogSettings = WatchdogSettings()
     disk: DiskSettings = DiskSettings()
+    track: TrackSettings = TrackSettings()
     supervisors: dict[str, SupervisorSettings] = msgspec.field(default_factory=default_tree)
     """Supervision tree by supervisor: `restart`, `children`, `max_restarts` within `window_seconds` (docs/architecture.md)."""
     actors: ActorsSettings = ActorsSettings()

@@ -23,6 +23,7 @@ from areal_actors.run.resuming import checkpoint_to_resume, recipe_to_resume, ru
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.run_loop import FAILED, RunLoop
 from areal_actors.run.server import with_port
+from areal_actors.run.tracking import tracked
 from areal_actors.tasks.environment_tasks import list_environment
 from areal_actors.weights.folders import remove_all
 from bus.errors import BusError
@@ -101,7 +102,8 @@ async def _launch(recipe: Recipe, folder: RunFolder, opening: RunStarted | RunRe
         opening = msgspec.structs.replace(opening, queued=found.queued, published=found.published)
         if found.problem:
             sys.stderr.write(f"the log of run '{recipe.run}' was recovered: {found.problem}\n")
-    async with open_bus(recipe, folder, fresh=isinstance(opening, RunStarted)) as (bus, server):
+    fresh = isinstance(opening, RunStarted)
+    async with tracked(recipe, folder), open_bus(recipe, folder, fresh=fresh) as (bus, server):
         try:
             return await RunLoop(recipe, folder, bus, server).run(opening)
         except BusError:

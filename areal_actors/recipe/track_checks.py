@@ -1,0 +1,34 @@
+"""Validates `[track]`: its trackers must be known and installed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from areal_actors.core.settings import TrackSettings
+from areal_actors.core.trackers import TRACKERS, install_hint, interpreter, missing_trackers
+from areal_actors.recipe.complaints import Problems, nearest, toml_value
+
+
+def track_problems(track: TrackSettings) -> Problems:
+    """Yields what keeps a tracker from being used. Nothing is imported, and no tracker is asked."""
+    key = ("track", "to")
+    unknown = [name for name in track.to if name not in TRACKERS]
+    for name in unknown:
+        yield key, f"found {toml_value(name)}; {nearest(name, TRACKERS)}"
+    if twice := next((name for name in track.to if track.to.count(name) > 1), ""):
+        yield key, f"found {toml_value(twice)} {track.to.count(twice)} times; name it once"
+    if not track.to or unknown:
+        return
+    if not os.access(interpreter(track.python), os.X_OK):
+        found = f"found {toml_value(track.python)}, but there is no interpreter (looked beside the recipe and in {Path.cwd()})"
+        yield ("track", "python"), f"{found}; create the environment"
+        return
+    try:
+        missing = missing_trackers(track.to, track.python)
+    except (OSError, subprocess.SubprocessError) as error:
+        yield ("track", "python"), f"found {toml_value(track.python)}, which does not run as a Python interpreter ({error}); name another"
+        return
+    if missing:
+        yield key, f"found {toml_value(track.to)}, but {install_hint(missing, track.python)}"

@@ -1,0 +1,65 @@
+"""The trackers of a run, in a process beside it: none of them can delay or end the run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+from areal_actors.recipe.recipe import Recipe
+from areal_actors.run.run_folder import RunFolder
+from areal_actors.run.supervisor import CREDENTIAL_VARIABLES
+
+PROCESS = "track"
+"""Name of its files in the folder of logs."""
+RELAYED_BYTES = 2**16
+MARGIN_SECONDS = 15.0
+"""Time beyond `track.stop_seconds` for the process to kill a tracker that has not ended, and to report it."""
+
+
+@asynccontextmanager
+async def tracked(recipe: Recipe, folder: RunFolder) -> AsyncIterator[None]:
+    """Send the run to the trackers of its recipe; at the end, when everything is written, wait for them within `track.stop_seconds`."""
+    if not recipe.track.to:
+        yield
+        return
+    environment = {variable: value for variable, value in os.environ.items() if variable not in CREDENTIAL_VARIABLES}
+    with folder.output_of(PROCESS).open("ab") as output:
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "areal_actors.track", str(folder.path)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=output,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,
+            env=environment,
+        )
+        relaying = asyncio.create_task(_relay(process))
+        try:
+            yield
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
+            await _end(process, recipe)
+            await relaying
+
+
+async def _relay(process: asyncio.subprocess.Process) -> None:
+    """Write what the process reports to standard error, beside the run's own display."""
+    assert process.stderr is not None
+    while part := await process.stderr.read(RELAYED_BYTES):
+        sys.stderr.write(part.decode(errors="replace"))
+
+
+async def _end(process: asyncio.subprocess.Process, recipe: Recipe) -> None:
+    try:
+        await asyncio.wait_for(process.wait(), recipe.track.stop_seconds + MARGIN_SECONDS)
+    except TimeoutError:
+        names = ", ".join(recipe.track.to)
+        late = f"did not end within track.stop_seconds = {recipe.track.stop_seconds:g} and were killed"
+        sys.stderr.write(f"trackers {names}: {late}; `areal track {recipe.run} --to {','.join(recipe.track.to)}` sends the rest\n")
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
