@@ -12,9 +12,9 @@ from areal_actors.run.rehearsal import rehearse
 
 def check(options: Options) -> int:
     """Print the resolved recipe and the plan, check all parts, and play a task."""
-    log_to_terminal()
     resolved = resolve(options)
     print(plan.explain(resolved), flush=True)
+    log_to_terminal()
     check_parts(resolved.recipe)
     print("\n# ---- Rehearsal: the agent with given answers in place of a model", flush=True)
     for line in rehearse(resolved.recipe):
