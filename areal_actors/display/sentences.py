@@ -176,7 +176,7 @@ FAULTS: Mapping[type[Message], Sentence] = {
 
 LINES: Mapping[type[Message], Sentence] = {
     **FAULTS,
-    RunStarted: lambda it: f"run started, profile {it.profile}: {it.reason}; files in {it.folder}",
+    RunStarted: lambda it: f"run started, profile {it.profile or 'none'}: {it.reason}; files in {it.folder}",
     RunResumed: lambda it: f"run resumed{f', {it.reason}' if it.reason else ''}; files in {it.folder}",
     StepCompleted: lambda it: f"step {it.step}: {', '.join(present(STEP_METRICS, it.metrics))}",
     EvaluationCompleted: _evaluation,
