@@ -46,7 +46,11 @@ def _install(handler: logging.Handler, final: list[Any], level: int) -> None:
     removed = structlog.stdlib.ProcessorFormatter.remove_processors_meta
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=_SHARED, processors=[removed, *final]))
     root = logging.getLogger()
+    # A process that starts a second run leaves the first run's file here; subclasses belong to the program that made them.
+    replaced = [existing for existing in root.handlers if type(existing) is logging.FileHandler]
     root.handlers[:] = [handler]
+    for existing in replaced:
+        existing.close()
     root.setLevel(level)
     for name in VERBOSE_LIBRARIES:
         logging.getLogger(name).setLevel(logging.WARNING)
