@@ -15,7 +15,7 @@ from areal_actors.core.values import Task
 from areal_actors.library.controllers import RolloutController
 from areal_actors.recipe.load import load
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.run.served_model import kept_model
+from areal_actors.run.served_model import model_of
 from areal_actors.tasks.datasets import open_dataset
 
 RECIPE = ROOT / "recipes" / "gsm8k_grpo.toml"
@@ -26,7 +26,7 @@ T = TypeVar("T")
 def load_recipe(files: Sequence[Path], words: Sequence[str]) -> Recipe:
     """Load recipe files with settings; the initial model is created once per seed and cached in `folder`."""
     made = load(files, words, detect_cuda()).recipe
-    return msgspec.structs.replace(made, model=kept_model(made))
+    return msgspec.structs.replace(made, model=model_of(made))
 
 
 def held_out_tasks(recipe: Recipe) -> list[Task]:

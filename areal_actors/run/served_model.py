@@ -1,23 +1,20 @@
 """Makes or finds the model for `areal serve`, and writes the location of its weights to a file; loads torch.
 
-Started by `run/serve.py` as `python -m areal_actors.run.served_model RUN_FOLDER`. An embedded model is cached beside the runs, under
-a name with a hash of its settings.
+Started by `run/serve.py` as `python -m areal_actors.run.served_model RUN_FOLDER`. An embedded model is kept beside the runs, in `models`.
 """
 
 from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
-from hashlib import blake2b
 from pathlib import Path
 
 import msgspec
 
-from areal_actors import __version__
 from areal_actors.core.durable_files import atomic_write
 from areal_actors.core.errors import ArealError
-from areal_actors.embedded.embedded_model import make_embedded_model
+from areal_actors.embedded.kept_models import kept_model
+from areal_actors.embedded.warm_start import Progress
 from areal_actors.recipe.checks import EMBEDDED
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.process import EXIT_FAILED, end_with_parent
@@ -34,7 +31,7 @@ def main(arguments: list[str]) -> int:
     folder = RunFolder(Path(arguments[0]))
     threading.Thread(target=end_with_parent, daemon=True).start()
     try:
-        location = location_of(kept_model(folder.recipe()))
+        location = location_of(model_of(folder.recipe()))
     except ArealError as error:
         sys.stderr.write(f"{error}\n")
         return EXIT_FAILED
@@ -42,20 +39,12 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def kept_model(recipe: Recipe) -> str:
-    """Returns the Hugging Face folder of the recipe's model, made or downloaded if missing."""
-    made_by = msgspec.json.encode((__version__, recipe.seed, recipe.warm_start))
-    folder = Path(recipe.folder).absolute() / "models" / f"{EMBEDDED}-{blake2b(made_by, digest_size=4).hexdigest()}"
-    return model_at(folder, recipe, _show)
-
-
-def model_at(folder: Path, recipe: Recipe, show: Callable[[int, int, dict[str, float]], None]) -> str:
-    """Returns the Hugging Face folder of the recipe's model, downloaded if missing; an embedded one is made in `folder`."""
+def model_of(recipe: Recipe, show: Progress | None = None) -> str:
+    """Returns the Hugging Face folder of the recipe's model, made or downloaded if missing; `show` takes the progress of making it."""
     if recipe.model != EMBEDDED:
         return model_folder(recipe.model)
-    if not folder.exists():
-        make_embedded_model(str(folder), recipe.warm_start, recipe.seed, recipe.trainer.threads, show)
-    return str(folder)
+    models = Path(recipe.folder).absolute() / "models"
+    return kept_model(models, recipe.warm_start, recipe.seed, recipe.trainer.threads, show or _show)
 
 
 def _show(done: int, total: int, metrics: dict[str, float]) -> None:

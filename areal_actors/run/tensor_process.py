@@ -11,7 +11,9 @@ import time
 import msgspec
 import torch
 
+from areal_actors.embedded.kept_models import copy_model
 from areal_actors.embedded.transformers import TransformersEngine
+from areal_actors.embedded.warm_start import Progress as WarmStartProgress
 from areal_actors.generation.named import ENGINES_WITHOUT_TORCH, GenerationEngineFactory
 from areal_actors.recipe.checks import EMBEDDED
 from areal_actors.recipe.example_checks import examples_of, limit_of
@@ -21,7 +23,7 @@ from areal_actors.rewards.reward_model import ModelScorer, SequenceClassifier
 from areal_actors.rewards.reward_worker import RewardWorker
 from areal_actors.rewards.settings import RewardModelSettings
 from areal_actors.run.process import CPU_ACTORS, BuildContext, Builder, acceptance_of, inference_worker, main
-from areal_actors.run.served_model import model_at
+from areal_actors.run.served_model import model_of
 from areal_actors.runtime.actor import Actor
 from areal_actors.sequences.credit import Credit
 from areal_actors.supervised.example_sequences import ExampleSequences
@@ -55,9 +57,7 @@ class EngineBuilder:
         recipe = self.context.recipe
         if recipe.model != EMBEDDED:
             progress("loading the model", 0, 1, {})
-        folder = model_at(
-            self.context.folder.model, recipe, lambda done, total, metrics: progress("warm start", done, total, {"loss": metrics["loss"]})
-        )
+        folder = self._model(lambda done, total, metrics: progress("warm start", done, total, {"loss": metrics["loss"]}))
         self.model_bytes = parameter_count(folder) * getattr(torch, recipe.trainer.published_dtype).itemsize
         engine = RankGroup if recipe.trainer.ranks > 1 else TorchTrainer
         return engine(
@@ -69,6 +69,17 @@ class EngineBuilder:
             max_staleness=recipe.staleness_gate.max_staleness,
             seed=recipe.seed,
         )
+
+    def _model(self, warm_start_progress: WarmStartProgress) -> str:
+        """Returns the model's folder; an embedded model is copied into the run, which may be moved."""
+        recipe, copied = self.context.recipe, self.context.folder.model
+        if recipe.model == EMBEDDED and copied.exists():
+            return str(copied)
+        found = model_of(recipe, warm_start_progress)
+        if recipe.model != EMBEDDED:
+            return found
+        copy_model(found, copied)
+        return str(copied)
 
 
 def _trainer(context: BuildContext) -> Actor:

@@ -10,7 +10,6 @@ import socket
 import sys
 import tempfile
 from contextlib import suppress
-from hashlib import blake2b
 from pathlib import Path
 from typing import Literal, cast
 
@@ -18,9 +17,8 @@ import msgspec
 import uvloop
 from aiohttp import web
 
-from areal_actors import __version__
 from areal_actors.core.errors import ArealError, SetupError
-from areal_actors.embedded.embedded_model import make_embedded_model
+from areal_actors.embedded.kept_models import kept_model
 from areal_actors.embedded.settings import WarmStart
 from areal_actors.run.launch import on_interrupt
 from areal_actors.run.logs import log_to_terminal
@@ -129,12 +127,7 @@ def find_model(options: TinkerOptions, state: Path) -> str:
     """
     if options.model != EMBEDDED:
         return model_folder(options.model)
-    made_by = msgspec.json.encode((__version__, WARM_START))
-    folder = state / "models" / f"{EMBEDDED}-{blake2b(made_by, digest_size=4).hexdigest()}"
-    if not folder.exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        make_embedded_model(str(folder), WARM_START, 0, options.threads, _show)
-    return str(folder)
+    return kept_model(state / "models", WARM_START, 0, options.threads, _show)
 
 
 def model_names(options: TinkerOptions, folder: str) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from areal_actors.messages import WeightsPublished
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.process import BuildContext
 from areal_actors.run.run_folder import RunFolder
-from areal_actors.run.served_model import kept_model
+from areal_actors.run.served_model import model_of
 from areal_actors.run.tensor_process import SPARE_VERSIONS, EngineBuilder
 from areal_actors.sequences.credit import Credit
 from areal_actors.sequences.step_metrics import batch_metrics
@@ -79,10 +79,10 @@ class TrainController:
     def _model(self) -> str:
         """Make or download the model on the first rank; the others then find it."""
         if self._first:
-            found = kept_model(self.recipe)
+            found = model_of(self.recipe)
         if torch.distributed.is_initialized():
             torch.distributed.barrier()
-        return found if self._first else kept_model(self.recipe)
+        return found if self._first else model_of(self.recipe)
 
     def _engine(self, ranks: Ranks | None) -> Any:
         recipe = msgspec.structs.replace(self.recipe, model=self._model_folder)
