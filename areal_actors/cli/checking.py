@@ -10,6 +10,7 @@ from areal_actors.core.errors import RecipeError
 from areal_actors.recipe import plan
 from areal_actors.recipe.load import Resolved, load
 from areal_actors.recipe.paths import find_recipe, is_file
+from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.reference import explain_settings, json_schema
 
 
@@ -36,4 +37,7 @@ def resolve(options: Options, *, serving: bool = False, cuda: CudaDevices | None
     overrides = [word for word in options.words if not is_file(word)] + options.set
     if not files:
         raise RecipeError("found no recipe among the arguments; name a TOML file, as in `recipes/gsm8k_grpo.toml`")
+    for word in files:
+        if word.partition(".")[0] in Recipe.__struct_fields__ and not find_recipe(word, options.origin).is_file():
+            raise RecipeError(f"`{word}` is a setting, and needs a value: write `{word}=VALUE`")
     return load([find_recipe(file, options.origin) for file in files], overrides, cuda or detect_cuda(), serving=serving)

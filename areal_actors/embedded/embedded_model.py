@@ -20,15 +20,13 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from areal_actors.embedded.demonstrations import SKILLS, DemonstrationSource, has_conversations
-from areal_actors.embedded.settings import WarmStart
+from areal_actors.embedded.settings import CONTEXT, WarmStart
 from areal_actors.embedded.warm_start import Progress, warm_up
 from areal_actors.tasks.arithmetic import WordProblem, problems
 from areal_actors.tokenization.chat_template import ChatTemplate
 
 END_OF_TEXT, TURN_START, TURN_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 TOOL_TOKENS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
-CONTEXT = 8192
-"""Maximum positions; demonstrations use up to about 2000."""
 VOCABULARY = 600
 CONVERSATION_VOCABULARY = 1200
 """Vocabulary size with instructions and tools in the demonstrations, whose words need tokens too."""

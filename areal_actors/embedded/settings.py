@@ -8,6 +8,8 @@ import msgspec
 
 from areal_actors.core.config import Config, Fraction, NonNegativeInt, PositiveFloat, PositiveInt
 
+CONTEXT = 8192
+"""Positions of the embedded model; demonstrations use up to about 2000."""
 Skill = Literal["answer", "boxed", "instructed", "tools", "functions", "retry", "repository"]
 """A kind of demonstration; the function of this name in `embedded/demonstrations.py`."""
 

@@ -15,6 +15,8 @@ from areal_actors.core.settings import TaskSettings
 from areal_actors.recipe.complaints import Problems, is_installed, nearest, toml_value
 from areal_actors.recipe.recipe import Recipe
 
+SCRIPTS = (".js", ".mjs", ".cjs", ".ts", ".sh")
+"""Suffixes of scripts that are not Python."""
 ONLY_SUBPROCESS = ("python", "episodes_per_process", "memory_mb")
 
 
@@ -27,11 +29,14 @@ def agent_problems(recipe: Recipe) -> Problems:
     if task.command or task.is_script():
         yield from _program(task)
     yield from _runner(task)
-    if task.agent and not task.is_script():
+    script, _, name = task.agent.rpartition(":")
+    if Path(script).suffix in SCRIPTS:
+        yield ("task", "agent"), f"found {toml_value(task.agent)}, but `:{name}` is for Python; write `agent = {toml_value(script)}`"
+    elif task.agent and not task.is_script():
         package = next(iter(dotted_parts(task.agent)), "") if not task.python else ""
         if package and not any(Path(name).exists() for name in (package, f"{package}.py")) and not is_installed(package):
             found = f"found {toml_value(task.agent)}, but no package `{package}`"
-            yield ("task", "agent"), f"{found} is installed or lies in {Path.cwd()}"
+            yield ("task", "agent"), f"{found} is installed or lies in {Path.cwd()}; fix the name, or install it"
         yield from _definition(recipe)
 
 
@@ -40,7 +45,8 @@ def _program(task: TaskSettings) -> Problems:
     if task.command and task.agent:
         yield ("task", "command"), f"found one beside `agent = {toml_value(task.agent)}`; name either"
     if task.runner != "subprocess":
-        yield ("task", "runner"), 'found "inline", but a script or command runs in its own process; write `runner = "subprocess"`'
+        named = f'; or name its class or function, as in `agent = "{task.agent}:Agent"`' if task.agent.endswith(".py") else ""
+        yield ("task", "runner"), f'found "inline", but a script or command runs in its own process; write `runner = "subprocess"`{named}'
     if task.agent_options:
         yield ("task", "agent_options"), "found options, but a script or command takes none; pass arguments in `command`"
     if task.command and shutil.which(task.command[0]) is None:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from areal_actors.core.settings import CONCURRENT, KEEP_REASONING, SEVERAL
+from areal_actors.embedded.settings import CONTEXT as EMBEDDED_CONTEXT
 from areal_actors.gateway.sessions.keys import weakness
 from areal_actors.generation.settings import ENGINES, SERVER_ENGINES, TENSOR_ENGINES, VLLM_RANK, GenerationSettings, ServerSettings
 from areal_actors.recipe.agent_checks import agent_problems, dotted_parts
@@ -28,6 +29,7 @@ from areal_actors.recipe.track_checks import track_problems
 from areal_actors.rewards import MODEL
 from areal_actors.tasks import huggingface as library
 from areal_actors.tasks import sources
+from areal_actors.tokenization.tokenizer import context_of
 from areal_actors.tokenization.tool_parsers.round_trip import FORMAT_NAMES
 from areal_actors.training.algorithms.base import INITIAL
 from areal_actors.training.algorithms.custom import CustomAlgorithm
@@ -264,6 +266,11 @@ def _lengths(recipe: Recipe) -> Problems:
     if sampling.max_tokens >= context:
         found = f"found {sampling.max_tokens}, but generation.max_model_len is {context} for prompt and completion together"
         yield ("sampling", "max_tokens"), f"{found}; write less than {context}, or raise generation.max_model_len"
+    folder = Path(recipe.model).expanduser()
+    longest = EMBEDDED_CONTEXT if recipe.model == EMBEDDED else context_of(folder) if (folder / "config.json").is_file() else None
+    if longest and context > longest:
+        found = f"found {context} (unstated, it is at least twice sampling.max_tokens), but the model has {longest} positions"
+        yield ("generation", "max_model_len"), f"{found}; write at most {longest}, and a lower sampling.max_tokens"
     if not 0 < sampling.top_p <= 1:
         yield ("sampling", "top_p"), f"found {sampling.top_p}; write a share above 0 and at most 1"
 

@@ -25,6 +25,10 @@ T = TypeVar("T")
 Problems = Iterator[tuple[Key, str]]
 """Invalid settings: the key of each, and a text with the value found and the remedy."""
 
+PATTERNS = {"^[a-z0-9][a-z0-9-]*$": "lowercase letters, digits and hyphens, as in `my-run-2`"}
+"""What a pattern of a setting allows."""
+MOST_HINTS = 3
+"""Settings of the same name in other tables that a hint lists; with more of them it would not help."""
 _TYPES = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "object": "a table", "array": "a list"}
 
 
@@ -52,8 +56,14 @@ def decode(layer: Layer, kind: type[T], *, table: Key = (), directives: tuple[st
 def nearest(found: str, known: Iterable[str]) -> str:
     """Returns a hint with the closest known name."""
     names = {name.rpartition("/")[2]: name for name in known}
-    near = difflib.get_close_matches(found.rpartition("/")[2], names, n=1)
-    return f"did you mean `{names[near[0]]}`?" if near else f"known: {', '.join(names.values())}"
+    near = closest(found.rpartition("/")[2], names)
+    return f"did you mean `{names[near]}`?" if near else f"known: {', '.join(names.values())}"
+
+
+def closest(found: str, known: Iterable[str]) -> str:
+    """Returns the known name closest to a mistyped one, swapped letters before wrong ones; empty if none is close."""
+    near = difflib.get_close_matches(found, known, n=3)
+    return next((name for name in near if sorted(name) == sorted(found)), next(iter(near), ""))
 
 
 def is_installed(library: str) -> bool:
@@ -99,16 +109,39 @@ class _Explanation:
         if complaint.startswith("Object contains unknown field"):
             if renamed := renamed_setting(name, _at(self.layer.data, key)):
                 return f"{prefix}{renamed}"
-            return f"{prefix}`{name}` is not a setting{self._of_which(key[:-1])}; {nearest(key[-1], self._known(key[:-1]))}"
+            value = _at(self.layer.data, key)
+            only = (*key, *value) if isinstance(value, dict) and len(value) == 1 else key
+            known = self._known(key[:-1])
+            hint = self._same_name_elsewhere(only, besides=closest(key[-1], known)) or nearest(key[-1], known)
+            return f"{prefix}`{name}` is not a setting{self._of_which(key[:-1])}; {hint}"
         if complaint.startswith("Object missing required field"):
             at_top = "at the top; or, if this file overrides another recipe, name that one first"
             where = f"under `[{'.'.join(map(toml_key, whole[:-1]))}]`" if len(whole) > 1 else at_top
-            return f"{prefix}`{name}` is missing; write `{toml_key(key[-1])} = …` {where}"
+            is_table = _struct(_type_at(self.kind, key, self.layer.data), None) is not None
+            line = f"a table `[{name}]`" if is_table else f"`{toml_key(key[-1])} = …`"
+            return f"{prefix}`{name}` is missing; write {line} {where}"
         return f"{prefix}`{name}`: found {toml_value(_at(self.layer.data, key))}, expected {self._expected(complaint, key)}"
 
     def _of_which(self, table: Key) -> str:
         tag = _tag_of(_struct(_type_at(self.kind, table, self.layer.data), _at(self.layer.data, table)))
         return f' of {tag[0]} = "{tag[1]}"' if tag else ""
+
+    def _same_name_elsewhere(self, key: Key, *, besides: str) -> str:
+        """Returns a hint with the settings of this exact name in other tables, and the tags that the table needs for them.
+
+        Empty if the table `besides`, whose name is close to the one found, has a setting of this name.
+        """
+        found: dict[str, list[str]] = {}
+        for path, owner in _named(inspect.type_info(self.kind), key[-1]):
+            tag = _tag_of(owner)
+            found.setdefault(".".join(map(toml_key, (*self.table, *path, key[-1]))), []).extend([f'"{tag[1]}"'] if tag else [])
+        whole = ".".join(map(toml_key, (*self.table, *key)))
+        near = {name: tags for name, tags in found.items() if name.startswith(f"{(*self.table, *key)[0]}.")}
+        if len(key) > 1 and any(name.startswith(f"{besides}.") for name in found):
+            return ""
+        if tags := found.pop(whole, []):
+            return f"it is one where `name` is {' or '.join(tags)}"
+        return f"did you mean {' or '.join(f'`{name}`' for name in near or found)}?" if 0 < len(near or found) <= MOST_HINTS else ""
 
     def _known(self, table: Key) -> list[str]:
         struct = _struct(_type_at(self.kind, table, self.layer.data), _at(self.layer.data, table))
@@ -122,13 +155,22 @@ class _Explanation:
             found, known = str(_at(self.layer.data, key)), list(_choices(self.kind, key, self.layer.data))
             if renamed := renamed_value(".".join((*self.table, *key)), found):
                 return f'"{renamed}", its present name'
-            near = difflib.get_close_matches(found, known, n=1)
-            return f"one of {', '.join(map(toml_value, known))}" + (f"; did you mean {toml_value(near[0])}?" if near else "")
+            near = closest(found, known)
+            return f"one of {', '.join(map(toml_value, known))}" + (f"; did you mean {toml_value(near)}?" if near else "")
         expected = re.sub(r", got `[^`]*`$", "", complaint.removeprefix("Expected "))
         expected = re.sub(
             r"`(.+?)`", lambda found: " or ".join(_TYPES.get(part, part) for part in found[1].split(" | ")), expected, count=1
         )
-        return re.sub(r"matching regex '(.*)'", r"that matches \1", expected)
+        return re.sub(r"matching regex '(.*)'", lambda found: f"of {PATTERNS.get(found[1], found[0])}", expected)
+
+
+def _named(here: inspect.Type, name: str, path: Key = ()) -> Iterator[tuple[Key, inspect.StructType]]:
+    """Yields the tables that have a setting of this name, with the key of each."""
+    for struct in _structs(here):
+        for field in struct.fields:
+            if field.encode_name == name:
+                yield path, struct
+            yield from _named(field.type, name, (*path, field.encode_name))
 
 
 def _fault(data: Any, kind: type[Any], error: str) -> tuple[str, Key]:

@@ -145,8 +145,8 @@ def _stated(written: Layer, profile: str, over: Layer) -> Layer:
 def _with_implied(stated: Layer, *, serving: bool) -> Layer:
     """Add below the stated settings what follows from others.
 
-    That is the placement of actors, without those that a run without agents or episodes does not need, and the shape of an
-    embedded model that vLLM can serve.
+    That is the placement of actors, without those that a run without agents or episodes does not need, the shape of an
+    embedded model that vLLM can serve, and GRPO as the algorithm.
     """
     task, algorithm = stated.data.get("task"), stated.data.get("algorithm")
     counts: dict[str, int] = {}
@@ -157,6 +157,8 @@ def _with_implied(stated: Layer, *, serving: bool) -> Layer:
         counts, implied = dict.fromkeys(NOT_ONLINE, 0), {"evaluation": {"tasks": 0}}
     elif isinstance(task, dict) and task.get("environment"):
         counts, implied = dict.fromkeys(NOT_IN_ENVIRONMENTS, 0), {"task": {"runner": "subprocess"}}
+    if isinstance(algorithm, dict) and "name" not in algorithm:
+        implied["algorithm"] = {"name": "grpo"}
     generation = stated.data.get("generation")
     if isinstance(generation, dict) and generation.get("engine") == "vllm":
         implied["warm_start"] = {"head_dim": 32}

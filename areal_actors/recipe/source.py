@@ -18,6 +18,7 @@ from areal_actors.core.config import merged
 from areal_actors.core.errors import RecipeError
 from areal_actors.recipe.paths import beside, missing_recipe
 
+LARGEST = 2**63 - 1
 Key = tuple[str, ...]
 """`("trainer", "optimizer", "lr")`."""
 
@@ -89,7 +90,18 @@ def read_file(path: Path) -> Layer:
         column = f" at column {found[2]}" if found else ""
         hint = _toml_hint(text.splitlines()[line - 1] if found else "")
         raise RecipeError(f"{path}:{line}: not valid TOML{column}: {complaint[0].lower()}{complaint[1:]}; {hint}") from None
-    return Layer(beside(data, path.parent), {(): str(path), **{key: f"{path}:{line}" for key, line in key_lines(text).items()}})
+    places = {(): str(path), **{key: f"{path}:{line}" for key, line in key_lines(text).items()}}
+    _refuse_large(data, places)
+    return Layer(beside(data, path.parent), places)
+
+
+def _refuse_large(value: Any, places: Mapping[Key, str], key: Key = ()) -> None:
+    """Refuse integers of more than 64 bits, which TOML excludes, but `tomllib` reads."""
+    if isinstance(value, dict):
+        for name, entry in value.items():
+            _refuse_large(entry, places, (*key, name))
+    elif isinstance(value, int) and not -LARGEST - 1 <= value <= LARGEST:
+        raise RecipeError(f"{places.get(key, '')}: `{'.'.join(key)}`: found {value:.0e}, expected a whole number below 2**63")
 
 
 def _toml_hint(line: str) -> str:
@@ -117,8 +129,9 @@ def read_override(text: str) -> Layer:
     data: dict[str, Any] = {key[-1]: value}
     for part in reversed(key[:-1]):
         data = {part: data}
-    place = f"override `{text}`"
-    return Layer(data, {key[:depth]: place for depth in range(1, len(key) + 1)})
+    places = {key[:depth]: f"override `{text}`" for depth in range(1, len(key) + 1)}
+    _refuse_large(data, places)
+    return Layer(data, places)
 
 
 _TOKEN = re.compile(

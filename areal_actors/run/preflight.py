@@ -7,6 +7,8 @@ files of a live run are never touched.
 from __future__ import annotations
 
 import asyncio
+import importlib
+import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -20,7 +22,7 @@ from areal_actors.core.errors import AgentError, SetupError
 from areal_actors.gateway.template_settings import apply_template_settings
 from areal_actors.generation.servers.server_process import interpreter
 from areal_actors.generation.settings import SERVER_ENGINES, TENSOR_ENGINES
-from areal_actors.recipe.checks import RecipeProblem
+from areal_actors.recipe.checks import EMBEDDED, RecipeProblem
 from areal_actors.recipe.device_map import device_problems
 from areal_actors.recipe.example_checks import check_examples
 from areal_actors.recipe.recipe import Recipe
@@ -34,8 +36,11 @@ from areal_actors.run.run_lock import LockHeld, holder, locked
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.training.checkpoint_store import folder_bytes
 from areal_actors.weights.folders import lock_path, locked_folders, remove_all, shared_memory_path
+from bus.errors import BusError
+from bus.server import find_binary, resolve_server
 
 CUDA = "cuda"
+MODEL_HUB = "areal_actors.weights.model_hub"
 
 
 def check_devices(recipe: Recipe, found: CudaDevices | None = None) -> None:
@@ -101,8 +106,45 @@ def check_chat_template(recipe: Recipe) -> None:
         apply_template_settings(ChatTokenizer.load(folder), recipe.gateway)
 
 
+def check_model_on_hub(recipe: Recipe) -> None:
+    """Check that a model that is not on this machine can be downloaded, without downloading its weights.
+
+    Raises:
+        SetupError: the hub does not have it, refuses it, or cannot be reached.
+    """
+    if recipe.model != EMBEDDED and not Path(recipe.model).expanduser().exists():
+        importlib.import_module(MODEL_HUB).check_on_hub(recipe.model)  # only here: importing it takes half a second
+
+
+def check_folder(recipe: Recipe) -> None:
+    """Check that the run's folder can be made where the recipe says, on a disk with enough space.
+
+    Raises:
+        SetupError: a file is in the way, it cannot be written, or the disk is full.
+    """
+    folder = Path(recipe.folder).absolute()
+    there = next(place for place in (folder, *folder.parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        reason = "cannot be written" if there.is_dir() else "is a file"
+        raise SetupError(f"folder: the run cannot be kept in {folder} ({there} {reason}); set folder to one that can be written")
+    refuse_full_disk(recipe.disk, there)
+
+
+def check_bus_server() -> None:
+    """Check that there is a bus server to use or to start.
+
+    Raises:
+        SetupError: there is none; states the remedy.
+    """
+    try:
+        if resolve_server() is None:
+            find_binary()
+    except BusError as error:
+        raise SetupError(f"bus: {error}") from error
+
+
 def check_parts(recipe: Recipe) -> None:
-    """Check everything that can be missing before anything starts: devices, servers, template, data, reward, agent, filter.
+    """Check everything that can be missing before anything starts: devices, servers, model, data, reward, agent, filter, folder.
 
     Raises:
         SetupError: something is missing; the message names the setting.
@@ -110,6 +152,9 @@ def check_parts(recipe: Recipe) -> None:
     """
     check_devices(recipe)
     check_inference_server(recipe)
+    check_bus_server()
+    check_folder(recipe)
+    check_model_on_hub(recipe)
     check_chat_template(recipe)
     if recipe.learns_from_examples():
         check_examples(recipe)

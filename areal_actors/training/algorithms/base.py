@@ -133,7 +133,8 @@ class CriticSettings(Config):
     model: str = INITIAL
     """`initial` (the model that the run begins with), a folder, or a hub id: the backbone of a new scalar head."""
     lr: PositiveFloat = 8e-4
-    """Learning rate of the critic's own optimizer; the rest of `[trainer.optimizer]` applies to both."""
+    """Learning rate of the critic's own optimizer; the rest of `[trainer.optimizer]` applies to both. Unstated, 1e-5 with a pretrained
+    model."""
     clip: NonNegativeFloat = 0.5
     """Maximum change of a value in one step; 0 means unbounded."""
 
