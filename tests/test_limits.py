@@ -165,3 +165,31 @@ def test_servers_started_elsewhere_are_given_an_adapter_merged_and_others_the_ad
     assert main("trainer.lora.rank=4", *elsewhere, "trainer.lora.published=adapter").trainer.lora.published == "adapter"
     with pytest.raises(RecipeError, match=r"`trainer.lora.rank`: found 1024, but vLLM takes adapters up to rank 512"):
         main("trainer.lora.rank=1024", "generation.engine=vllm")
+
+
+HUB = "model=someone/large"
+
+
+@pytest.mark.parametrize(
+    ("settings", "rate"),
+    [
+        ([], 8e-4),
+        ([HUB], 1e-6),
+        ([HUB, "trainer.optimizer.lr=3e-6"], 3e-6),
+        ([HUB, "trainer.lora.rank=8"], 2e-5),
+        ([HUB, "algorithm.name=ppo"], 1e-6),
+        ([HUB, "algorithm.name=dpo", "task.agent=", "task.reward=", "task.dataset=arithmetic"], 5e-7),
+    ],
+)
+def test_the_learning_rate_of_a_pretrained_model_is_not_that_of_the_embedded_one(bare, settings, rate):
+    assert bare(*settings).trainer.optimizer.lr == pytest.approx(rate)
+
+
+def test_a_critic_of_a_pretrained_model_has_its_own_rate(bare):
+    assert bare("algorithm.name=ppo").algorithm.critic.lr == 8e-4
+    assert bare("algorithm.name=ppo", HUB).algorithm.critic.lr == 1e-5
+    assert bare("algorithm.name=ppo", HUB, "algorithm.critic.lr=2e-5").algorithm.critic.lr == 2e-5
+
+
+def test_an_algorithm_without_a_name_is_grpo(bare):
+    assert type(bare("algorithm.group_size=4").algorithm).__name__ == "Grpo"

@@ -114,7 +114,7 @@ def test_what_check_prints_reads_back_as_the_same_recipe(read):
         ("lr = 1e-3", "lr = -1.0", "recipe.toml:16: `trainer.optimizer.lr`: found -1.0, expected a number > 0.0"),
         ('"cosine"', '"cosin"', 'recipe.toml:16: `trainer.optimizer.schedule`: found "cosin", expected one of "constant"'),
         ('"grpo"', '"gpro"', 'recipe.toml:11: `algorithm.name`: found "gpro", expected one of "grpo", "dr_grpo", "dapo"'),
-        ('"first-run"', '"First run"', 'recipe.toml:1: `run`: found "First run", expected text that matches ^[a-z0-9]'),
+        ('"first-run"', '"First run"', 'recipe.toml:1: `run`: found "First run", expected text of lowercase letters, digits and hyphens'),
         ('dataset = "arithmetic"', "", "recipe.toml:5: `task.dataset`: found none; write `dataset = …` under `[task]`"),
         ('model = "embedded"', "", "recipe.toml: `model` is missing; write `model = …` at the top"),
         ("[task]", "[task]\nretries = true", "recipe.toml:6: `task.retries`: found true, expected a whole number"),
