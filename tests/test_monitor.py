@@ -1,8 +1,8 @@
 import asyncio
+import base64
 import contextlib
 import io
-import os
-import time
+import json
 import zlib
 from pathlib import Path
 
@@ -10,23 +10,14 @@ import msgspec
 import pytest
 from rich.console import Console
 from support import story
-from support.clock import jumping_time, until
+from support.clock import jumping_time
 
-from areal_actors.core.devices import detect_cuda
-from areal_actors.core.errors import SetupError
 from areal_actors.display.sentences import duration, plain_line
 from areal_actors.display.view import RunView, sparkline
 from areal_actors.messages import KINDS, RunFinished, RunStalled, StepCompleted, WeightsPublished
-from areal_actors.recipe.load import load
-from areal_actors.run import monitor
-from areal_actors.run.monitor import attach, export, find_live, follow, print_messages
-from areal_actors.run.run_folder import RunFolder, ServerAddress
+from areal_actors.run.monitor import follow, print_json, print_messages
 from bus.base import Envelope, Stamp
-from bus.errors import BusError
 from bus.memory import MemoryBus
-from bus.nats import NatsBus
-from bus.recorded import read_log
-from bus.server import EmbeddedServer
 
 ROOT = Path(__file__).parent.parent
 BY_SUBJECT = {kind.subject: kind for kind in KINDS}
@@ -286,112 +277,23 @@ async def test_messages_of_a_subject_are_printed_from_the_first_to_the_newest():
     await bus.close()
 
 
-# ---------------------------------------------------------------- finding runs
-
-
-def announce(folder, run, pid, seconds_ago):
-    (folder / run).mkdir(parents=True)
-    path = folder / run / "bus.json"
-    path.write_bytes(msgspec.json.encode({"url": "nats://127.0.0.1:1", "token": "t", "run": run, "pid": pid}))
-    os.utime(path, (time.time() - seconds_ago,) * 2)
-
-
-def test_the_run_started_last_is_found_without_a_name(tmp_path):
-    announce(tmp_path, "old", os.getpid(), 60)
-    announce(tmp_path, "new", os.getpid(), 1)
-    with RunFolder(tmp_path / "old").held(), RunFolder(tmp_path / "new").held():
-        assert find_live("", tmp_path).path == tmp_path / "new"
-        assert find_live("old", tmp_path).path == tmp_path / "old"
-
-
-def test_a_missing_live_run_is_reported(tmp_path):
-    with pytest.raises(SetupError, match=rf"^no run is live in {tmp_path}/none; start one with `areal run RECIPE`$"):
-        find_live("", tmp_path / "none")
-    announce(tmp_path, "dead", os.getpid(), 1)
-    with pytest.raises(SetupError, match=r"^run 'dead' is not live; its metrics are in .*/dead/metrics.jsonl; no run is live in "):
-        find_live("dead", tmp_path)
-    announce(tmp_path, "alive", os.getpid(), 1)
-    with RunFolder(tmp_path / "alive").held(), pytest.raises(SetupError, match=r"^run 'other' is not live; live there: alive$"):
-        find_live("other", tmp_path)
-
-
-def test_what_has_no_log_cannot_be_exported(tmp_path):
-    with pytest.raises(SetupError, match="holds no log"):
-        export("nothing", tmp_path / "file", folder=tmp_path)
-
-
-# ---------------------------------------------------------------- from a second terminal
-
-
-@contextlib.asynccontextmanager
-async def live_run(folder):
-    """A run with a server of its own, as its supervisor announces it; closing the third value ends the supervisor."""
-    recipe = load([ROOT / "recipes" / "gsm8k_grpo.toml"], ["profile=embedded"], detect_cuda()).recipe
-    here = RunFolder(folder / recipe.run)
-    with contextlib.ExitStack() as over, pytest.MonkeyPatch.context() as settings:
-        settings.setattr(monitor, "DRAIN_SECONDS", 0.02)
-        over.enter_context(here.held())
-        here.create(recipe)
-        server = await EmbeddedServer.start(here.nats)
-        bus = await NatsBus.connect(server.url, recipe.run, name="supervisor", token=server.token, kinds=KINDS, blobs=here.blobs)
-        here.announce(ServerAddress(url=server.url, token=server.token, run=recipe.run, pid=os.getpid()))
-        try:
-            yield bus, server, over
-        finally:
-            await bus.close()
-            await server.stop()
-            (here.path / "bus.json").unlink(missing_ok=True)
-
-
-async def test_a_late_attach_shows_the_whole_history_and_leaves_at_the_end(tmp_path):
-    envelopes = list(story.whole_run())
-    async with live_run(tmp_path) as (bus, _, _):
-        for envelope in envelopes[:-1]:
-            await publish(bus, envelope)
-        console = Console(width=100, file=io.StringIO())
-        attached = asyncio.create_task(asyncio.to_thread(attach, folder=tmp_path, console=console))
-        await until(lambda: console.file.getvalue().count(": reward ") == 40)
-        assert not attached.done()
-        await publish(bus, envelopes[-1])
-        assert await asyncio.wait_for(attached, 60) == 0
-        assert console.file.getvalue().splitlines()[-1].endswith("finished after 40 steps")
-
-
-async def test_an_attached_monitor_ends_when_the_supervisor_is_gone(tmp_path):
-    async with live_run(tmp_path) as (bus, _, over):
-        await publish(bus, story.sealed(story.STARTED))
-        console = Console(width=100, file=io.StringIO())
-        attached = asyncio.create_task(asyncio.to_thread(attach, "gsm8k-grpo", folder=tmp_path, console=console))
-        await until(lambda: "run started" in console.file.getvalue())
-        over.close()
-        with pytest.raises(BusError, match="run 'gsm8k-grpo' has ended: its supervisor is gone"):
-            await asyncio.wait_for(attached, 60)
-
-
-async def test_chosen_messages_are_printed_until_the_run_is_over(tmp_path):
-    async with live_run(tmp_path) as (bus, _, over):
-        await publish(bus, story.stepped(1))
-        console = Console(width=100, file=io.StringIO())
-        attached = asyncio.create_task(asyncio.to_thread(attach, "gsm8k-grpo", folder=tmp_path, subjects="*.completed", console=console))
-        await until(lambda: console.file.getvalue().count("\n") == 1)
-        await publish(bus, story.exported())
-        await publish(bus, story.stepped(2))
-        await until(lambda: console.file.getvalue().count("\n") == 2)
-        over.close()
-        with pytest.raises(BusError, match="has ended"):
-            await asyncio.wait_for(attached, 60)
-        lines = console.file.getvalue().splitlines()
-        assert len(lines) == 2
-        assert all(f' step.completed from somebody: {{"step": {step}' in line for step, line in enumerate(lines, start=1))
-
-
-async def test_the_log_of_a_run_is_exported_while_it_lives_and_afterwards(tmp_path, capsys):
-    envelopes = list(story.whole_run())
-    async with live_run(tmp_path) as (bus, _, _):
-        for envelope in envelopes[:50]:
-            await publish(bus, envelope)
-        await asyncio.to_thread(export, "gsm8k-grpo", tmp_path / "live.log", folder=tmp_path)
-    await asyncio.to_thread(export, "gsm8k-grpo", tmp_path / "over.log", folder=tmp_path)
-    logs = [[envelope.id for envelope in read_log(tmp_path / name)] for name in ("live.log", "over.log")]
-    assert logs[0] == logs[1] == [envelope.id for envelope in envelopes[:50]]
-    assert "50 events of run 'gsm8k-grpo' written to" in capsys.readouterr().out
+@pytest.mark.usefixtures("time_jumps")
+async def test_json_has_every_message_whole(capsys):
+    bus = MemoryBus("gsm8k-grpo")
+    await publish(bus, story.stepped(1))
+    await publish(bus, story.exported())
+    printing = asyncio.create_task(print_json(bus, ">"))
+    await asyncio.sleep(0.05)
+    await publish(bus, story.stepped(2))
+    await asyncio.sleep(0.05)
+    printing.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await printing
+    first, exported, last = map(json.loads, capsys.readouterr().out.splitlines())
+    assert [line["sequence"] for line in (first, exported, last)] == [1, 2, 3]
+    assert [first["message"]["step"], last["message"]["step"]] == [1, 2]
+    assert exported["subject"] == "trajectory.exported"
+    (turn,) = exported["message"]["trajectory"]["interactions"]
+    assert len(base64.b64decode(turn["completion"]["token_ids"])) == 4
+    assert set(exported) == {"time", "sequence", "subject", "sender", "id", "cause", "claim", "message"}
+    await bus.close()

@@ -181,6 +181,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
         "subjects", nargs="?", default="", help="print these messages instead, as in `trajectory.>` (default: the live view)"
     )
     watch.add_argument("--bus", type=Path, metavar="FILE", help="the run's monitor.json, if its folder is not accessible")
+    watch.add_argument("--json", action="store_true", help="print every message whole, as one JSON object a line (with subjects: these)")
 
     _reads_runs(command)
     _tracks(command)

@@ -14,7 +14,7 @@ from areal_actors.run.preflight import report_clean_up
 def monitor(options: Options) -> int:
     """Watch a run."""
     report_clean_up(Path(options.folder))
-    return monitors.attach(options.run, folder=Path(options.folder), subjects=options.subjects, bus=options.bus)
+    return monitors.attach(options.run, folder=Path(options.folder), subjects=options.subjects, bus=options.bus, as_json=options.json)
 
 
 def runs(options: Options) -> int:

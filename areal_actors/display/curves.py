@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from areal_actors.display.run_state import RunState
+from areal_actors.display.sentences import held_out_scores
 
 SMOOTH_STEPS = 5
 PALE, DARK, RED, GREEN = "#9aa5b1", "#52606d", "#d1495b", "#00798c"
@@ -25,7 +26,7 @@ def draw_curves(state: RunState, path: Path) -> None:
     axes.grid(visible=True, alpha=0.3)
     held_out = (_losses if state.learns_from_examples() else _rewards)(state, axes)
     lines = [*axes.get_lines(), *(held_out.get_lines() if held_out is not None else ())]
-    axes.legend(lines, [str(line.get_label()) for line in lines], loc="best", fontsize=9)
+    figure.legend(lines, [str(line.get_label()) for line in lines], loc="outside lower center", ncols=2, fontsize=9)
     name = f"{state.setting('algorithm', 'name')} of " if state.learns_from_examples() else ""
     axes.set_title(f"{state.run}: {name}{state.setting('model')} on {state.setting('task', 'dataset')}")
     figure.savefig(path)
@@ -60,9 +61,10 @@ def _rewards(state: RunState, axes: Axes) -> Axes:
     accuracy: Axes = axes.twinx()
     modes: tuple[tuple[Literal["sampled", "greedy"], str, str], ...] = (("sampled", RED, "-"), ("greedy", GREEN, "--"))
     for mode, color, linestyle in modes:
-        points = [(one.weight_version, one.accuracy) for one in state.accuracy(mode)]
-        _held_out(accuracy, points, color=color, linestyle=linestyle, label=f"held-out accuracy, {mode}")
-    accuracy.set_ylabel("accuracy on held-out tasks")
+        measure, values = held_out_scores(state.accuracy(mode))
+        points = list(zip([one.weight_version for one in state.accuracy(mode)], values, strict=True))
+        _held_out(accuracy, points, color=color, linestyle=linestyle, label=f"held-out {measure}, {mode}")
+    accuracy.set_ylabel("accuracy or mean reward on held-out tasks")
     ranges = [axes.get_ylim(), *([accuracy.get_ylim()] if state.evaluations else [])]
     both = min(low for low, _ in ranges), max(high for _, high in ranges)
     axes.set_ylim(*both)
@@ -71,5 +73,7 @@ def _rewards(state: RunState, axes: Axes) -> Axes:
 
 
 def _held_out(axes: Axes, points: Sequence[tuple[int, float]], **style: Any) -> None:
+    """Plot measured points; two of them, before and after, are not joined by a line that would suggest a course."""
     if points:
-        axes.plot(*zip(*points, strict=True), linewidth=2, marker="o", **style)
+        joined = style if len(points) > 2 else style | {"linestyle": "none"}
+        axes.plot(*zip(*points, strict=True), linewidth=2, marker="o", **joined)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from areal_actors.messages import (
@@ -41,6 +41,8 @@ from areal_actors.messages import (
 from areal_actors.rollout.blocked import format_blocked
 from bus.message import Message
 
+ACCURACY = "accuracy"
+ROUNDING = 1e-9
 MEASURED = ("loss", "accuracy", "margin")
 """Metrics shown for held-out examples; the last two exist only for pairs."""
 STEP_METRICS = {
@@ -138,7 +140,9 @@ def _log_recovered(event: LogRecovered) -> str:
 
 def _evaluation(event: EvaluationCompleted) -> str:
     metrics = "".join(f", {name} {mean:.3g}" for name, mean in event.reward_metrics.items())
-    scored = f"{event.accuracy:.3f} of {event.tasks} tasks{without_score(event)}, {event.mean_tokens:.1f} tokens{metrics}"
+    measure, (value,) = held_out_scores([event])
+    measured = f"{value:.3f}" if measure == ACCURACY else f"{measure} {value:.3f}"
+    scored = f"{measured} of {event.tasks} tasks{without_score(event)}, {event.mean_tokens:.1f} tokens{metrics}"
     return f"held out at step {event.weight_version}, {event.mode}: {scored}"
 
 
@@ -203,3 +207,10 @@ LINES: Mapping[type[Message], Sentence] = {
     RunFinished: lambda it: f"ended early after {it.steps} steps: {it.error}" if it.error else f"finished after {it.steps} steps",
 }
 """Kinds of messages that are shown as one line each."""
+
+
+def held_out_scores(evaluations: Sequence[EvaluationCompleted]) -> tuple[str, list[float]]:
+    """Returns what evaluations of one mode measure, and its values: accuracy where all rewards are 0 or 1, otherwise the mean reward."""
+    is_reward = any(abs(one.accuracy - one.reward_mean) > ROUNDING for one in evaluations)
+    is_reward &= any(one.reward_mean for one in evaluations)  # earlier versions did not write it
+    return ("mean reward", [one.reward_mean for one in evaluations]) if is_reward else (ACCURACY, [one.accuracy for one in evaluations])

@@ -17,10 +17,11 @@ from areal_actors.audit.audit import Audit
 from areal_actors.audit.fold import AuditFold
 from areal_actors.core.durable_files import Lines, atomic_write, read_lines
 from areal_actors.core.snapshots import SnapshotStore
+from areal_actors.display.attention import attention
 from areal_actors.display.curves import draw_curves
 from areal_actors.display.recall import AUDIT, restore_fold, trimmed_notice
 from areal_actors.display.run_state import RunState
-from areal_actors.display.sentences import MEASURED, best_checkpoint, bus_outages, counted, duration, left_out
+from areal_actors.display.sentences import ACCURACY, MEASURED, best_checkpoint, bus_outages, counted, duration, held_out_scores, left_out
 from areal_actors.display.throughput import busy_while_training, overlap_share
 from areal_actors.display.view import MODES, blocked, injected, refusals, refused_sequences
 from areal_actors.messages import EvaluationCompleted, Throughput
@@ -123,6 +124,7 @@ def _rows(state: RunState, throughputs: list[Throughput]) -> Iterator[tuple[str,
     if state.started and not state.learns_from_examples():
         with suppress(msgspec.ValidationError):  # another version wrote the recipe
             yield "limit", lowest_limit(msgspec.convert(state.started.recipe, Recipe))
+    yield "attention", "; ".join(attention(state))
     yield "failures", _failures(state)
     if state.injected:
         yield "chaos", f"{counted(state.injected.total(), 'fault')} injected: {injected(state)}"
@@ -135,7 +137,9 @@ def _episodes(state: RunState) -> Iterator[tuple[str, str]]:
         yield "reward", f"first step {rewards[0]:.3f}, last {rewards[-1]:.3f}, best {max(rewards):.3f}"
     for mode in MODES:
         if found := state.accuracy(mode):
-            yield f"held out, {mode}", _before_after([one.accuracy for one in found], "{:.3f}") + f" of {found[-1].tasks} tasks"
+            measure, values = held_out_scores(found)
+            named = "" if measure == ACCURACY else f"{measure} "
+            yield f"held out, {mode}", f"{named}{_before_after(values, '{:.3f}')} of {found[-1].tasks} tasks"
     if found := state.accuracy("sampled") or state.accuracy("greedy"):
         yield "answer length", _before_after([one.mean_tokens for one in found], "{:.1f}") + " tokens"
         for name in found[-1].reward_metrics:

@@ -13,8 +13,20 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from areal_actors.display.attention import attention
 from areal_actors.display.run_state import RunState
-from areal_actors.display.sentences import MEASURED, best_checkpoint, bus_outages, counted, duration, left_out, present, without_score
+from areal_actors.display.sentences import (
+    ACCURACY,
+    MEASURED,
+    best_checkpoint,
+    bus_outages,
+    counted,
+    duration,
+    held_out_scores,
+    left_out,
+    present,
+    without_score,
+)
 from areal_actors.display.throughput import busy_share, tokens_per_second
 from areal_actors.display.waiting import waiting_summary
 from areal_actors.messages import EvaluationCompleted, Heartbeat, RunFinished, TrainerProgress
@@ -94,6 +106,7 @@ def _facts(state: RunState) -> Iterator[tuple[str, RenderableType]]:
         ("speed", " · ".join(_speed(state)), ""),
         ("waiting", "" if state.finished else waiting_summary(state), ""),
         ("left out", left_out(state.examples_dropped) if state.examples_dropped else "", "yellow"),
+        ("attention", "" if state.finished else "\n".join(attention(state)), "yellow"),
         ("stopping", "" if state.finished else state.stopping, "yellow"),
         ("failures", _failures(state), "yellow"),
         ("saved", f"step {state.checkpoint.step}, {state.checkpoint.folder}" if state.checkpoint else "", ""),
@@ -137,9 +150,10 @@ def _progress(state: RunState) -> RenderableType:
 def _accuracy(mode: str, evaluations: Sequence[EvaluationCompleted]) -> str:
     if not evaluations:
         return ""
-    first, last = evaluations[0], evaluations[-1]
-    course = "" if first is last else f" → {last.accuracy:.3f}  {sparkline([one.accuracy for one in evaluations])} "
-    return f"{mode}  {first.accuracy:.3f}{course} of {last.tasks} tasks at step {last.weight_version}{without_score(last)}"
+    last, (measure, values) = evaluations[-1], held_out_scores(evaluations)
+    course = f" → {values[-1]:.3f}  {sparkline(values)} " if len(values) > 1 else ""
+    named = "" if measure == ACCURACY else f"{measure} "
+    return f"{mode}  {named}{values[0]:.3f}{course} of {last.tasks} tasks at step {last.weight_version}{without_score(last)}"
 
 
 def _answers(state: RunState, step: Mapping[str, float]) -> list[str]:

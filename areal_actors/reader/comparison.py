@@ -18,7 +18,7 @@ from rich.text import Text
 from areal_actors.core.errors import SetupError
 from areal_actors.display.curves import SMOOTH_STEPS
 from areal_actors.display.run_state import RunState
-from areal_actors.display.sentences import duration
+from areal_actors.display.sentences import ACCURACY, duration, held_out_scores
 from areal_actors.display.view import MODES, sparkline
 from areal_actors.messages import EvaluationCompleted
 from areal_actors.reader.listing import output
@@ -117,7 +117,7 @@ def _results(found: Sequence[RunFiles]) -> Iterator[tuple[str, list[str]]]:
     yield "tokens trained", [f"{sum(state.history('trained_tokens')):,.0f}" for state in states]
     for mode in MODES:
         if any(evaluations := [state.accuracy(mode) for state in states]):
-            yield f"held out, {mode}", [_course([one.accuracy for one in evaluated]) for evaluated in evaluations]
+            yield f"held out, {mode}", [_scores(evaluated) for evaluated in evaluations]
             yield f"best held out, {mode}", [_best(evaluated) for evaluated in evaluations]
     for name in ("loss", "accuracy", "margin"):
         if any(state.held_out(name) for state in states):
@@ -134,9 +134,15 @@ def _course(values: Sequence[float]) -> str:
     return f"{values[0]:.3f} → {values[-1]:.3f}" if values else ""
 
 
+def _scores(evaluated: Sequence[EvaluationCompleted]) -> str:
+    measure, values = held_out_scores(evaluated)
+    return _course(values) if measure == ACCURACY or not values else f"{measure} {_course(values)}"
+
+
 def _best(found: Sequence[EvaluationCompleted]) -> str:
-    best = max(found, key=lambda one: one.accuracy, default=None)
-    return f"{best.accuracy:.3f} at step {best.weight_version}" if best else ""
+    scores = held_out_scores(found)[1]
+    best = max(range(len(scores)), key=scores.__getitem__, default=None)
+    return "" if best is None else f"{scores[best]:.3f} at step {found[best].weight_version}"
 
 
 def _page(named: Sequence[str], found: Sequence[RunFiles], metrics: Sequence[str], *, bars: int) -> RenderableType:

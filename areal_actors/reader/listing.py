@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from areal_actors.core.errors import SetupError
-from areal_actors.display.sentences import duration
+from areal_actors.display.sentences import duration, held_out_scores
 from areal_actors.reader.run_files import RunFiles, read_run_files
 from areal_actors.run.run_folder import RunFolder
 
@@ -59,7 +59,7 @@ def facts(run: RunFiles) -> dict[str, Any]:
     state, recipe = run.state, run.recipe
     rewards = state.history("reward_mean")
     evaluations = state.accuracy("sampled") or state.accuracy("greedy")
-    held_out = [one.accuracy for one in evaluations] or state.held_out("loss")
+    held_out = held_out_scores(evaluations)[1] or state.held_out("loss")
     return {
         "run": run.name,
         "status": run.status(),

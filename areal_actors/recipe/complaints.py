@@ -26,7 +26,7 @@ Problems = Iterator[tuple[Key, str]]
 """Invalid settings: the key of each, and a text with the value found and the remedy."""
 
 PATTERNS = {"^[a-z0-9][a-z0-9-]*$": "lowercase letters, digits and hyphens, as in `my-run-2`"}
-"""What a pattern of a setting allows."""
+"""Description of a pattern of a setting."""
 MOST_HINTS = 3
 """Settings of the same name in other tables that a hint lists; with more of them it would not help."""
 _TYPES = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "object": "a table", "array": "a list"}

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import time
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import msgspec
 from rich.console import Console
@@ -30,13 +28,14 @@ from areal_actors.messages import (
     TrainerProgress,
 )
 from areal_actors.run.connections import connected, open_store
+from areal_actors.run.message_lines import clock, each_message, json_line, readable_line
 from areal_actors.run.run_folder import RunFolder, ServerAddress
 from bus.base import Bus, Envelope
 from bus.errors import EventsTrimmed, ServerUnavailable
 from bus.message import Message
 from bus.nats import NatsBus
 from bus.recorded import export_log
-from bus.subjects import check_pattern, matches
+from bus.subjects import check_pattern
 
 REFRESH_SECONDS = 0.25
 PHASE_LINES = 10
@@ -44,7 +43,6 @@ PHASE_LINES = 10
 DRAIN_SECONDS = 1.0
 """Time for the last messages of a run that has ended to arrive."""
 EVERYTHING = ("", ">")
-LONGEST_TEXT = 160
 
 
 async def follow(bus: Bus, view: RunView, console: Console, *, live: bool, after: int = 0, snapshots: SnapshotStore | None = None) -> None:
@@ -140,23 +138,25 @@ def _phase_line(phase: TrainerProgress) -> str:
 
 def _print_line(console: Console, line: str | None, at: float) -> None:
     if line:
-        console.print(f"{_clock(at)} {line}", markup=False, highlight=False, soft_wrap=True)
-
-
-def _clock(at: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(at))
+        console.print(f"{clock(at)} {line}", markup=False, highlight=False, soft_wrap=True)
 
 
 # ---------------------------------------------------------------- from a second terminal
 
 
 def attach(
-    run: str = "", *, folder: Path = Path("runs"), subjects: str = "", bus: Path | None = None, console: Console | None = None
+    run: str = "",
+    *,
+    folder: Path = Path("runs"),
+    subjects: str = "",
+    bus: Path | None = None,
+    console: Console | None = None,
+    as_json: bool = False,
 ) -> int:
     """Show the live run of this name (empty: the latest), with its history; returns the exit status.
 
-    With a subject pattern such as `trajectory.>`, print the matching messages instead, one per line. `bus` is the path of a
-    run's `monitor.json` or a copy of it, which identifies the run without its folder.
+    With a subject pattern such as `trajectory.>`, print the matching messages instead, one per line; with `as_json`, print messages
+    as JSON. `bus` is the path of a run's `monitor.json` or a copy of it, which identifies the run without its folder.
 
     Raises:
         SetupError: no such run is live; the message lists the live ones.
@@ -165,10 +165,10 @@ def attach(
     screen = console or Console()
     with suppress(KeyboardInterrupt):
         if bus is not None:
-            asyncio.run(_attach(_address_in(bus), None, subjects, screen))
+            asyncio.run(_attach(_address_in(bus), None, subjects, screen, as_json=as_json))
         else:
             live = find_live(run, folder)
-            asyncio.run(_attach(live.monitor(), live, subjects, screen))
+            asyncio.run(_attach(live.monitor(), live, subjects, screen, as_json=as_json))
     return 0
 
 
@@ -209,9 +209,11 @@ def _address_in(file: Path) -> ServerAddress:
         raise SetupError(f"--bus: {file} cannot be read as a run's monitor.json: {error}") from error
 
 
-async def _attach(server: ServerAddress, folder: RunFolder | None, subjects: str, console: Console) -> None:
+async def _attach(server: ServerAddress, folder: RunFolder | None, subjects: str, console: Console, *, as_json: bool) -> None:
     async with connected(server, folder, monitors=True) as bus:
-        if subjects in EVERYTHING:
+        if as_json:
+            showing = asyncio.create_task(print_json(bus, check_pattern(subjects or ">")))
+        elif subjects in EVERYTHING:
             store = SnapshotStore(folder.snapshots) if folder else None
             showing = asyncio.create_task(follow(bus, RunView(), console, live=console.is_terminal, snapshots=store))
         else:
@@ -220,9 +222,13 @@ async def _attach(server: ServerAddress, folder: RunFolder | None, subjects: str
         try:
             await asyncio.wait({showing, *ends}, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait({showing}, timeout=DRAIN_SECONDS)
-            if not showing.done():
-                raise ServerUnavailable(next(end.result() for end in ends if end.done()))
-            await showing
+            ended = next((end.result() for end in ends if end.done()), "")
+            if not showing.done() and as_json:
+                sys.stderr.write(f"{ended}\n")  # the end of a stream of data, not a failure
+            elif not showing.done():
+                raise ServerUnavailable(ended)
+            else:
+                await showing
         finally:
             for task in (showing, *ends):
                 task.cancel()
@@ -264,54 +270,20 @@ async def open_log(folder: RunFolder) -> AsyncIterator[NatsBus]:
 
 async def print_messages(bus: Bus, subjects: str, console: Console) -> None:
     """Print matching events of the log and matching new messages, decoded, until cancelled."""
-    live: asyncio.Queue[Envelope | None] = asyncio.Queue()
-
-    async def collect() -> None:
-        try:
-            async for envelope in bus.watch(subjects):
-                live.put_nowait(envelope)
-        finally:
-            live.put_nowait(None)
-
-    collecting = asyncio.create_task(collect())
-    printed: set[str] = set()
-    try:
-        if missing := await trimmed_notice(bus, RunState()):
-            console.print(missing, markup=False, highlight=False, soft_wrap=True)
-        async for envelope in bus.log():
-            if matches(subjects, envelope.subject):
-                printed.add(envelope.id)
-                _print(envelope, console)
-        while (received := await live.get()) is not None:
-            if received.id not in printed:
-                _print(received, console)
-        await collecting
-    finally:
-        collecting.cancel()
-
-
-def _print(envelope: Envelope, console: Console) -> None:
-    place = f" #{envelope.sequence}" if envelope.sequence else ""
-    console.print(
-        f"{_clock(envelope.time)}{place} {envelope.subject} from {envelope.sender}: {_decoded(envelope)}",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
+    if missing := await trimmed_notice(bus, RunState()):
+        console.print(missing, markup=False, highlight=False, soft_wrap=True)
+    await each_message(
+        bus, subjects, lambda envelope: console.print(readable_line(envelope), markup=False, highlight=False, soft_wrap=True)
     )
 
 
-def _decoded(envelope: Envelope) -> str:
-    if envelope.claim:
-        return f"in {envelope.claim}"
-    return json.dumps(_shortened(msgspec.msgpack.decode(envelope.body)), ensure_ascii=False)
+async def print_json(bus: Bus, subjects: str) -> None:
+    """Print matching messages as `print_messages` does, as JSON: one object a line on standard output, notices on standard error."""
+    if missing := await trimmed_notice(bus, RunState()):
+        sys.stderr.write(f"{missing}\n")
 
+    def write(envelope: Envelope) -> None:
+        sys.stdout.write(f"{json_line(envelope)}\n")
+        sys.stdout.flush()
 
-def _shortened(value: Any) -> Any:
-    """Replace token columns by their size, and shorten long texts."""
-    if isinstance(value, bytes):
-        return f"<{len(value)} bytes>"
-    if isinstance(value, str) and len(value) > LONGEST_TEXT:
-        return f"{value[:LONGEST_TEXT]}… ({len(value)} characters)"
-    if isinstance(value, dict):
-        return {name: _shortened(entry) for name, entry in value.items()}
-    return [_shortened(entry) for entry in value] if isinstance(value, list) else value
+    await each_message(bus, subjects, write)

@@ -117,7 +117,7 @@ def check_model_on_hub(recipe: Recipe) -> None:
 
 
 def check_folder(recipe: Recipe) -> None:
-    """Check that the run's folder can be made where the recipe says, on a disk with enough space.
+    """Check that the run's folder can be made in the recipe's place, on a disk with enough space.
 
     Raises:
         SetupError: a file is in the way, it cannot be written, or the disk is full.

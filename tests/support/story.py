@@ -36,6 +36,7 @@ STARTED = RunStarted(
         "steps": STEPS,
         "model": "embedded",
         "task": {"dataset": "arithmetic"},
+        "sampling": {"max_tokens": 64},
         "algorithm": {"name": "grpo"},
         "staleness_gate": {"max_staleness": 2, "max_concurrent": 48},
     },

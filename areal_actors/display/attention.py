@@ -1,0 +1,91 @@
+"""Causes for which a run may not learn, in sentences, from the metrics of its last steps; docs/not-learning.md has all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from areal_actors.display.run_state import RunState
+
+WINDOW = 5
+"""Steps over which metrics are averaged; before as many there are no sentences."""
+WITHOUT_SIGNAL = 0.75
+"""Share of groups with equal rewards from which it is mentioned, as all shares below."""
+CUT = 0.25
+MASKED = 0.25
+SKIPPED = 0.25
+EFFECTIVE = 0.3
+"""Effective sample size below which it is mentioned."""
+COLLAPSED = 0.1
+"""Entropy, as a share of that of the first steps, below which it is mentioned, if the reward has fallen from its best mean, too."""
+FALLEN = 0.05
+"""Share of its range that the reward must have lost for that."""
+
+
+def attention(state: RunState) -> list[str]:
+    """Returns a sentence for each cause that the last steps show; empty for a run that learns, or is too young."""
+    if len(state.steps) < WINDOW:
+        return []
+    return [*_signal(state), *_collapse(state), *_lengths(state), *_staleness(state), *_skipped(state)]
+
+
+def _signal(state: RunState) -> Iterator[str]:
+    groups, equal = _mean(state, "groups"), _mean(state, "groups_without_signal")
+    reward, spread = _mean(state, "reward_mean"), _mean(state, "reward_std")
+    if reward is None or spread is None:
+        return
+    if spread == 0:
+        yield f"all rewards of the last {WINDOW} steps are {reward:.3g}: nothing to learn from; {_easier_or_harder(reward)}"
+    elif groups and equal is not None and equal >= WITHOUT_SIGNAL * groups:
+        remedy = _easier_or_harder(reward) if not 0.1 < reward < 0.9 else "batcher.dynamic_sampling = true draws others in their place"
+        yield f"{equal:.0f} of {groups:.0f} groups have equal rewards: nothing to learn from; {remedy}"
+
+
+def _easier_or_harder(reward: float) -> str:
+    return "use harder tasks" if reward > 0.5 else "use easier tasks, a stronger model, or a reward with partial credit"
+
+
+def _collapse(state: RunState) -> Iterator[str]:
+    entropies, rewards = state.history("entropy"), state.history("reward_mean")
+    if len(entropies) < 2 * WINDOW or len(rewards) < 2 * WINDOW:
+        return
+    first, last = sum(entropies[:WINDOW]) / WINDOW, sum(entropies[-WINDOW:]) / WINDOW
+    means = [sum(rewards[end - WINDOW : end]) / WINDOW for end in range(WINDOW, len(rewards) + 1)]
+    if last < COLLAPSED * first and means[-1] < max(means) - FALLEN * (max(rewards) - min(rewards)):
+        yield (
+            f"entropy has collapsed from {first:.2g} to {last:.2g} nats and the reward has fallen: lower trainer.optimizer.lr, or set "
+            "algorithm.clip_higher or algorithm.kl.coefficient"
+        )
+
+
+def _lengths(state: RunState) -> Iterator[str]:
+    cut = _mean(state, "truncated_frac")
+    if cut is not None and cut >= CUT:
+        limit = state.setting("sampling", "max_tokens")
+        yield f"{cut:.0%} of the answers are cut at sampling.max_tokens = {limit}: raise it, or reward short answers"
+
+
+def _staleness(state: RunState) -> Iterator[str]:
+    masked, effective = _mean(state, "masked_frac"), _mean(state, "effective_sample_size")
+    bound = state.setting("staleness_gate", "max_staleness")
+    if masked is not None and masked >= MASKED:
+        yield (
+            f"{masked:.0%} of the sampled tokens are older than staleness_gate.max_staleness = {bound} and not trained: raise it, or lower "
+            "staleness_gate.max_concurrent"
+        )
+    if effective is not None and effective < EFFECTIVE:
+        yield (
+            f"the weights have moved away from those that sampled (effective sample size {effective:.2f}): lower "
+            f"staleness_gate.max_staleness = {bound} or trainer.optimizer.lr"
+        )
+
+
+def _skipped(state: RunState) -> Iterator[str]:
+    skipped = _mean(state, "skipped")
+    if skipped is not None and skipped >= SKIPPED:
+        yield f"{skipped:.0%} of the last steps changed no weight: loss or gradient is not finite; lower trainer.optimizer.lr"
+
+
+def _mean(state: RunState, name: str) -> float | None:
+    """Returns the mean of a metric over the last steps that have it; None if none of them has it."""
+    values = [step.metrics[name] for step in state.steps[-WINDOW:] if name in step.metrics]
+    return sum(values) / len(values) if values else None
