@@ -8,6 +8,7 @@ import os
 import time
 from pathlib import Path
 
+import aiohttp
 import msgspec
 import pytest
 from rich.console import Console
@@ -150,3 +151,25 @@ async def test_json_ends_with_the_run_as_data_ends(tmp_path, capsys):
     out, err = capsys.readouterr()
     assert json.loads(out)["message"]["step"] == 1
     assert "run 'gsm8k-grpo' has ended" in err
+
+
+async def test_prometheus_reads_the_whole_run_until_it_ends(tmp_path, capsys):
+    envelopes = list(story.whole_run())
+    async with live_run(tmp_path) as (bus, _, _), aiohttp.ClientSession() as client:
+        for envelope in envelopes[:-1]:
+            await publish(bus, envelope)
+        attached = asyncio.create_task(asyncio.to_thread(attach, "gsm8k-grpo", folder=tmp_path, prometheus="0"))
+        announced = ""
+        async with asyncio.timeout(60):
+            while "metrics at " not in announced:
+                await asyncio.sleep(0.05)
+                announced += capsys.readouterr().err
+        url = announced.partition("metrics at ")[2].partition(",")[0]
+        async with asyncio.timeout(60):
+            while 'areal_steps_total{run="gsm8k-grpo"} 40.0' not in (text := await (await client.get(url)).text()):
+                await asyncio.sleep(0.05)
+        assert 'areal_step{metric="reward_mean",run="gsm8k-grpo"}' in text
+        await publish(bus, envelopes[-1])
+        assert await asyncio.wait_for(attached, 60) == 0
+        with pytest.raises(aiohttp.ClientConnectionError):
+            await client.get(url)

@@ -182,6 +182,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     )
     watch.add_argument("--bus", type=Path, metavar="FILE", help="the run's monitor.json, if its folder is not accessible")
     watch.add_argument("--json", action="store_true", help="print every message whole, as one JSON object a line (with subjects: these)")
+    watch.add_argument("--prometheus", default="", metavar="[HOST:]PORT", help="serve the run's metrics there instead, for Prometheus")
 
     _reads_runs(command)
     _tracks(command)

@@ -14,7 +14,8 @@ from areal_actors.run.preflight import report_clean_up
 def monitor(options: Options) -> int:
     """Watch a run."""
     report_clean_up(Path(options.folder))
-    return monitors.attach(options.run, folder=Path(options.folder), subjects=options.subjects, bus=options.bus, as_json=options.json)
+    place, asked = Path(options.folder), options.prometheus
+    return monitors.attach(options.run, folder=place, subjects=options.subjects, bus=options.bus, as_json=options.json, prometheus=asked)
 
 
 def runs(options: Options) -> int:

@@ -68,7 +68,7 @@ class CompletedStep(msgspec.Struct, frozen=True):
     metrics: dict[str, float]
 
 
-TELEMETRY = frozenset({"phase", "beats", "throughputs", "telemetry_since"})
+TELEMETRY = frozenset({"phase", "beats", "beaten_at", "throughputs", "telemetry_since"})
 """Fields of a `RunState` that come from telemetry: a snapshot has all others."""
 
 
@@ -129,6 +129,8 @@ class RunState:
     trimmed: LogTrimmed | None = None
     """Last trimming of the beginning of the log."""
     beats: dict[str, Heartbeat] = field(default_factory=dict)
+    beaten_at: dict[str, float] = field(default_factory=dict)
+    """Time of each actor's last heartbeat."""
     throughputs: deque[Throughput] = field(default_factory=lambda: deque(maxlen=THROUGHPUTS_KEPT))
     telemetry_since: float = float("inf")
     """Time of the first telemetry: a monitor that attaches late has none from before."""
@@ -242,7 +244,7 @@ class RunState:
                 self.injected[f"{message.kind} of {message.target}"] += 1
             case Heartbeat():
                 self.telemetry_since = min(self.telemetry_since, time)
-                self.beats[message.actor] = message
+                self.beats[message.actor], self.beaten_at[message.actor] = message, time
             case Throughput():
                 self.telemetry_since = min(self.telemetry_since, message.started)
                 self.throughputs.append(message)

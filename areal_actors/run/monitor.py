@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
@@ -29,6 +29,7 @@ from areal_actors.messages import (
 )
 from areal_actors.run.connections import connected, open_store
 from areal_actors.run.message_lines import clock, each_message, json_line, readable_line
+from areal_actors.run.prometheus import serving
 from areal_actors.run.run_folder import RunFolder, ServerAddress
 from bus.base import Bus, Envelope
 from bus.errors import EventsTrimmed, ServerUnavailable
@@ -43,6 +44,8 @@ PHASE_LINES = 10
 DRAIN_SECONDS = 1.0
 """Time for the last messages of a run that has ended to arrive."""
 EVERYTHING = ("", ">")
+Watch = Callable[[Bus, SnapshotStore | None], Awaitable[None]]
+"""Watches a run until it is finished, or cancelled."""
 
 
 async def follow(bus: Bus, view: RunView, console: Console, *, live: bool, after: int = 0, snapshots: SnapshotStore | None = None) -> None:
@@ -152,23 +155,36 @@ def attach(
     bus: Path | None = None,
     console: Console | None = None,
     as_json: bool = False,
+    prometheus: str = "",
 ) -> int:
     """Show the live run of this name (empty: the latest), with its history; returns the exit status.
 
     With a subject pattern such as `trajectory.>`, print the matching messages instead, one per line; with `as_json`, print messages
-    as JSON. `bus` is the path of a run's `monitor.json` or a copy of it, which identifies the run without its folder.
+    as JSON; with `prometheus`, a port or `HOST:PORT`, serve the run's metrics there. `bus` is the path of a run's `monitor.json` or a
+    copy of it, which identifies the run without its folder.
 
     Raises:
-        SetupError: no such run is live; the message lists the live ones.
+        SetupError: no such run is live; the message lists the live ones. Or the address for `prometheus` cannot be used.
         BusError: its bus cannot be reached.
     """
     screen = console or Console()
+
+    async def watch(bus: Bus, snapshots: SnapshotStore | None) -> None:
+        if prometheus:
+            await serve_metrics(bus, prometheus, snapshots)
+        elif as_json:
+            await print_json(bus, check_pattern(subjects or ">"))
+        elif subjects in EVERYTHING:
+            await follow(bus, RunView(), screen, live=screen.is_terminal, snapshots=snapshots)
+        else:
+            await print_messages(bus, check_pattern(subjects), screen)
+
     with suppress(KeyboardInterrupt):
         if bus is not None:
-            asyncio.run(_attach(_address_in(bus), None, subjects, screen, as_json=as_json))
+            asyncio.run(_attach(_address_in(bus), None, watch, data=as_json))
         else:
             live = find_live(run, folder)
-            asyncio.run(_attach(live.monitor(), live, subjects, screen, as_json=as_json))
+            asyncio.run(_attach(live.monitor(), live, watch, data=as_json))
     return 0
 
 
@@ -209,30 +225,25 @@ def _address_in(file: Path) -> ServerAddress:
         raise SetupError(f"--bus: {file} cannot be read as a run's monitor.json: {error}") from error
 
 
-async def _attach(server: ServerAddress, folder: RunFolder | None, subjects: str, console: Console, *, as_json: bool) -> None:
+async def _attach(server: ServerAddress, folder: RunFolder | None, watch: Watch, *, data: bool) -> None:
+    """Watch a run until it ends; for `data`, its end is no failure."""
     async with connected(server, folder, monitors=True) as bus:
-        if as_json:
-            showing = asyncio.create_task(print_json(bus, check_pattern(subjects or ">")))
-        elif subjects in EVERYTHING:
-            store = SnapshotStore(folder.snapshots) if folder else None
-            showing = asyncio.create_task(follow(bus, RunView(), console, live=console.is_terminal, snapshots=store))
-        else:
-            showing = asyncio.create_task(print_messages(bus, check_pattern(subjects), console))
+        watching = asyncio.ensure_future(watch(bus, SnapshotStore(folder.snapshots) if folder else None))
         ends = [asyncio.create_task(end) for end in (*([_wait_gone(folder)] if folder else []), bus.wait_lost())]
         try:
-            await asyncio.wait({showing, *ends}, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.wait({showing}, timeout=DRAIN_SECONDS)
+            await asyncio.wait({watching, *ends}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({watching}, timeout=DRAIN_SECONDS)
             ended = next((end.result() for end in ends if end.done()), "")
-            if not showing.done() and as_json:
-                sys.stderr.write(f"{ended}\n")  # the end of a stream of data, not a failure
-            elif not showing.done():
+            if not watching.done() and data:
+                sys.stderr.write(f"{ended}\n")
+            elif not watching.done():
                 raise ServerUnavailable(ended)
             else:
-                await showing
+                await watching
         finally:
-            for task in (showing, *ends):
+            for task in (watching, *ends):
                 task.cancel()
-            await asyncio.gather(showing, *ends, return_exceptions=True)
+            await asyncio.gather(watching, *ends, return_exceptions=True)
 
 
 async def _wait_gone(folder: RunFolder) -> str:
@@ -275,6 +286,15 @@ async def print_messages(bus: Bus, subjects: str, console: Console) -> None:
     await each_message(
         bus, subjects, lambda envelope: console.print(readable_line(envelope), markup=False, highlight=False, soft_wrap=True)
     )
+
+
+async def serve_metrics(bus: Bus, address: str, snapshots: SnapshotStore | None) -> None:
+    """Serve the run's metrics for Prometheus until the run is finished."""
+    view = RunView()
+    after = await restore_fold(bus, snapshots, view.state)
+    async with serving(lambda: view.state, address) as url:
+        sys.stderr.write(f"metrics at {url}, until the run ends\n")
+        await _followed(bus, view, None, after, snapshots)
 
 
 async def print_json(bus: Bus, subjects: str) -> None:
