@@ -165,9 +165,11 @@ async def test_prometheus_reads_the_whole_run_until_it_ends(tmp_path, capsys):
                 await asyncio.sleep(0.05)
                 announced += capsys.readouterr().err
         url = announced.partition("metrics at ")[2].partition(",")[0]
+        text = ""
         async with asyncio.timeout(60):
-            while 'areal_steps_total{run="gsm8k-grpo"} 40.0' not in (text := await (await client.get(url)).text()):
-                await asyncio.sleep(0.05)
+            while 'areal_steps_total{run="gsm8k-grpo"} 40.0' not in text:
+                async with client.get(url) as answer:
+                    text = await answer.text()
         assert 'areal_step{metric="reward_mean",run="gsm8k-grpo"}' in text
         await publish(bus, envelopes[-1])
         assert await asyncio.wait_for(attached, 60) == 0

@@ -73,7 +73,7 @@ async def test_it_is_served_as_prometheus_asks_for_it():
 
 @pytest.mark.parametrize("address", ["", "http", "99999", "localhost", ":"])
 async def test_an_address_that_is_none_is_refused(address):
-    with pytest.raises(SetupError, match="--prometheus: .* write a port, as in 9464, or HOST:PORT"):
+    with pytest.raises(SetupError, match=r"--prometheus: .* write a port, as in 9464, or HOST:PORT"):
         async with serving(RunState, address):
             pass
 
