@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from areal_actors.cli.arguments import Options
 from areal_actors.core.errors import SetupError
+from areal_actors.core.programs import program
 from areal_actors.recipe.paths import SHIPPED
 from areal_actors.tasks.arithmetic import rows
 
@@ -54,14 +54,8 @@ def _print_next(folder: Path, names: list[str]) -> None:
     recipe = shlex.quote(str(folder / "recipe.toml"))
     lines = (
         f"{folder}: {', '.join(names)}",
-        f"  {_program('areal')} check {recipe}    validates the recipe and prints the plan",
-        f"  {_program('areal')} run {recipe}    trains",
-        f"  {_program('python')} -m pytest {shlex.quote(str(folder))}    tests agent and reward",
+        f"  {program('areal')} check {recipe}    validates the recipe and prints the plan",
+        f"  {program('areal')} run {recipe}    trains",
+        f"  {program('python')} -m pytest {shlex.quote(str(folder))}    tests agent and reward",
     )
     sys.stdout.write("\n".join(lines) + "\n")
-
-
-def _program(name: str) -> str:
-    """Returns the shortest command for a program of this interpreter's environment."""
-    here = Path(sys.executable).with_name(name)
-    return name if shutil.which(name) == str(here) else shlex.quote(os.path.relpath(here))

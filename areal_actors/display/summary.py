@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -35,8 +35,11 @@ LONGEST_ANSWER = 400
 AUDIT_FAULTS_SHOWN = 3
 
 
-async def write_summary(bus: Bus, folder: Path) -> RenderableType:
-    """Read the run's log and its `metrics.jsonl`, write `summary.txt` and `reward.png` or `loss.png` there; returns what to print."""
+async def write_summary(bus: Bus, folder: Path, following: Callable[[RunState], Sequence[tuple[str, str]]] | None = None) -> RenderableType:
+    """Read the run's log and its `metrics.jsonl`, write `summary.txt` and `reward.png` or `loss.png` there; returns what to print.
+
+    `following` returns label and text of rows at the end of what is printed, once the files are written.
+    """
     state, auditor, store = RunState(), AuditFold(), SnapshotStore(folder / "snapshots")
     missing = ""
     try:
@@ -52,12 +55,13 @@ async def write_summary(bus: Bus, folder: Path) -> RenderableType:
         missing = f"log damaged: the lines above cover only the events before the damage: {error}"
     metrics = read_lines(folder / "metrics.jsonl")
     complaints = [metrics.complaint(folder / "metrics.jsonl"), read_lines(folder / "episodes.jsonl").complaint(folder / "episodes.jsonl")]
-    picture = summary(state, throughputs_of(metrics), [*filter(None, complaints)], auditor.audit, missing)
+    damaged = [*filter(None, complaints)]
+    picture = summary(state, throughputs_of(metrics), damaged, auditor.audit, missing)
     try:
         _write(state, picture, folder)
     except OSError as error:
         return Group(picture, Text(f"the summary cannot be kept in {folder}: {error.strerror}", style="red"))
-    return picture
+    return summary(state, throughputs_of(metrics), damaged, auditor.audit, missing, following(state)) if following else picture
 
 
 def _write(state: RunState, picture: RenderableType, folder: Path) -> None:
@@ -86,17 +90,24 @@ def throughputs_of(metrics: Lines) -> list[Throughput]:
 
 
 def summary(
-    state: RunState, throughputs: list[Throughput], complaints: Sequence[str] = (), audit: Audit | None = None, missing: str = ""
+    state: RunState,
+    throughputs: list[Throughput],
+    complaints: Sequence[str] = (),
+    audit: Audit | None = None,
+    missing: str = "",
+    following: Sequence[tuple[str, str]] = (),
 ) -> RenderableType:
     """Returns the summary table, sample answers to held-out tasks before and after training, and the verdict of the audit.
 
-    `complaints` are about damaged input files, `missing` about a log whose beginning was trimmed.
+    `complaints` are about damaged input files, `missing` about a log whose beginning was trimmed; `following` are rows before the verdict.
     """
     rows = [*_rows(state, throughputs), ("files", "; ".join(complaints)), ("log", missing)]
     parts: list[RenderableType] = [Text(f"\nRun {state.run}", style="bold cyan"), _labelled(row for row in rows if row[1])]
     evaluations = state.accuracy("sampled") or state.accuracy("greedy")
     if evaluations:
         parts += _samples(evaluations[0], evaluations[-1])
+    if following:
+        parts += [Text(), _labelled(following)]
     if audit is not None:
         parts += _audited(audit, state.run)
     return Group(*parts)
@@ -114,7 +125,7 @@ def _rows(state: RunState, throughputs: list[Throughput]) -> Iterator[tuple[str,
     ended = f", ended early: {state.finished.error}" if state.finished and state.finished.error else ""
     yield "steps", f"{len(state.steps)} of {state.steps_wanted()} in {duration(state.now - state.started_at)}{ended}"
     if state.started:
-        yield "profile", f"{state.started.profile}: {state.started.reason}"
+        yield "profile", f"{state.started.profile or 'none'}: {state.started.reason}"
     yield from _examples(state) if state.learns_from_examples() else _episodes(state)
     if best := state.best_checkpoint:
         yield "best checkpoint", best_checkpoint(best)

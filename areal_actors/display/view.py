@@ -90,7 +90,7 @@ class RunView:
 def _facts(state: RunState) -> Iterator[tuple[str, RenderableType]]:
     """Yields the non-empty lines of the display."""
     if state.started:
-        yield "profile", Text(f"{state.started.profile}: {state.started.reason}")
+        yield "profile", Text(f"{state.started.profile or 'none'}: {state.started.reason}")
     if state.phase:
         yield "phase", _phase(state.phase)
     if state.steps_wanted():

@@ -53,6 +53,10 @@ class BusAddresses(Value):
         return msgspec.structs.replace(self.owner, url=self.processes.get(process, self.owner.url))
 
 
+DEFAULT_FOLDER = "runs"
+"""Default of a recipe's `folder`."""
+
+
 class RunFolder:
     """`runs/<run>/`: files and folders.
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from areal_actors.audit.fold import AuditFold
 from areal_actors.chaos.injector import Chaos, FaultTargets
 from areal_actors.core.errors import SetupError
+from areal_actors.core.programs import program
 from areal_actors.core.settings import FOLDING
 from areal_actors.core.snapshots import SnapshotStore
 from areal_actors.core.values import Value
@@ -44,7 +45,8 @@ from areal_actors.run.launch import Launch, on_interrupt
 from areal_actors.run.log_recovery import note_log_end
 from areal_actors.run.log_retention import LogReaders, LogRetention, Reader, folds_of
 from areal_actors.run.monitor import follow
-from areal_actors.run.run_folder import RunFolder
+from areal_actors.run.next_commands import next_commands
+from areal_actors.run.run_folder import DEFAULT_FOLDER, RunFolder
 from areal_actors.run.server import RunServer
 from bus.errors import BusError
 from bus.message import Message
@@ -55,7 +57,6 @@ SHOW_SECONDS = 2.0
 BEST_CHECKPOINT_SECONDS = 10.0
 """Time for the checkpointer to choose the best checkpoint after the last evaluation."""
 POLL_SECONDS = 0.05
-DEFAULT_FOLDER = "runs"
 FINISHED, FAILED, INTERRUPTED = 0, 1, 130
 
 
@@ -139,13 +140,17 @@ class RunLoop(Launch):
             await self.chaos.links.close()
             sys.stderr.write(self.folder.keep_usage(msgspec.json.encode(self.usage)))
         if self.steps and self.bus_answers():
-            console.print(await write_summary(self.bus, self.folder.path))
+            console.print(await write_summary(self.bus, self.folder.path, self._following))
         if error:
             sys.stderr.write(f"run '{self.recipe.run}' ended early: {error}\n")
             if self.known or self.steps:
                 option = "" if self.recipe.folder == DEFAULT_FOLDER else f" --folder {self.recipe.folder}"
-                sys.stderr.write(f"to resume: areal resume {self.folder.path.name}{option}\n")
+                sys.stderr.write(f"to resume: {program('areal')} resume {self.folder.path.name}{option}\n")
         return INTERRUPTED if self.interrupted.is_set() else FAILED if error else FINISHED
+
+    def _following(self, state: RunState) -> list[tuple[str, str]]:
+        saved = state.best_checkpoint.folder if state.best_checkpoint else state.checkpoint.folder if state.checkpoint else ""
+        return next_commands(self.folder, self.recipe.folder, saved, has_episodes=not self.recipe.learns_from_examples())
 
     async def _finish(self, error: str) -> str:
         """Publish the end of the run; returns its error, which is the server's if the server has failed."""
