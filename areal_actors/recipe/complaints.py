@@ -27,6 +27,8 @@ Problems = Iterator[tuple[Key, str]]
 
 PATTERNS = {"^[a-z0-9][a-z0-9-]*$": "lowercase letters, digits and hyphens, as in `my-run-2`"}
 """Description of a pattern of a setting."""
+TYPO = 0.8
+"""Similarity from which a name is a mistyped one of its table, whatever other tables have."""
 MOST_HINTS = 3
 """Settings of the same name in other tables that a hint lists; with more of them it would not help."""
 _TYPES = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false", "object": "a table", "array": "a list"}
@@ -112,7 +114,9 @@ class _Explanation:
             value = _at(self.layer.data, key)
             only = (*key, *value) if isinstance(value, dict) and len(value) == 1 else key
             known = self._known(key[:-1])
-            hint = self._same_name_elsewhere(only, besides=closest(key[-1], known)) or nearest(key[-1], known)
+            near = closest(key[-1], known)
+            is_typo = difflib.SequenceMatcher(a=key[-1], b=near).ratio() >= TYPO
+            hint = nearest(key[-1], known) if is_typo else self._same_name_elsewhere(only) or nearest(key[-1], known)
             return f"{prefix}`{name}` is not a setting{self._of_which(key[:-1])}; {hint}"
         if complaint.startswith("Object missing required field"):
             at_top = "at the top; or, if this file overrides another recipe, name that one first"
@@ -126,19 +130,14 @@ class _Explanation:
         tag = _tag_of(_struct(_type_at(self.kind, table, self.layer.data), _at(self.layer.data, table)))
         return f' of {tag[0]} = "{tag[1]}"' if tag else ""
 
-    def _same_name_elsewhere(self, key: Key, *, besides: str) -> str:
-        """Returns a hint with the settings of this exact name in other tables, and the tags that the table needs for them.
-
-        Empty if the table `besides`, whose name is close to the one found, has a setting of this name.
-        """
+    def _same_name_elsewhere(self, key: Key) -> str:
+        """Returns a hint with the settings of this exact name in other tables, and the tags that the table needs for them."""
         found: dict[str, list[str]] = {}
         for path, owner in _named(inspect.type_info(self.kind), key[-1]):
             tag = _tag_of(owner)
             found.setdefault(".".join(map(toml_key, (*self.table, *path, key[-1]))), []).extend([f'"{tag[1]}"'] if tag else [])
         whole = ".".join(map(toml_key, (*self.table, *key)))
         near = {name: tags for name, tags in found.items() if name.startswith(f"{(*self.table, *key)[0]}.")}
-        if len(key) > 1 and any(name.startswith(f"{besides}.") for name in found):
-            return ""
         if tags := found.pop(whole, []):
             return f"it is one where `name` is {' or '.join(tags)}"
         return f"did you mean {' or '.join(f'`{name}`' for name in near or found)}?" if 0 < len(near or found) <= MOST_HINTS else ""
