@@ -23,10 +23,13 @@ def adopt_orphans() -> None:
 
 
 def children(pid: int) -> Iterator[int]:
-    """Living children of a process; none without /proc."""
-    for listed in Path(f"/proc/{pid}/task").glob("*/children"):
+    """Living children of a process; none without /proc, or if it has ended."""
+    threads: list[Path] = []
+    with suppress(OSError):  # a process may end between two of these steps
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+    for thread in threads:
         with suppress(OSError):
-            for child in map(int, listed.read_text().split()):
+            for child in map(int, (thread / "children").read_text().split()):
                 if not _is_zombie(child):
                     yield child
 
