@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, generate_latest
@@ -19,6 +20,8 @@ from areal_actors.display.throughput import busy_share, tokens_per_second
 WINDOW_SECONDS = 30.0
 """Window of throughput and busy shares, before the latest message."""
 LOCAL = "127.0.0.1"
+K = TypeVar("K", bound=tuple[str, ...])
+"""Values of a metric's labels, without that of the run."""
 
 
 @asynccontextmanager
@@ -68,14 +71,14 @@ class RunCollector(Collector):
         yield from _actors(state)
 
 
-def _gauge(state: RunState, name: str, meaning: str, values: dict[tuple[str, ...], float], labels: tuple[str, ...] = ()) -> Metric:
+def _gauge(state: RunState, name: str, meaning: str, values: Mapping[K, float], labels: tuple[str, ...] = ()) -> Metric:
     family = GaugeMetricFamily(f"areal_{name}", meaning, labels=("run", *labels))
     for key, value in values.items():
         family.add_metric((state.run, *key), value)
     return family
 
 
-def _counter(state: RunState, name: str, meaning: str, values: dict[tuple[str, ...], float], labels: tuple[str, ...] = ()) -> Metric:
+def _counter(state: RunState, name: str, meaning: str, values: Mapping[K, float], labels: tuple[str, ...] = ()) -> Metric:
     family = CounterMetricFamily(f"areal_{name}", meaning, labels=("run", *labels))
     for key, value in values.items():
         family.add_metric((state.run, *key), value)
