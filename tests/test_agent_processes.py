@@ -24,7 +24,7 @@ def test_all_generations_are_found_and_killed():
         (child,) = descendants(process.pid)
         kill_tree(process.pid)
     assert process.returncode == -9
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while is_running(child) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not is_running(child)

@@ -22,7 +22,7 @@ def areal_run(tmp_path):
             cwd=ROOT,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=300,
             check=False,
             env={**os.environ, **environment},
             stdin=subprocess.DEVNULL,

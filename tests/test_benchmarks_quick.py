@@ -142,7 +142,7 @@ def test_sections_that_raise_crash_or_hang_do_not_affect_the_others(tmp_path, mo
     assert "a_package_that_is_not_installed" in found["lacks"].errors[0]["error"]
     assert found["works"].cases == [{"case": "only", "figure": 2}]
     assert shown.count("ended") == len(SECTION_MODULES)
-    assert time.monotonic() - began < 50
+    assert time.monotonic() - began < 300
 
 
 def test_sections_and_cases_without_time_are_skipped_with_the_reason(tmp_path, monkeypatch):

@@ -31,12 +31,12 @@ async def test_a_disturbed_reader_begins_again_once_and_continues(tmp_path: Path
     assert (await reader.next()).open(Happened).n == 1
     for disturbances in (1, 2):
         reader._must_restart.set()
-        address, disturbed = await asyncio.wait_for(ended.get(), 60)
+        address, disturbed = await asyncio.wait_for(ended.get(), 300)
         assert address == f"{reader._address}.{disturbances}"
         assert not disturbed, "the end of its own earlier consumer is no disturbance"
         assert reader._generation == 1 + disturbances
     await bus.publish(Happened(n=2), stamp())
-    assert (await asyncio.wait_for(reader.next(), 60)).open(Happened).n == 2
+    assert (await asyncio.wait_for(reader.next(), 300)).open(Happened).n == 2
     assert reader._generation == 3
     await reader.close()
     await bus.close()
@@ -59,7 +59,7 @@ async def test_after_a_pause_republished_messages_are_kept_once_if_the_server_wa
     assert await bus.publish(Happened(n=1), stamp("same")) == 1
     await bus.publish(Do(n=2), stamp("same"))
     async with bus.work(Do) as queue:
-        (taken,) = await asyncio.wait_for(queue.take(5), 60)
+        (taken,) = await asyncio.wait_for(queue.take(5), 300)
         assert taken.deliveries == 1
     assert await bus.publish(Happened(n=1), stamp("another")) == 2
     assert await bus.position("listener") == 0

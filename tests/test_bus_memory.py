@@ -54,7 +54,7 @@ class Crowd:
 
     async def ask(self, name: str) -> None:
         for n in range(self.count):
-            answer = await self.bus.request(Double(n=n), stamp_of(f"{name}-{n}"), timeout=120)
+            answer = await self.bus.request(Double(n=n), stamp_of(f"{name}-{n}"), timeout=300)
             self.received.append((name, answer.n))
 
 
@@ -130,7 +130,7 @@ async def test_a_parting_worker_leaves_its_turn_to_another() -> None:
             (outcome,) = await asyncio.gather(leaving, return_exceptions=True)
             if isinstance(outcome, list):
                 await outcome[0].release()
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(300):
                 assert [item.message for item in await waiting] == [Do(n=1)]
 
 

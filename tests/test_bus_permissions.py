@@ -43,8 +43,8 @@ from bus.server import EmbeddedServer
 from bus.users import ACCOUNT, MONITOR, BusUsers, Permissions, user_of, without_credentials
 
 RUN = "gsm8k-grpo"
-AT_ONCE = 5.0
-"""Seconds; a wait that is not ended takes 30."""
+AT_ONCE = 120.0
+"""Seconds; a wait that is not ended takes 300."""
 
 
 def stamp() -> Stamp:
@@ -135,7 +135,7 @@ async def test_a_denied_event_is_an_error_at_once_that_names_user_and_subject(tm
         with pytest.raises(PermissionDenied, match=r"does not let user 'reward_worker' publish to areal.gsm8k-grpo.run.stopping"):
             await bus.publish(RunStopping(reason="because"), stamp())
         with pytest.raises(PermissionDenied, match=r"tokens\.generate"):
-            await bus.request(Generate(prompt_ids=b"", sampling=SamplingParams()), stamp(), timeout=30)
+            await bus.request(Generate(prompt_ids=b"", sampling=SamplingParams()), stamp(), timeout=300)
         assert time.monotonic() - began < AT_ONCE
         await bus.close()
 
@@ -188,15 +188,15 @@ async def test_an_answer_reaches_only_its_asker(tmp_path: Path) -> None:
 
         serving = asyncio.create_task(serve())
         try:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(300):
                 for asker in (gateway, owner):
                     question = Generate(prompt_ids=b"", sampling=SamplingParams())
                     while True:
                         with suppress(NoResponder):
-                            await asker.request(question, stamp(), timeout=120)
+                            await asker.request(question, stamp(), timeout=300)
                             break
                         await asyncio.sleep(0.05)
-                    assert (await asker.request(question, stamp(), timeout=120, to="inference_worker-0")).finish_reason == "stop"
+                    assert (await asker.request(question, stamp(), timeout=300, to="inference_worker-0")).finish_reason == "stop"
         finally:
             serving.cancel()
             await asyncio.gather(serving, return_exceptions=True)
@@ -217,7 +217,7 @@ async def test_a_monitor_that_receives_a_request_does_not_count_as_responder(tmp
             await client.flush()
         with suppress(NoResponder, TimeoutError):
             await owner.request(DescribeSession(session="s"), stamp(), timeout=1)
-        assert await asyncio.wait_for(received.get(), 120) == f"areal.{RUN}.{DescribeSession.subject}"
+        assert await asyncio.wait_for(received.get(), 300) == f"areal.{RUN}.{DescribeSession.subject}"
         await client.close()
 
 
@@ -233,7 +233,7 @@ async def test_a_monitor_cannot_have_the_server_publish_for_it(tmp_path: Path) -
         log = f"$JS.API.DIRECT.GET.AREAL_{RUN}_LOG"
         for reply in (f"areal.{RUN}.run.stopping", f"areal.{RUN}.episode.run", "_INBOX.gateway.answers.x.1"):
             await client.publish(log, question, reply=reply)
-        answer = await client.request(log, question, timeout=120)
+        answer = await client.request(log, question, timeout=300)
         assert answer.headers is not None
         assert answer.headers["Nats-Sequence"] == "1"
         assert [envelope.sequence async for envelope in owner.log()] == [1]
@@ -260,7 +260,7 @@ async def test_a_monitor_follows_a_run_over_a_restart_of_the_server(tmp_path: Pa
         try:
             for envelope in envelopes[len(envelopes) // 2 :]:
                 await publish(owner, envelope)
-            await asyncio.wait_for(following, 60)
+            await asyncio.wait_for(following, 300)
             assert seen == [envelope.id for envelope in envelopes]
         finally:
             await bus.close()
@@ -282,7 +282,7 @@ async def test_areal_monitor_needs_no_more_than_monitor_json(tmp_path: Path) -> 
         handed_out = tmp_path / "handed-out.json"
         handed_out.write_bytes(msgspec.json.encode(ServerAddress(url=users.url(MONITOR, server.address), run=RUN, pid=0)))
         console = Console(width=100, file=io.StringIO())
-        assert await asyncio.wait_for(asyncio.to_thread(attach, bus=handed_out, console=console), 60) == 0
+        assert await asyncio.wait_for(asyncio.to_thread(attach, bus=handed_out, console=console), 300) == 0
         assert console.file.getvalue().splitlines()[-1].endswith("finished after 40 steps")
 
 
@@ -309,7 +309,7 @@ async def test_a_process_of_the_run_has_its_password_from_its_standard_input_onl
             assert child.stdin is not None
             child.stdin.write(msgspec.json.encode(addresses.of("reward_worker")) + b"\n")
             async with owner.telemetry(Heartbeat) as inbox:
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(300):
                     beat = (await anext(inbox)).message
             assert isinstance(beat, Heartbeat)
             assert beat.process == "reward_worker"

@@ -165,7 +165,7 @@ async def test_consumers_of_killed_readers_do_not_stay_on_the_server(tmp_path: P
         await killed._connection._client._close(status=2, do_cbs=False)  # as if its process had been killed: nothing is sent to the server
         connection.abort()
         await asyncio.sleep(0)
-    async with bus.events(Happened, consumer="alive") as inbox, asyncio.timeout(60):
+    async with bus.events(Happened, consumer="alive") as inbox, asyncio.timeout(300):
         while await consumers(bus._streams.log) > 1:  # noqa: ASYNC110 - the server does not report when it forgets
             await asyncio.sleep(0.1)
         await publish(bus, 2)
@@ -185,7 +185,7 @@ async def test_a_reader_whose_consumer_was_forgotten_meanwhile_continues_after_i
         assert isinstance(buses.there, NatsBus)
         streams = buses.there._streams
         await asyncio.gather(*(publish(buses.here, n) for n in range(1, 301)))
-        async with buses.there.events(Happened, consumer="slow") as inbox, asyncio.timeout(60):
+        async with buses.there.events(Happened, consumer="slow") as inbox, asyncio.timeout(300):
             assert len(await take(inbox, 1)) == 1
             while (await streams.api(f"STREAM.INFO.{streams.log}", {}))["state"]["consumer_count"]:  # noqa: ASYNC110 - the server forgets in silence
                 await asyncio.sleep(0.2)

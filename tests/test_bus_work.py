@@ -48,7 +48,7 @@ async def test_one_worker_takes_an_item(buses: Buses) -> None:
         labouring = [asyncio.create_task(labour(queue)) for queue in (one, two)]
         for n in range(50):
             await buses.here.publish(Do(n=n), stamp())
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(300):
             await all_done.wait()
         await asyncio.sleep(LEASE + 0.1)
         for task in labouring:

@@ -199,7 +199,7 @@ def test_the_newest_checkpoint_is_a_complete_one(tmp_path):
 COUNTER = "import time\nwhile True:\n    open({path!r}, 'a').write('x')\n    time.sleep(0.01)\n"
 
 
-def grows(path, within=20.0):
+def grows(path, within=300.0):
     before, until = path.stat().st_size, time.monotonic() + within
     while time.monotonic() < until:
         if path.stat().st_size > before:
@@ -212,7 +212,7 @@ def state_of(pid):
     return subprocess.run(["ps", "-o", "state=", "-p", str(pid)], capture_output=True, text=True, check=True).stdout.strip()[:1]
 
 
-def until_state(pid, wanted, seconds=20.0):
+def until_state(pid, wanted, seconds=300.0):
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         if (state_of(pid) == "T") == wanted:
@@ -263,7 +263,7 @@ async def test_a_cut_link_delivers_nothing_and_loses_nothing(tmp_path):
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(reader.read(100), 0.5)
         os.kill(links.processes["trainer"].pid, signal.SIGCONT)
-        assert await asyncio.wait_for(reader.readexactly(6), 120) == b"during"
+        assert await asyncio.wait_for(reader.readexactly(6), 300) == b"during"
         writer.close()
     finally:
         await links.close()
@@ -330,7 +330,7 @@ async def test_each_fault_is_announced_before_it_is_injected_and_the_next_waits_
         assert published == [], "nothing serves yet"
         for event in (ActorStarted(actor="a", process="a", pid=1), batch(0), StepCompleted(step=1, metrics={}, sequences_checksum="")):
             chaos.health.receive(event)
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(300):
             while not published:  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         first = victims["ab".index(published[0].target)]
@@ -340,7 +340,7 @@ async def test_each_fault_is_announced_before_it_is_injected_and_the_next_waits_
         chaos.health.receive(batch(1))
         ending.append(True)
         chaos.health.receive(StepCompleted(step=2, metrics={}, sequences_checksum=""))
-        await asyncio.wait_for(running, 120)
+        await asyncio.wait_for(running, 300)
         assert len(published) == 1, "the run is ending"
     finally:
         running.cancel()
@@ -388,7 +388,7 @@ def test_everything_is_killed_the_server_first_and_its_store_damaged_between(tmp
     assert done.returncode == -signal.SIGKILL
     assert sum(byte.bit_count() for byte in block.read_bytes()) == 1
     for pid in json.loads(done.stdout):
-        until = time.monotonic() + 20
+        until = time.monotonic() + 300
         while time.monotonic() < until:
             listed = subprocess.run(["ps", "-o", "state=", "-p", str(pid)], capture_output=True, text=True, check=False).stdout.strip()
             if listed[:1] in ("", "Z"):

@@ -148,5 +148,5 @@ def test_every_command_explains_itself(capsys, command):
 
 
 def test_the_package_runs_as_a_module():
-    done = subprocess.run([sys.executable, "-m", "areal_actors", "--version"], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-m", "areal_actors", "--version"], capture_output=True, text=True, timeout=300, check=True)
     assert done.stdout.startswith("areal-actors ")

@@ -73,7 +73,7 @@ async def ended(harness, opened):
     """End of the episode that is scored now."""
     abandoned = harness.until(EpisodeAbandoned)
     await harness.publish(EpisodeScored(work=work(), session=opened.session, reward=1.0))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(300):
         return await abandoned
 
 

@@ -45,9 +45,9 @@ async def test_processes_serve_a_loop_are_restarted_and_end_with_it(tmp_path, mo
     recipe = recipe_for(tmp_path, generation=SCRIPTED, task=task_settings(retries=3))
     async with AsyncRolloutController(recipe, processes) as rollouts:
         assert await rollouts.update_weights(model) == 0
-        assert len((await rollouts.rollout_batch(ROWS[:2], OneCallWorkflow(), timeout=30)).groups) == 2
+        assert len((await rollouts.rollout_batch(ROWS[:2], OneCallWorkflow(), timeout=300)).groups) == 2
         os.kill(await pid_of(rollouts, "inference_worker"), signal.SIGKILL)
-        batch = await rollouts.rollout_batch(ROWS[2:4], OneCallWorkflow(), timeout=60)
+        batch = await rollouts.rollout_batch(ROWS[2:4], OneCallWorkflow(), timeout=300)
         assert len(batch.groups) == 2
         server = rollouts._host.folder.server()
         with LogReader(server.url, server.run, token=server.token, blobs=rollouts._host.folder.blobs) as reader:
@@ -68,7 +68,7 @@ async def test_a_loop_joins_what_is_served_beside_agents_from_outside(tmp_path, 
         for _ in range(2):
             async with AsyncRolloutController(mine, joined_folder(harness.folder.path)) as rollouts:
                 version = rollouts.weight_version
-                batch = await rollouts.rollout_batch(ROWS[:2], OneCallWorkflow(), timeout=30)
+                batch = await rollouts.rollout_batch(ROWS[:2], OneCallWorkflow(), timeout=300)
                 assert {reference.newest_version for reference in batch.references()} == {version}
                 assert batch.groups[0][0].episode.startswith("loop-"), "names of its own, whatever others call theirs"
                 assert await rollouts.update_weights(location_of(model)) == version + 1

@@ -30,7 +30,7 @@ HELD_OUT = [{**row, "held_out": True} for row in ROWS[90:]]
 
 
 async def until(true):
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(300):
         while not true():  # noqa: ASYNC110 - what it waits for has no event
             await asyncio.sleep(0.005)
 
@@ -39,9 +39,9 @@ async def test_held_out_episodes_in_processes_take_none_of_those_that_train(tmp_
     (tmp_path / "agent.py").write_text(AGENT)
     recipe = recipe_for(tmp_path, task=task_settings(agent="agent.py:Agent", runner="subprocess", processes=1))
     async with controller(recipe, root=tmp_path) as rollouts:
-        evaluating = asyncio.create_task(rollouts.evaluate(HELD_OUT[:3], timeout=30))
+        evaluating = asyncio.create_task(rollouts.evaluate(HELD_OUT[:3], timeout=300))
         await until(lambda: rollouts._evaluating)
-        batch = await rollouts.rollout_batch(ROWS[:2], timeout=120)
+        batch = await rollouts.rollout_batch(ROWS[:2], timeout=300)
         assert [len(group) for group in batch.groups] == [2, 2]
         assert not evaluating.done()
         (tmp_path / "gate").touch()
@@ -55,12 +55,12 @@ async def test_few_are_evaluated_while_others_run_and_all_at_once_otherwise(tmp_
     async with controller(recipe) as rollouts:
         await rollouts.submit(ROWS[0], rolled_out)
         await until(lambda: rolled_out.running == 2)
-        evaluating = asyncio.create_task(rollouts.evaluate(ROWS[5:11], running, timeout=120))
+        evaluating = asyncio.create_task(rollouts.evaluate(ROWS[5:11], running, timeout=300))
         await until(lambda: running.running == 2)
         await asyncio.sleep(0.1)
         assert running.running == 2, "as many as evaluation.max_concurrent"
         training.set()
-        await rollouts.wait(1, timeout=120)
+        await rollouts.wait(1, timeout=300)
         await until(lambda: running.running == 6)
         held_out.set()
         assert len((await evaluating).results) == 6
@@ -75,7 +75,7 @@ async def test_an_evaluation_that_was_given_up_leaves_its_places_to_the_next(tmp
         with pytest.raises(RolloutTimeout, match="evaluate of 4 tasks"):
             await rollouts.evaluate(ROWS[5:9], GatedWorkflow(never), timeout=0.2)
         assert not rollouts._held_out
-        evaluation = await rollouts.evaluate(ROWS[9:11], OneCallWorkflow(), timeout=120)
+        evaluation = await rollouts.evaluate(ROWS[9:11], OneCallWorkflow(), timeout=300)
         assert (len(evaluation.results), evaluation.failed) == (2, ())
         assert not rollouts._evaluating
 
@@ -90,5 +90,5 @@ async def test_a_held_out_episode_that_fails_is_tried_again_in_its_place(tmp_pat
 
     settings = {"evaluation": EvaluationConfig(max_concurrent=1), "task": task_settings(retries=1)}
     async with controller(msgspec.structs.replace(recipe_for(tmp_path), **settings)) as rollouts:
-        evaluation = await rollouts.evaluate(ROWS[:3], Once(), timeout=120)
+        evaluation = await rollouts.evaluate(ROWS[:3], Once(), timeout=300)
         assert sorted(result.work.attempt for result in evaluation.results) == [2, 2, 2]

@@ -19,7 +19,7 @@ def logged(rollouts, kind):
 
 
 async def until(reached):
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(300):
         while not reached():  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.01)
 
@@ -32,7 +32,7 @@ async def test_what_is_submitted_comes_back_as_whole_groups(tmp_path):
     async with controller(recipe_for(tmp_path)) as rollouts:
         workflow = OneCallWorkflow()
         assert [await rollouts.submit(row, workflow) for row in ROWS[:3]] == [0, 1, 2]
-        batch = await rollouts.wait(3, timeout=120)
+        batch = await rollouts.wait(3, timeout=300)
         assert episodes(batch) == [[f"{number}.0", f"{number}.1"] for number in range(3)]
         assert sorted(workflow.seen) == sorted(row["id"] for row in ROWS[:3] * 2)
         assert batch.tokens() == 6 * len("hi there\n")
@@ -60,7 +60,7 @@ async def test_a_workflow_is_an_object_a_class_a_function_or_the_name_of_one(tmp
     async with controller(recipe_for(tmp_path, batch_size=5, group_size=1), root=tmp_path) as rollouts:
         for row, (workflow, options) in zip(ROWS, given, strict=False):
             await rollouts.submit(row, workflow, options=options)
-        trajectories = await rollouts.trajectories(await rollouts.wait(5, timeout=120))
+        trajectories = await rollouts.trajectories(await rollouts.wait(5, timeout=300))
     assert [one.reward for one in trajectories] == [1.0, 2.0, 3.0, 4.0, 5.0]
 
 
@@ -73,7 +73,7 @@ async def test_a_workflow_of_groups_has_them_whole(tmp_path):
             return [float(place) for place in range(len(engines))]
 
     async with controller(recipe_for(tmp_path, group_size=3)) as rollouts:
-        trajectories = await rollouts.trajectories(await rollouts.rollout_batch(ROWS[:2], Compares(), timeout=120))
+        trajectories = await rollouts.trajectories(await rollouts.rollout_batch(ROWS[:2], Compares(), timeout=300))
     assert sorted(one.reward for one in trajectories) == [0, 0, 1, 1, 2, 2]
 
 
@@ -85,12 +85,12 @@ async def test_a_workflow_that_raises_is_an_abandoned_episode_with_its_reason(tm
             return await super().arun_episode(engine, data)
 
     async with controller(recipe_for(tmp_path)) as rollouts:
-        batch = await rollouts.rollout_batch(ROWS[:3], Raises(), timeout=120)
+        batch = await rollouts.rollout_batch(ROWS[:3], Raises(), timeout=300)
         assert episodes(batch) == [["0.0", "0.1"], ["2.0", "2.1"]]
         assert {(one.work.task.id, one.reason) for one in rollouts.abandoned} == {("row-1", "agent")}
         assert all("ValueError: no idea" in one.detail for one in rollouts.abandoned)
         with pytest.raises(RolloutError, match=r"nothing runs and nothing waits .* no idea"):
-            await rollouts.wait(1, timeout=120)
+            await rollouts.wait(1, timeout=300)
 
 
 async def test_an_abandoned_episode_is_retried_as_often_as_the_recipe_sets(tmp_path):
@@ -104,7 +104,7 @@ async def test_an_abandoned_episode_is_retried_as_often_as_the_recipe_sets(tmp_p
             return await super().arun_episode(engine, data)
 
     async with controller(recipe_for(tmp_path, group_size=1, task=task_settings(retries=2))) as rollouts:
-        batch = await rollouts.rollout_batch(ROWS[:1], Flaky(), timeout=120)
+        batch = await rollouts.rollout_batch(ROWS[:1], Flaky(), timeout=300)
         assert [one.attempt for one in await rollouts.trajectories(batch)] == [3]
         assert not rollouts.abandoned
 
@@ -116,7 +116,7 @@ async def test_too_many_failures_in_a_row_are_an_error_without_a_timeout(tmp_pat
 
     async with controller(recipe_for(tmp_path, max_concurrent=4)) as rollouts:
         with pytest.raises(RolloutError, match=r"6\d episodes failed in a row; .*ValueError: never"):
-            await rollouts.prepare_batch(ROWS, Raises(), timeout=120)
+            await rollouts.prepare_batch(ROWS, Raises(), timeout=300)
 
 
 async def test_should_accept_decides_group_by_group(tmp_path):
@@ -124,7 +124,7 @@ async def test_should_accept_decides_group_by_group(tmp_path):
         await rollouts.submit(ROWS[0], OneCallWorkflow(0.0), should_accept=lambda episode: episode["reward"] > 0)
         await rollouts.submit(ROWS[1], OneCallWorkflow(1.0), should_accept=lambda episode: episode["reward"] > 0)
         await rollouts.submit(ROWS[2], OneCallWorkflow(0.0))
-        batch = await rollouts.wait(2, timeout=120)
+        batch = await rollouts.wait(2, timeout=300)
         assert episodes(batch) == [["1.0"], ["2.0"]]
         await until(lambda: rollouts.abandoned)
         assert [(one.work.episode, one.reason) for one in rollouts.abandoned] == [("0.0", "rejected")]
@@ -138,10 +138,10 @@ async def test_paused_nothing_starts_and_resumed_it_does(tmp_path):
         with pytest.raises(RolloutTimeout, match=r"wait\(1\): not within 0.3 s: .*1 wait to start \(the controller is paused"):
             await rollouts.wait(1, timeout=0.3)
         assert workflow.seen == []
-        evaluation = await rollouts.evaluate(ROWS[5:6], workflow, timeout=120)
+        evaluation = await rollouts.evaluate(ROWS[5:6], workflow, timeout=300)
         assert (evaluation.accuracy, workflow.seen) == (1.0, ["row-5"])
         await rollouts.resume()
-        assert episodes(await rollouts.wait(1, timeout=120)) == [["0.0", "0.1"]]
+        assert episodes(await rollouts.wait(1, timeout=300)) == [["0.0", "0.1"]]
 
 
 async def test_paused_a_failed_episode_is_not_tried_again_before_it_is_resumed(tmp_path):
@@ -163,7 +163,7 @@ async def test_paused_a_failed_episode_is_not_tried_again_before_it_is_resumed(t
         await until(lambda: rollouts._held)
         assert len(tries) == 1
         await rollouts.resume()
-        await rollouts.wait(1, timeout=120)
+        await rollouts.wait(1, timeout=300)
         assert len(tries) == 2
 
 
@@ -176,7 +176,7 @@ async def test_weights_reach_every_inference_worker_before_update_weights_return
         }
         with pytest.raises(RolloutError, match="version 3 is not newer than 3"):
             await rollouts.update_weights(LOCATION, 3)
-        batch = await rollouts.rollout_batch(ROWS[:2], OneCallWorkflow(), timeout=120)
+        batch = await rollouts.rollout_batch(ROWS[:2], OneCallWorkflow(), timeout=300)
         assert {(reference.oldest_version, batch.step) for reference in batch.references()} == {(3, 3)}
 
 
@@ -201,7 +201,7 @@ async def test_a_worker_that_fails_ends_every_wait_with_its_name(tmp_path):
 
     async with controller(recipe_for(tmp_path), Broken) as rollouts:
         await rollouts.submit(ROWS[0], GatedWorkflow(asyncio.Event()))
-        waiting = asyncio.create_task(rollouts.wait(1, timeout=120))
+        waiting = asyncio.create_task(rollouts.wait(1, timeout=300))
         with pytest.raises(RolloutError, match="inference_worker-0 failed: EngineError: the weights are damaged"):
             await rollouts.update_weights(LOCATION)
         with pytest.raises(RolloutError, match="inference_worker-0 failed"):
@@ -214,7 +214,7 @@ async def test_without_weights_or_when_not_started_the_controller_reports_what_i
             await rollouts.wait(1)
         await rollouts.update_weights(LOCATION)
         with pytest.raises(RolloutError, match=r"wait\(1\): nothing runs and nothing waits to start"):
-            await rollouts.wait(1, timeout=120)
+            await rollouts.wait(1, timeout=300)
         with pytest.raises(RolloutError, match="at most 4 groups ahead of the weights"):
             await rollouts.rollout_batch(ROWS[:5], OneCallWorkflow())
         with pytest.raises(AgentError, match=r"no workflow was given, and the recipe has no `task.agent`"):
@@ -224,7 +224,7 @@ async def test_without_weights_or_when_not_started_the_controller_reports_what_i
         with pytest.raises(RolloutError, match="a task is int 3; pass a mapping"):
             await rollouts.submit(3, OneCallWorkflow())
         await rollouts.submit(ROWS[0], GatedWorkflow(asyncio.Event()))
-        waiting = asyncio.create_task(rollouts.wait(1, timeout=120))
+        waiting = asyncio.create_task(rollouts.wait(1, timeout=300))
         await asyncio.sleep(0.05)
     with pytest.raises(RolloutError, match="this controller was closed"):
         await waiting
@@ -236,7 +236,7 @@ async def test_prepare_batch_runs_ahead_as_far_as_staleness_allows_and_no_furthe
     gate = asyncio.Event()
     async with controller(recipe_for(tmp_path, batch_size=2, max_staleness=1)) as rollouts:
         workflow = GatedWorkflow(gate)
-        preparing = asyncio.create_task(rollouts.prepare_batch(iter(ROWS), workflow, timeout=120))
+        preparing = asyncio.create_task(rollouts.prepare_batch(iter(ROWS), workflow, timeout=300))
         await asyncio.sleep(0.3)
         assert workflow.running == 2 * 2 * 2, "(max_staleness + 1) batches of 2 groups of 2 episodes"
         gate.set()
@@ -260,7 +260,7 @@ async def test_no_trained_token_is_older_than_the_bound_under_a_slow_workflow(tm
     workflow, tasks = Straggles(), iter(ROWS)
     async with controller(recipe_for(tmp_path, batch_size=2, max_staleness=1)) as rollouts:
         for _ in range(8):
-            batch = await rollouts.prepare_batch(tasks, workflow, timeout=120)
+            batch = await rollouts.prepare_batch(tasks, workflow, timeout=300)
             assert batch.oldest_version == batch.step - 1
             assert all(reference.newest_version >= batch.oldest_version for reference in batch.references())
             await rollouts.update_weights(LOCATION)
@@ -276,15 +276,15 @@ async def test_a_list_of_tasks_begins_again_and_an_iterator_ends(tmp_path):
     async with controller(recipe_for(tmp_path, group_size=1)) as rollouts:
         workflow, loader = OneCallWorkflow(), [ROWS[:2], ROWS[2:3]]
         for _ in range(3):
-            await rollouts.prepare_batch(loader, workflow, timeout=120)
+            await rollouts.prepare_batch(loader, workflow, timeout=300)
             await rollouts.update_weights(LOCATION)
         assert workflow.seen[:6] == ["row-0", "row-1", "row-2"] * 2
     async with controller(recipe_for(tmp_path, group_size=1)) as rollouts:
         few = iter(ROWS[:3])
-        await rollouts.prepare_batch(few, workflow, timeout=120)
+        await rollouts.prepare_batch(few, workflow, timeout=300)
         await rollouts.update_weights(LOCATION)
         with pytest.raises(RolloutError, match="prepare_batch: the tasks ended after 3: 1 groups are complete"):
-            await rollouts.prepare_batch(few, workflow, timeout=120)
+            await rollouts.prepare_batch(few, workflow, timeout=300)
 
 
 async def test_a_controller_lives_once(tmp_path):

@@ -108,7 +108,7 @@ def test_a_batch_without_access_to_its_trajectories_is_an_error_with_a_remedy(tr
 
 async def test_references_to_another_log_are_refused(train, tmp_path):
     async with controller(recipe_for(tmp_path)) as rollouts:
-        batch = await rollouts.rollout_batch(ROWS[:2], OneCallWorkflow(), timeout=120)
+        batch = await rollouts.rollout_batch(ROWS[:2], OneCallWorkflow(), timeout=300)
         trajectories = await rollouts.trajectories(batch)
     with pytest.raises(LogUnavailable, match=r"holds episode 0\.1, not 0\.0: the batch belongs to another run"):
         train(Kept(trajectories[1:] + trajectories[:1])).sequences(batch)
@@ -177,7 +177,7 @@ def test_a_script_trains_while_it_rolls_out(tmp_path):
     with RolloutController(config, in_process()) as rollouts, TrainController(config, rollouts) as trainer:
         rollouts.update_weights(trainer.upload_weights())
         for version in range(1, 4):
-            batch = rollouts.prepare_batch(ROWS, OneCallWorkflow, timeout=60)
+            batch = rollouts.prepare_batch(ROWS, OneCallWorkflow, timeout=300)
             metrics = trainer.train_batch(batch)
             assert metrics["train_infer_logprob_diff_max"] < 1e-4
             assert metrics["token_staleness_max"] <= config.staleness_gate.max_staleness

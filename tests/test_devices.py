@@ -195,13 +195,13 @@ def test_a_process_without_devices_sees_none():
 
 def test_check_prints_the_map_of_another_machine():
     command = [sys.executable, "-m", "areal_actors", "check", str(RECIPE), "--devices"]
-    shown = subprocess.run([*command, "8x80"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+    shown = subprocess.run([*command, "8x80"], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True).stdout
     assert "# cuda: 8 CUDA devices (--devices)" in shown
     assert "inference_worker-3: 90% of its memory (72 GiB)" in shown
-    wrong = subprocess.run([*command, "many"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    wrong = subprocess.run([*command, "many"], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert wrong.returncode == 2
     assert "found 'many'; write COUNT, as 8, or COUNTxGIB, as 8x80" in wrong.stderr
-    printed = subprocess.run([*command, "2", "--json"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+    printed = subprocess.run([*command, "2", "--json"], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True).stdout
     assert json.loads(printed)["cuda"]["count"] == 2
 
 
@@ -220,7 +220,7 @@ def test_every_process_of_a_run_has_its_own_devices(tmp_path: Path):
             seen = devices_of_processes(run)
         finally:
             run.terminate()
-            errors = run.communicate(timeout=60)[1]
+            errors = run.communicate(timeout=300)[1]
     assert seen == {
         **{key: {""} for key in ("control", "gateway", "rollout_worker", "reward_worker")},
         "trainer": {"4,5"},

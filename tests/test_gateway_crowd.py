@@ -54,7 +54,7 @@ async def call(http, opened, *, stream=False):
 async def test_a_thousand_calls_of_a_thousand_sessions_are_in_flight_at_once():
     async with opened_gateway() as harness:
         engine, sessions = await crowd(harness, MANY)
-        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http, asyncio.timeout(250):
+        async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http, asyncio.timeout(300):
             replies = await asyncio.gather(*[call(http, opened, stream=number % 2 == 0) for number, opened in enumerate(sessions)])
         assert engine.most == MANY, "neither gateway nor session manager holds a call back"
         assert all(text.endswith(b"data: [DONE]\n\n") for text in replies[::2])

@@ -125,7 +125,7 @@ async def test_the_loop_continues_while_a_long_prompt_is_tokenised(harness):
     long = asyncio.create_task(
         post(harness.opened, big({"messages": [{"role": "user", "content": "a " * 100_000}], "max_tokens": 20}), raw=True)
     )
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         await reached.wait()
         for _ in range(3):
             status, reply = await post(harness.opened, {"messages": HELLO, "max_tokens": 20})
@@ -166,7 +166,7 @@ async def test_a_head_that_does_not_come_in_time_is_the_end_of_its_connection(se
                 writer.write(b"a")
 
         trickling = asyncio.create_task(trickle())
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
         trickling.cancel()
         await asyncio.gather(trickling, return_exceptions=True)
@@ -180,7 +180,7 @@ async def test_a_connection_that_is_kept_is_not_closed_for_being_idle_or_slow_to
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=1)) as http:
             ask = {"messages": HELLO, "max_tokens": 20}
             headers = {"Authorization": f"Bearer {opened.api_key}"}
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(300):
                 for _ in range(2):
                     call = asyncio.create_task(http.post(opened.base_url + "/chat/completions", json=ask, headers=headers).__aenter__())
                     await parrot.held.wait()
@@ -196,7 +196,7 @@ async def test_a_slow_head_on_a_kept_connection_ends_it():
     async with opened_gateway(GatewaySettings(head_seconds=0.3)) as harness:
         harness.opened = await harness.open()
         reader, writer = await line(harness)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             writer.write(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
             head = await reader.readuntil(b"\r\n\r\n")
             assert head.startswith(b"HTTP/1.1 200")
@@ -213,7 +213,7 @@ def test_the_gateway_serves_and_closes_on_the_loop_that_runs_have():
             harness.opened = await harness.open()
             assert (await post(harness.opened, {"messages": HELLO, "max_tokens": 20}))[0] == 200
             reader, writer = await line(harness)
-            assert (await asyncio.wait_for(reader.read(), 60)).startswith(b"HTTP/1.1 408 ")
+            assert (await asyncio.wait_for(reader.read(), 300)).startswith(b"HTTP/1.1 408 ")
             writer.close()
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

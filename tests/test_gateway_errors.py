@@ -148,7 +148,7 @@ async def test_a_client_that_disconnects_takes_its_call_with_it(harness, stream)
     async with client(opened, timeout=0.2) as agent:
         with pytest.raises(openai.APITimeoutError):
             await asked(agent, stream=stream)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(300):
         while harness.manager.registry.get(opened.session).running:  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.005)
     harness.parrot.go_on.set()

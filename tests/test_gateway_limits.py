@@ -49,7 +49,7 @@ def request(harness, path="/v1/chat/completions", body=None, *headers, method="P
 
 async def answer(reader):
     """Status, headers and body of the next answer on a line."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(300):
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         first, *rest = head.strip().split("\r\n")
         headers = {name.lower(): value for name, _, value in (one.partition(": ") for one in rest)}
@@ -67,7 +67,7 @@ def in_shape(path, reply):
 
 
 async def still_serves(harness):
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(300):
         status, reply = await post(harness.opened, ASK)
     assert status == 200
     assert reply["choices"][0]["message"]["content"] == "hi there"
@@ -134,7 +134,7 @@ async def test_the_body_of_a_stranger_is_not_waited_for(harness):
 async def test_what_is_no_http_is_a_400_and_the_end_of_its_connection(harness, head):
     async with line(harness) as (reader, writer):
         writer.write(head.encode("latin-1") + b"\r\n\r\n")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(300):
             reply = await reader.read()
     assert reply.startswith(b"HTTP/1.0 4")
     await still_serves(harness)
@@ -148,7 +148,7 @@ async def test_what_is_no_http_is_a_400_and_the_end_of_its_connection(harness, h
 async def test_a_malformed_chunked_body_is_a_4xx_and_the_end_of_its_connection(harness, chunks):
     async with line(harness) as (reader, writer):
         writer.write(request(harness, "/v1/chat/completions", None, "Transfer-Encoding: chunked") + chunks)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(300):
             reply = await reader.read()
     assert reply[:10] in {b"HTTP/1.0 4", b"HTTP/1.1 4"}
     await still_serves(harness)
@@ -217,7 +217,7 @@ async def test_a_client_that_disconnects_during_generation_leaves_nothing_in_fli
         assert harness.manager.registry.get(harness.opened.session).running == 1
         assert harness.manager.pool.in_flight == {"inference_worker-0": 1}
     await nothing_in_flight(harness)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(300):
         while harness.parrot.running:  # noqa: ASYNC110 - the engine's slot is free, too
             await asyncio.sleep(0.005)
     turns = harness.manager.registry.get(harness.opened.session).interactions()
@@ -305,7 +305,7 @@ async def test_calls_in_flight_end_whole_while_new_connections_are_refused(harne
     assert streamed.rstrip().endswith("data: [DONE]\n\n\r\n0".rstrip())
     pieces = [json.loads(text.partition("\n")[0]) for text in streamed.split("data: ")[1:] if text.startswith("{")]
     assert "".join(piece["choices"][0]["delta"].get("content", "") for piece in pieces) == "hi there"
-    await asyncio.wait_for(stopping, 30)
+    await asyncio.wait_for(stopping, 300)
     assert len(harness.recorded()) == 2
 
 
@@ -316,7 +316,7 @@ async def test_a_call_that_does_not_end_is_broken_off_in_time(harness, monkeypat
         opened = await brief.open(lease=3600)
         asking = asyncio.create_task(post(opened, ASK))
         await parrot.held.wait()
-        await asyncio.wait_for(brief.manager.gateway.stop(), 30)
+        await asyncio.wait_for(brief.manager.gateway.stop(), 300)
         with pytest.raises(aiohttp.ClientError):
             await asking
         await nothing_in_flight(brief)
@@ -333,14 +333,14 @@ async def test_when_the_run_stops_a_call_in_flight_fails_at_once(harness, path, 
             await reader.readuntil(b"\r\n\r\n")
         harness.tasks["session_manager-0"].cancel()
         if stream:
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(300):
                 text = (await reader.read()).decode()
             events = [json.loads(part.partition("\n")[0]) for part in text.split("data: ")[1:] if part.startswith("{")]
             reply = next(event for event in events if "error" in event)
         else:
-            status, _, reply = await asyncio.wait_for(answer(reader), 30)
+            status, _, reply = await asyncio.wait_for(answer(reader), 300)
             assert status == 503
     assert in_shape(path, reply)
     assert "the gateway is stopping" in reply["error"]["message"]
-    await asyncio.wait({harness.tasks["session_manager-0"]}, timeout=30)
+    await asyncio.wait({harness.tasks["session_manager-0"]}, timeout=300)
     assert harness.tasks["session_manager-0"].done()

@@ -125,7 +125,7 @@ async def test_a_slow_reader_delays_no_other():
         headers = {"Authorization": f"Bearer {opened.api_key}"}
         url = opened.base_url + "/chat/completions"
         async with aiohttp.ClientSession(read_bufsize=1) as http, http.post(url, json=body, headers=headers) as slow:
-            async with client(opened) as agent, asyncio.timeout(120):
+            async with client(opened) as agent, asyncio.timeout(300):
                 await agent.chat.completions.create(model="m", messages=[{"role": "user", "content": "b"}])
             assert b"[DONE]" in await slow.read()
 
@@ -134,13 +134,13 @@ async def test_the_engine_stops_when_the_client_has_left():
     async with opened_gateway() as harness:
         engine = await harness.engine("inference_worker-0", PromptHashEngine(pause=60.0))
         opened = await harness.open()
-        async with client(opened) as agent, asyncio.timeout(120):
+        async with client(opened) as agent, asyncio.timeout(300):
             asking = asyncio.create_task(agent.chat.completions.create(model="m", messages=[{"role": "user", "content": "a"}]))
             while not engine.running:  # noqa: ASYNC110 - the engine has no event for it
                 await asyncio.sleep(0.005)
             asking.cancel()
             await asyncio.wait({asking})
         assert engine.count == 1
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(300):
             while engine.running:  # noqa: ASYNC110 - the engine has no event for it
                 await asyncio.sleep(0.005)

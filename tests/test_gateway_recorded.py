@@ -96,7 +96,7 @@ async def test_an_episode_of_nothing_but_store_false_is_abandoned_with_the_remed
             await agent.chat.completions.create(model="m", messages=HELLO, store=False)
         gone = harness.until(EpisodeAbandoned)
         await harness.publish(EpisodeScored(work=work(), session=opened.session, reward=1.0))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(300):
             detail = (await gone).detail
     assert detail == (
         "all 1 calls of the episode were made with `store: false`, which are not trained; leave `store` out, or set "

@@ -323,7 +323,7 @@ async def test_weights_published_in_mid_conversation_change_versions_and_nothing
             await harness.first.held.wait()
             tokenizer, continuations = harness.manager.served.chat, harness.manager.served.continuations
             await harness.publish(published(1))
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(300):
                 while harness.first.weight_version < 1:  # noqa: ASYNC110 - there is no event before the worker's
                     await asyncio.sleep(0.005)
             harness.first.go_on.set()

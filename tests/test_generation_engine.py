@@ -204,7 +204,7 @@ async def test_closing_the_iterator_or_cancelling_its_task_frees_the_slot(folder
         await asyncio.sleep(0)
         await stream.aclose()
         cancelled.cancel()
-        chunk = await asyncio.wait_for(complete(engine, prompt_of(6), SamplingParams(temperature=0, max_tokens=4)), timeout=120)
+        chunk = await asyncio.wait_for(complete(engine, prompt_of(6), SamplingParams(temperature=0, max_tokens=4)), timeout=300)
         assert difference(AutoModelForCausalLM.from_pretrained(folder), prompt_of(6), chunk.columns, 0.0) < 1e-5
         counters = engine.take_counters()
         assert (counters.running, counters.waiting) == (0, 0)

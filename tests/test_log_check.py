@@ -66,13 +66,13 @@ def damaged(sound: Path, tmp_path: Path, damage: Damage) -> Path:
 
 
 async def read_all(bus: NatsBus) -> list[int]:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         return [envelope.sequence async for envelope in bus.log()]
 
 
 async def checked(bus: NatsBus) -> LogCheck:
     places: list[int] = []
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         found = await check_log(bus.streams, lambda envelope: places.append(envelope.sequence))
     assert places == list(range(1, found.end + 1))
     return found

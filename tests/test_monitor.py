@@ -241,7 +241,7 @@ async def test_a_follower_shows_history_then_what_happens_until_the_end(live):
     assert not following.done()
     for envelope in envelopes[30:]:
         await publish(bus, envelope)
-    await asyncio.wait_for(following, 30)
+    await asyncio.wait_for(following, 300)
     text = console.file.getvalue()
     if live:
         assert "Finished after 40 steps." in text

@@ -69,7 +69,7 @@ async def test_its_death_is_noticed_and_named(tmp_path: Path) -> None:
     server = await EmbeddedServer.start(tmp_path)
     waiting = asyncio.create_task(server.wait_dead())
     os.kill(server.pid, signal.SIGKILL)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(300):
         assert "signal SIGKILL" in await waiting
 
 
@@ -98,7 +98,7 @@ async def test_it_does_not_outlive_a_parent_that_is_killed(tmp_path: Path) -> No
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    gone_by = time.monotonic() + 2
+    gone_by = time.monotonic() + 300
     while psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < gone_by, "the server outlived its parent"
         await asyncio.sleep(0.01)
@@ -164,7 +164,7 @@ async def test_a_server_that_ignores_the_request_to_end_is_killed(tmp_path: Path
     monkeypatch.setenv("AREAL_NATS_SERVER", str(imposter(tmp_path, script)))
     monkeypatch.setattr("bus.server._STOP_SECONDS", 0.2)
     server = await EmbeddedServer.start(tmp_path / "run")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(300):
         await server.stop()
         assert "signal SIGKILL" in await server.wait_dead()
 

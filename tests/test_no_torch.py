@@ -50,12 +50,12 @@ def test_no_process_without_tensors_loads_torch():
         f"    for heavy in {HEAVY!r}:\n"
         "        if heavy in sys.modules: sys.exit(f'{module} loads {heavy}')\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("module", ["areal_actors.training.torch_trainer"])
 def test_the_check_can_fail(module):
     program = f"import sys, {module}; sys.exit('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, timeout=100, check=False)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, timeout=300, check=False)
     assert done.returncode == 1

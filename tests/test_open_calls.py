@@ -32,12 +32,12 @@ async def gateway(*, weights=True):
 
 
 async def calls_of(harness, opened):
-    described = await harness.bus.request(DescribeSession(session=opened.session), harness.stamp(), timeout=30)
+    described = await harness.bus.request(DescribeSession(session=opened.session), harness.stamp(), timeout=300)
     return described.open_calls
 
 
 async def until_some(harness, opened, which=lambda call: True):
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(300):
         while not (found := [call for call in await calls_of(harness, opened) if which(call)]):  # noqa: ASYNC110 - of anything
             await asyncio.sleep(0.01)
     return found
@@ -48,7 +48,7 @@ async def calling(harness, opened):
     question = ModelRequest(session=opened.session, messages=tuple(HELLO))
 
     async def ask():
-        async for _ in harness.bus.request_stream(question, harness.stamp(), timeout=60, to="session_manager-0"):
+        async for _ in harness.bus.request_stream(question, harness.stamp(), timeout=300, to="session_manager-0"):
             pass
 
     asking = asyncio.create_task(ask())
@@ -104,7 +104,7 @@ async def test_the_session_that_took_an_episode_over_is_named_to_the_previous_on
     async with gateway() as harness:
         first = await harness.open(work("3.1"))
         second = await harness.open(work("3.1"))
-        described = await harness.bus.request(DescribeSession(session=first.session), harness.stamp(), timeout=30)
+        described = await harness.bus.request(DescribeSession(session=first.session), harness.stamp(), timeout=300)
         assert described.replaced_by == second.session
         assert described.refused.status == 410
 

@@ -128,7 +128,7 @@ async def timed_out(runner, do, seconds=0.2, **data):
 
 async def reports(runner):
     found = []
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(300):
         while not found:
             await asyncio.sleep(0.02)
             found = runner.blocked()

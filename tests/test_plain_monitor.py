@@ -39,7 +39,7 @@ async def first_completed_step(path: Path) -> dict[str, object]:
     client = await nats.connect(address["url"], inbox_prefix="_INBOX.monitor")
     try:
         query = {"seq": 1, "next_by_subj": f"areal.{address['run']}.step.completed"}
-        found = await client.request(f"$JS.API.DIRECT.GET.AREAL_{address['run']}_LOG", json.dumps(query).encode(), timeout=60)
+        found = await client.request(f"$JS.API.DIRECT.GET.AREAL_{address['run']}_LOG", json.dumps(query).encode(), timeout=300)
         none = await client.request(
             f"$JS.API.DIRECT.GET.AREAL_{address['run']}_LOG", json.dumps({**query, "seq": 10**9}).encode(), timeout=60
         )

@@ -133,7 +133,7 @@ def test_a_run_trains_a_mixture_of_experts_on_the_embedded_engine(tmp_path):
         *(f"folder={tmp_path / 'runs'}", "run=mixture", "sampling.max_tokens=24", "generation.max_model_len=512"),
     ]
     command = [sys.executable, "-m", "areal_actors", "run", str(root / "recipes" / "gsm8k_grpo.toml"), *settings]
-    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     lines = (tmp_path / "runs" / "mixture" / "metrics.jsonl").read_text().splitlines()
     steps = [line for line in map(json.loads, lines) if line["kind"] == "step.completed"]

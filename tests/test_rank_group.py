@@ -127,7 +127,7 @@ def test_ranks_end_with_the_process_that_started_them(model_folder, tmp_path):
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    gone, alive = psutil.wait_procs(ranks, timeout=120)
+    gone, alive = psutil.wait_procs(ranks, timeout=300)
     assert len(gone) == 2, alive
 
 

@@ -114,7 +114,7 @@ def test_batches_hold_to_the_budget_with_their_padding():
 
 async def test_a_score_that_takes_too_long_fails_by_its_deadline(scorer, monkeypatch):
     over = threading.Event()
-    monkeypatch.setattr(scorer.model, "scores", lambda rows: [float(over.wait(60))] * len(rows))
+    monkeypatch.setattr(scorer.model, "scores", lambda rows: [float(over.wait(300))] * len(rows))
     loop = asyncio.get_running_loop()
     with jumping_time():
         started = loop.time()

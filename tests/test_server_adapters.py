@@ -94,7 +94,7 @@ async def test_completions_in_flight_continue_under_the_next_adapter(genuine: Ge
                 genuine.assert_exact(columns, prompt=[*PROMPT, 20 + number])
             return any(len(columns.versions) > 1 for columns in found)
 
-        async with asyncio.timeout(240):
+        async with asyncio.timeout(300):
             version = 1
             while not await versions_rose(version):
                 version = 3 - version
@@ -102,7 +102,7 @@ async def test_completions_in_flight_continue_under_the_next_adapter(genuine: Ge
 
 async def test_adapters_are_replaced_while_more_completions_wait_than_run(genuine: Genuine) -> None:
     """Requests that are aborted in the server's queue must not keep the adapter that they named."""
-    async with serving(genuine, 0) as engine, asyncio.timeout(120):
+    async with serving(genuine, 0) as engine, asyncio.timeout(300):
         prompts = [[*PROMPT, 30 + number] for number in range(40)]
         tasks = [asyncio.create_task(chunks_of(engine, prompt, SamplingParams(max_tokens=60))) for prompt in prompts]
         await until_it_runs(engine)

@@ -213,7 +213,7 @@ async def test_completions_in_flight_continue_under_new_weights_and_every_token_
                 genuine.assert_exact(columns, prompt=[*PROMPT, 20 + number])
             return any(len(columns.versions) > 1 for columns in found)
 
-        async with asyncio.timeout(240):
+        async with asyncio.timeout(300):
             while not await versions_rose():
                 pass
 
@@ -300,7 +300,7 @@ async def test_many_at_once_are_counted_and_exact(genuine: Genuine) -> None:
 
 @genuine_only
 async def test_a_server_reports_what_waits_and_how_much_of_its_kv_cache_is_used(genuine: Genuine) -> None:
-    async with serving(genuine) as engine, asyncio.timeout(120):
+    async with serving(genuine) as engine, asyncio.timeout(300):
         prompts = [[*PROMPT, 30 + number] for number in range(40)]
         tasks = [asyncio.create_task(chunks_of(engine, prompt, SamplingParams(max_tokens=80))) for prompt in prompts]
         seen = []
@@ -323,7 +323,7 @@ async def test_closing_the_engine_fails_what_runs_even_if_the_server_does_not_an
     try:
         running = asyncio.create_task(chunks_of(engine, PROMPT, SamplingParams(max_tokens=80)))
         await until_it_runs(engine)
-        await asyncio.wait_for(engine.close(), 30)
+        await asyncio.wait_for(engine.close(), 300)
         with pytest.raises(EngineError, match="request: the generation engine is closed"):
             await running
     finally:

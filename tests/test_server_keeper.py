@@ -60,13 +60,13 @@ async def stop(pid: int) -> None:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while not holds():  # noqa: ASYNC110 - what another process does sets no event
             await asyncio.sleep(0.05)
 
 
 async def next_outage(keeper: ServerKeeper) -> Outage:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         return await keeper.outages.get()
 
 
@@ -135,7 +135,7 @@ async def test_a_server_that_dies_too_often_is_given_up_with_its_reason(tmp_path
         os.kill(keeper.server.pid, signal.SIGKILL)
         await next_outage(keeper)
         os.kill(keeper.server.pid, signal.SIGKILL)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             sentence = await keeper.failed
         assert "SIGKILL" in sentence
         assert "after 1 restarts in 60 s" in sentence
@@ -154,7 +154,7 @@ async def test_a_server_that_cannot_be_started_again_is_given_up_at_once(
             (tmp_path / "nats" / "store").rename(tmp_path / "elsewhere")
             (tmp_path / "nats" / "store").write_text("in the way")
         os.kill(keeper.server.pid, signal.SIGKILL)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             sentence = await keeper.failed
         assert words in sentence
         assert "cannot be restarted" in sentence
@@ -190,7 +190,7 @@ async def test_a_full_disk_is_named_at_once_and_after_it_is_freed_everything_is_
         async with kept(disk / "nats") as keeper, joined(keeper, retry_for_seconds=600) as bus:
             await bus.publish(Happened(n=1), stamp())
             filling = asyncio.create_task(fill(disk, bus))
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(300):
                 sentence = await keeper.failed
             bus.give_up(sentence)
             await filling
@@ -218,7 +218,7 @@ async def test_a_disk_that_was_full_for_a_moment_is_written_again(tmp_path: Path
 async def test_a_bus_is_closed_without_a_word_when_its_server_is_gone(tmp_path: Path) -> None:
     async with kept(tmp_path, RestartSettings(max_restarts=0)) as keeper, joined(keeper) as bus:
         os.kill(keeper.server.pid, signal.SIGKILL)
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             bus.give_up(await keeper.failed)
         await until(lambda: not bus._connection.is_up)
         await bus.streams.connection._client.publish("buffered", b"for a server that will not come back")
@@ -229,7 +229,7 @@ async def test_a_bus_is_closed_without_a_word_when_its_server_is_gone(tmp_path: 
 
 async def test_a_question_whose_answer_was_lost_is_asked_again(tmp_path: Path) -> None:
     async with harness(tmp_path) as (keeper, asker, server, inbox):
-        asking = asyncio.create_task(asker.request(Double(n=2), stamp(), timeout=60))
+        asking = asyncio.create_task(asker.request(Double(n=2), stamp(), timeout=300))
         await take(inbox, 1)
         os.kill(keeper.server.pid, signal.SIGKILL)
         await next_outage(keeper)
@@ -247,13 +247,13 @@ async def test_a_streamed_answer_that_the_server_took_with_it_is_named_at_once(t
         assert (await first).n == 1
         os.kill(keeper.server.pid, signal.SIGKILL)
         with pytest.raises(AnswerLost, match="the connection to the NATS server broke"):
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(300):
                 await anext(answers)
 
 
 async def test_a_missing_part_of_an_answer_is_noticed(tmp_path: Path) -> None:
     async with harness(tmp_path) as (_, asker, server, inbox):
-        answers = asker.request_stream(Double(n=2), stamp(), timeout=60, to="g-0")
+        answers = asker.request_stream(Double(n=2), stamp(), timeout=300, to="g-0")
         first = asyncio.create_task(anext(answers))
         (asked,) = await take(inbox, 1)
         await server.reply(asked.reply_to, Doubled(n=1), stamp(), last=False)
@@ -272,7 +272,7 @@ async def test_what_waits_for_a_server_to_have_seen_everything_waits_for_the_nex
         await asyncio.sleep(0.2)
         assert not waiting.done()
         os.kill(keeper.server.pid, signal.SIGKILL)
-        await asyncio.wait_for(waiting, 120)
+        await asyncio.wait_for(waiting, 300)
         await bus.barrier()
 
 
@@ -292,7 +292,7 @@ async def test_who_has_not_returned_yet_is_not_taken_for_gone(tmp_path: Path) ->
         os.kill(keeper.server.pid, signal.SIGKILL)
         await next_outage(keeper)
         await asker.barrier()
-        asking = asyncio.create_task(asker.request(Double(n=2), stamp(), timeout=60, to="g-0"))
+        asking = asyncio.create_task(asker.request(Double(n=2), stamp(), timeout=300, to="g-0"))
         await asyncio.sleep(0.5)
         async with server.requests(Double, group="g", address="g-0") as inbox:
             (asked,) = await take(inbox, 1)

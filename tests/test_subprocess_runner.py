@@ -44,7 +44,7 @@ async def serving(tmp_path, body, *, head=RUN, processes=1, episodes_per_process
 
 async def episode(runner, number=0, *, begun=None, **data):
     """One episode; `begun` is the path of a file: once the agent has written it, the episode's deadline is over."""
-    async with asyncio.timeout(60) as deadline:
+    async with asyncio.timeout(300) as deadline:
         if begun is not None:
             waiting = asyncio.create_task(until(begun.exists))
             waiting.add_done_callback(lambda _: deadline.reschedule(0.0))

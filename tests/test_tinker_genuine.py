@@ -72,7 +72,7 @@ class Server:
     def stop(self) -> int:
         self.process.send_signal(signal.SIGINT)
         try:
-            return self.process.wait(60)
+            return self.process.wait(300)
         finally:
             self.process.kill()
             assert self.process.stdout is not None

@@ -365,7 +365,7 @@ async def episode(engine):
             exported = harness.until(TrajectoryExported)
             scored = EpisodeScored(work=work(), session=opened.session, reward=result.reward, rewards=result.rewards)
             await harness.publish(scored)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(300):
                 return (await exported).trajectory
 
         yield harness, opened, trajectory

@@ -69,7 +69,7 @@ def stamp(name: str = "") -> Stamp:
 
 async def take(inbox: AsyncIterator[Delivery], count: int, *, acknowledge: bool = False) -> list[Delivery]:
     """The next `count` deliveries."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         deliveries = [await anext(inbox) for _ in range(count)]
     if acknowledge:
         for delivery in deliveries:

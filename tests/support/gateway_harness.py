@@ -84,14 +84,14 @@ class GatewayHarness:
         await self.publish(ActorFailed(actor=name, process=name, reason="killed"))
 
     async def open(self, run=None, lease=3600.0):
-        opened = await self.bus.request(OpenSession(work=run or work(), lease_seconds=lease), self.stamp(), timeout=30)
+        opened = await self.bus.request(OpenSession(work=run or work(), lease_seconds=lease), self.stamp(), timeout=300)
         assert not opened.refused
         return opened
 
     async def trajectory(self, opened, reward=1.0, run=None):
         exported = self.until(TrajectoryExported)
         await self.publish(EpisodeScored(work=run or work(), session=opened.session, reward=reward))
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(300):
             return (await exported).trajectory
 
     def recorded(self):
@@ -142,6 +142,6 @@ def root(opened):
 
 async def nothing_in_flight(harness):
     manager = harness.manager
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(300):
         while any(manager.pool.in_flight.values()) or any(session.running for session in manager.registry._sessions.values()):  # noqa: ASYNC110
             await asyncio.sleep(0.005)

@@ -57,7 +57,7 @@ class Genuine(NamedTuple):
 
 
 async def until_it_runs(engine: HttpEngine) -> None:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while not engine.take_counters().running:  # noqa: ASYNC110 - the engine has no event for it
             await asyncio.sleep(0.001)
 

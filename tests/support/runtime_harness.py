@@ -72,7 +72,7 @@ class RuntimeHarness:
 
     async def ask(self, question, **options):
         self.count += 1
-        return await self.bus.request(question, Stamp(id=f"test-{self.count}", sender="test", time=0.0), timeout=30, **options)
+        return await self.bus.request(question, Stamp(id=f"test-{self.count}", sender="test", time=0.0), timeout=300, **options)
 
     async def kill(self, name):
         self.tasks[name].cancel()
@@ -83,7 +83,7 @@ class RuntimeHarness:
         return [envelope.open(kind) for envelope in self.bus._log if envelope.subject == kind.subject]
 
     async def until(self, condition):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(300):
             while not condition():  # noqa: ASYNC110 - of anything
                 await asyncio.sleep(0.001)
 

@@ -59,7 +59,7 @@ class SessionsHarness:
         await self.until(lambda: self.manager.slots.capacity.granted >= first_group + groups)
 
     async def until(self, condition):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(300):
             while not condition():  # noqa: ASYNC110 - of anything
                 await asyncio.sleep(0.002)
 

@@ -140,5 +140,5 @@ async def serving(folder, state, temporary):
             await harness.begin()
             yield harness
     finally:
-        await asyncio.wait_for(service.close(), 60)
+        await asyncio.wait_for(service.close(), 300)
         await runner.cleanup()

@@ -126,7 +126,9 @@ WRONG = {
     "an agent file without a name": recipe("`task.runner`: ... or name its class or function", "agent.py:run", "agent.py"),
     "a mistyped function": recipe("recipe.toml:6: `task.agent`: ... did you mean `run`?", "agent.py:run", "agent.py:rnu"),
     "a missing package": recipe(
-        "recipe.toml:6: `task.agent`: ... no package `mine` is installed ... fix the name", "agent.py:run", "mine.first:run"
+        "recipe.toml:6: `task.agent`: ... no package `no_such_package` is installed ... fix the name",
+        "agent.py:run",
+        "no_such_package.first:run",
     ),
     "a name in a script": recipe('recipe.toml:6: `task.agent`: ... write `agent = "agent.mjs"`', "agent.py:run", "agent.mjs:run"),
     "a folder as an agent": recipe("recipe.toml:6: `task.agent`: ... write the class as `path.py:Name`", "agent.py:run", ".:run"),
