@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import signature
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -102,7 +103,9 @@ class ModelDecoder:
         self.kv_cache = KVCache(layers, slots, context, batch_invariant=batch_invariant)
         self._model = model
         self._layers = [SlotLayer(self.kv_cache, layer) for layer in range(layers)]
-        self._cache = Cache(layers=list(self._layers))
+        # transformers renames the argument in 5.24, and keeps the earlier name, with a warning, until 5.40
+        name = "cache" if "cache" in signature(model.forward).parameters else "past_key_values"
+        self._cache = {name: Cache(layers=list(self._layers))}
 
     def refresh(self) -> None:
         """Do nothing: the model's own forward is used."""
@@ -116,8 +119,8 @@ class ModelDecoder:
             input_ids=torch.from_numpy(token_ids).to(self._model.device),
             attention_mask=mask[None, None],
             position_ids=torch.arange(length, device=self._model.device)[None].expand(len(rows), -1),
-            past_key_values=self._cache,
             use_cache=True,
+            **self._cache,
         )
 
     def extend(self, rows: Sequence[int], token_ids: NDArray[np.int64], starts: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
@@ -128,8 +131,8 @@ class ModelDecoder:
             input_ids=torch.from_numpy(token_ids).to(self._model.device),
             attention_mask=step.mask(self._model.dtype),
             position_ids=step.positions,
-            past_key_values=self._cache,
             use_cache=True,
+            **self._cache,
         )
 
     def decode(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
@@ -140,8 +143,8 @@ class ModelDecoder:
             input_ids=torch.from_numpy(token_ids).to(self._model.device)[:, None],
             attention_mask=step.mask(1, self._model.dtype)[:, None],
             position_ids=step.positions[:, None],
-            past_key_values=self._cache,
             use_cache=True,
+            **self._cache,
         )
         logits: Tensor = output.logits[:, -1].float()
         return logits
