@@ -104,7 +104,7 @@ class ModelDecoder:
         self._model = model
         self._layers = [SlotLayer(self.kv_cache, layer) for layer in range(layers)]
         # transformers renames the argument in 5.24, and keeps the earlier name, with a warning, until 5.40
-        name = "cache" if "cache" in signature(model.forward).parameters else "past_key_values"
+        name = "cache" if "cache" in signature(type(model).forward).parameters else "past_key_values"
         self._cache = {name: Cache(layers=list(self._layers))}
 
     def refresh(self) -> None:
