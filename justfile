@@ -143,6 +143,12 @@ path: setup
 simulate seeds="1000": setup
     @AREAL_SIMULATION_SEEDS='{{ seeds }}' {{ python }} -m pytest -q --timeout=0 tests/test_simulation.py
 
+# scripts/locks: the versions of all packages that .venv and .environments get, as of today; `just lock dev` writes one of them
+[group("check")]
+[no-exit-message]
+lock *names: setup
+    @./scripts/lock.sh "$@"
+
 # measure the token path; appends to benchmarks/history.jsonl
 [group("bench")]
 [no-exit-message]

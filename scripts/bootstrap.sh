@@ -19,7 +19,7 @@ fail() {
 
 # Inputs of the environment: these files, the path (the package is installed in editable mode), the interpreter.
 fingerprint() {
-    { cat pyproject.toml scripts/bootstrap.sh scripts/torch.sh; pwd; printf '%s' "${PYTHON:-}"; } | cksum
+    { cat pyproject.toml scripts/bootstrap.sh scripts/torch.sh scripts/locks/dev.txt; pwd; printf '%s' "${PYTHON:-}"; } | cksum
 }
 
 has_python_311() {
@@ -43,7 +43,7 @@ find_python() {
 }
 
 pip_install() {
-    "$venv_python" -m pip install --quiet --disable-pip-version-check --no-input --no-compile "$@" >>"$log" 2>&1
+    "$venv_python" -m pip install --quiet --disable-pip-version-check --no-input --no-compile --constraint scripts/locks/dev.txt "$@" >>"$log" 2>&1
 }
 
 pip_failed() {

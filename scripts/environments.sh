@@ -41,9 +41,9 @@ install_engine() {
     fi
 }
 
-# Inputs of an environment: its requirements, its path, the interpreter.
+# Inputs of an environment: its requirements and their lock, its path, the interpreter.
 fingerprint() {
-    { cat "$1"; pwd; "$python" -c 'import sys; print(sys.base_prefix, sys.version)'; } | cksum
+    { cat "$@"; pwd; "$python" -c 'import sys; print(sys.base_prefix, sys.version)'; } | cksum
 }
 
 # A program from npm; needs Node.js.
@@ -68,8 +68,9 @@ make_environment() {
     [ -f "$requirements" ] || requirements=scripts/engines/$1.txt
     [ "$1" != docs ] || requirements=scripts/docs.txt
     [ -f "$requirements" ] || fail "there is no environment $1; known: $(known | xargs) $(programs | xargs) docs"
-    local wanted stamp=$folder/areal-setup.stamp log=$folder/areal-setup.log
-    wanted=$(fingerprint "$requirements")
+    local wanted stamp=$folder/areal-setup.stamp log=$folder/areal-setup.log lock=scripts/locks/$1.txt
+    [ -f "$lock" ] || lock=$requirements # the list of an inference server is complete
+    wanted=$(fingerprint "$requirements" "$lock")
     if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && "$folder/bin/python" -c '' 2>/dev/null; then
         return
     fi
@@ -80,7 +81,7 @@ make_environment() {
     scripts/engines/*) install_engine "$requirements" ;;
     *)
         if grep -q '^torch==' "$requirements"; then install_torch; fi
-        pip_install --requirement "$requirements" || pip_failed "$requirements"
+        pip_install --requirement "$requirements" --constraint "$lock" || pip_failed "$requirements"
         ;;
     esac
     if [ -n "${PYTHONDONTWRITEBYTECODE:-}" ]; then

@@ -1,0 +1,32 @@
+#!/usr/bin/env bash
+# Writes scripts/locks/NAME.txt, the version of every package, direct or not, that scripts/bootstrap.sh (`dev`) and scripts/environments.sh
+# install, so that a new release of somebody else's package changes nothing here until this script has run and the tests have passed.
+# For every platform and every Python from 3.11 on. `scripts/lock.sh trackers` writes only this one; the lists of inference servers in
+# scripts/engines are complete themselves.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+locked() {
+    echo dev docs
+    for file in agents/environments/*.txt; do basename "$file" .txt; done
+}
+
+lock() {
+    local inputs
+    case $1 in
+    dev) inputs=(pyproject.toml --extra dev --extra data --extra rewards --extra mcp --extra reader) ;;
+    docs) inputs=(scripts/docs.txt) ;;
+    *) inputs=("agents/environments/$1.txt") ;;
+    esac
+    .venv/bin/python -m uv pip compile --quiet --universal --python-version 3.11 --upgrade --no-annotate \
+        --custom-compile-command "just lock $1" --output-file "scripts/locks/$1.txt" "${inputs[@]}"
+}
+
+if [ $# -eq 0 ]; then
+    mapfile -t names < <(locked | xargs -n 1)
+    set -- "${names[@]}"
+fi
+for name in "$@"; do
+    echo "lock: scripts/locks/$name.txt"
+    lock "$name"
+done
