@@ -97,6 +97,12 @@ explain *settings: setup
 audit *args: setup
     @{{ python }} -m areal_actors audit "$@"
 
+# replay the log of a run to new actors and compare: `just replay gsm8k-grpo staleness_gate.max_staleness=1`
+[group("daily")]
+[no-exit-message]
+replay *args: setup
+    @{{ python }} -m areal_actors replay "$@"
+
 # what this machine has and lacks for a run, and the abilities of the engines
 [group("daily")]
 [no-exit-message]

@@ -1,4 +1,4 @@
-"""Recordings: a run's log, or the messages of one actor (a tape), in one portable file.
+"""Recordings: a run's log, or the messages of one actor (a tape), in one portable file, compressed if its name ends in `.xz` or `.gz`.
 
 A file is a sequence of frames, each a length (4 bytes, big-endian) and that many bytes of msgpack. The first frame is a
 `Header`; the others are envelopes in a log and entries in a tape.
@@ -6,10 +6,13 @@ A file is a sequence of frames, each a length (4 bytes, big-endian) and that man
 
 from __future__ import annotations
 
+import gzip
+import lzma
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Final, Literal, Self, TypeVar
+from typing import BinaryIO, Final, Literal, Self, TypeVar, cast
 
 import msgspec
 
@@ -19,6 +22,7 @@ from bus.message import FrozenMeta
 
 FORMAT_VERSION: Final = 2
 _LENGTH_BYTES: Final = 4
+_DAMAGED_COMPRESSION: Final = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error)
 
 T = TypeVar("T")
 EntryKind = Literal["received", "emitted", "asked", "answered", "failed"]
@@ -61,7 +65,7 @@ async def export_log(bus: Bus, path: Path) -> int:
     """
     unfinished = path.with_name(path.name + ".unfinished")
     count, damage = 0, ""
-    with unfinished.open("wb") as file:
+    with _open(unfinished, "wb", path.suffix) as file:
         _write(file, Header(holds="log", run=bus.run))
         try:
             async for envelope in bus.log():
@@ -100,7 +104,7 @@ def read_header(path: Path) -> Header:
     Raises:
         RecordingDamaged: it is no recording.
     """
-    with path.open("rb") as file:
+    with _open(path, "rb", path.suffix) as file:
         return _read_header(file, path)
 
 
@@ -131,6 +135,13 @@ class Tape:
         self.close()
 
 
+def _open(path: Path, mode: Literal["rb", "wb"], suffix: str) -> BinaryIO:
+    """Open a file that is compressed as its suffix names."""
+    if suffix == ".xz":
+        return cast(BinaryIO, lzma.open(path, mode))
+    return cast(BinaryIO, gzip.open(path, mode)) if suffix == ".gz" else path.open(mode)
+
+
 def _write(file: BinaryIO, frame: Header | Envelope | TapeEntry) -> None:
     encoded = msgspec.msgpack.encode(frame)
     file.write(len(encoded).to_bytes(_LENGTH_BYTES, "big") + encoded)
@@ -138,7 +149,7 @@ def _write(file: BinaryIO, frame: Header | Envelope | TapeEntry) -> None:
 
 def _read(path: Path, holds: Literal["log", "tape"], kind: type[T]) -> Iterator[T]:
     decoder = msgspec.msgpack.Decoder(kind)
-    with path.open("rb") as file:
+    with _open(path, "rb", path.suffix) as file:
         header = _read_header(file, path)
         if header.holds != holds:
             raise RecordingDamaged(f"{path} holds a {header.holds}, not a {holds}")
@@ -164,10 +175,18 @@ def _read_header(file: BinaryIO, path: Path) -> Header:
 
 def _frames(file: BinaryIO, path: Path) -> Iterator[bytes]:
     count = 0
-    while length := file.read(_LENGTH_BYTES):
+    while length := _read_bytes(file, _LENGTH_BYTES):
         wanted = int.from_bytes(length, "big")
-        frame = file.read(wanted) if len(length) == _LENGTH_BYTES else b""
+        frame = _read_bytes(file, wanted) if len(length) == _LENGTH_BYTES else b""
         if len(length) < _LENGTH_BYTES or len(frame) < wanted:
             raise RecordingDamaged(f"{path} ends in the middle of an entry; the {count} entries before it are complete")
         count += 1
         yield frame
+
+
+def _read_bytes(file: BinaryIO, count: int) -> bytes:
+    """Returns the next bytes; fewer at the end of the file, or where a compressed one is cut off or damaged."""
+    try:
+        return file.read(count)
+    except _DAMAGED_COMPRESSION:
+        return b""

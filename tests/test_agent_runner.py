@@ -98,7 +98,7 @@ async def test_cancelling_an_agent_is_no_error_of_its_own(tmp_path):
 async def test_a_deadline_reaches_a_hanging_agent(tmp_path):
     with jumping_time(), pytest.raises(TimeoutError):
         async with asyncio.timeout(300):
-            await result(tmp_path, "await asyncio.sleep(100)")
+            await result(tmp_path, "await asyncio.sleep(1000)")
 
 
 KINDS = """

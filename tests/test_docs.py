@@ -32,7 +32,7 @@ LANGUAGES = {"", "sh", "toml", "python"}
 MOST_NOT_RUN = 6
 SECONDS = 600.0
 """Time limit of a block that takes seconds on an idle machine."""
-COPIED = ("agents", "recipes", "benchmarks", "tests/support/mcp_server.py")
+COPIED = ("agents", "recipes", "benchmarks", "tests/support/mcp_server.py", "tests/recordings/log-2.xz")
 TOOL = """\
 #!{python}
 import subprocess, sys

@@ -11,8 +11,8 @@ from support.simulation import Simulation, ToyAgent, ToyTrainer, VirtualTimeLoop
 
 from areal_actors.core.errors import AgentError
 from areal_actors.messages import RunStopping
+from areal_actors.replay.tape import TapeContext, TapeDifference, replay
 from areal_actors.rollout.agent_runner import AgentResult
-from areal_actors.run.replay import Difference, TapeContext, replay
 from bus.base import Envelope, Stamp
 from bus.memory import MemoryBus
 from bus.recorded import TapeEntry, read_tape
@@ -63,7 +63,7 @@ class SameAgent(ToyAgent):
         return result
 
 
-def replayed(simulation: Simulation, outcome, name: str, tape: list[TapeEntry]) -> list[Difference]:
+def replayed(simulation: Simulation, outcome, name: str, tape: list[TapeEntry]) -> list[TapeDifference]:
     works_in_a_thread = name == "trainer-0"
     loop = asyncio.new_event_loop() if works_in_a_thread else VirtualTimeLoop()
 
@@ -71,7 +71,7 @@ def replayed(simulation: Simulation, outcome, name: str, tape: list[TapeEntry]) 
         if not works_in_a_thread:
             await asyncio.sleep(max(time - loop.time(), 0))
 
-    async def play() -> list[Difference]:
+    async def play() -> list[TapeDifference]:
         agent = SameAgent(MemoryBus(), simulation.seed, 0.0)
         agent.results = outcome.agent.results
         actor = simulation.actors(MemoryBus(), ToyTrainer(), agent)[name]()
@@ -94,7 +94,7 @@ def test_replaying_a_tape_emits_what_the_tape_has(taped, name):
 def test_messages_that_a_different_rule_does_not_emit_are_not_waited_for(taped, name, monkeypatch):
     """Each message that is not emitted would be waited for longer than a test may take."""
     tapes = taped[2]
-    monkeypatch.setattr("areal_actors.run.replay.ANSWER_SECONDS", 3600.0)
+    monkeypatch.setattr("areal_actors.replay.tape.ANSWER_SECONDS", 3600.0)
     silent = Simulation(seed=SEED, max_staleness=0, kills=0)
     actor = silent.actors(MemoryBus(), ToyTrainer(), SameAgent(MemoryBus(), SEED, 0.0))[name]()
     actor.receive = emits_nothing
@@ -110,7 +110,7 @@ async def emits_nothing(_message, _turn):
 
 
 async def test_a_handler_that_waits_for_the_tape_is_not_waited_for(monkeypatch):
-    monkeypatch.setattr("areal_actors.run.replay.ANSWER_SECONDS", 3600.0)
+    monkeypatch.setattr("areal_actors.replay.tape.ANSWER_SECONDS", 3600.0)
     turn = TapeContext(None, "a-0", Envelope.seal(RunStopping(reason="asked"), STAMP, "run"), 0.0, Random(0), {})
     reading = asyncio.create_task(turn.read([1]))
     assert await turn.next_emitted() is None

@@ -25,8 +25,8 @@ from areal_actors.messages import (
     TrajectoryExported,
     WeightsPublished,
 )
+from areal_actors.replay.tape import TapeDifference, replay
 from areal_actors.run.process import CPU_ACTORS, BuildContext
-from areal_actors.run.replay import Difference, replay
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.sequences.build import sequences_of
 from areal_actors.sequences.step_metrics import sequences_checksum
@@ -63,7 +63,7 @@ def checked_against_the_engine(log, tapes: Path) -> int:
     return tokens
 
 
-async def differences_on_replay(folder: RunFolder, kind: str) -> list[Difference]:
+async def differences_on_replay(folder: RunFolder, kind: str) -> list[TapeDifference]:
     """Feed a real run's tape to a fresh actor, built as the run built it."""
     recipe, instance = folder.recipe(), f"{kind}-0"
     actor = CPU_ACTORS[kind](BuildContext(recipe=recipe, folder=folder, instance=instance))

@@ -24,8 +24,8 @@ from areal_actors.messages import (
     StepCompleted,
     WeightsPublished,
 )
+from areal_actors.replay.tape import replay
 from areal_actors.run.process import CPU_ACTORS, BuildContext
-from areal_actors.run.replay import replay
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.supervised.example_sequences import sequences_of_example
 from areal_actors.supervised.examples import arithmetic_examples

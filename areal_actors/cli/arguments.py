@@ -206,6 +206,8 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     audit.add_argument("--recompute", action="store_true", help="recompute every weight version (takes as long as training)")
     _takes_folder(audit)
 
+    _replays(command)
+
     about = (
         "Print what this machine has for a run: packages, nats-server, devices, memory, disk, inference servers, and the abilities of\n"
         "the engines. Exit status 1 if a run with the embedded defaults cannot start here; each problem has its remedy. Starts nothing."
@@ -271,6 +273,24 @@ def _reads_runs(command: Callable[..., argparse.ArgumentParser]) -> None:
     compared.add_argument("--plot", type=Path, metavar="FILE", help="write the curves to this image, as in curves.png")
     compared.add_argument("--json", action="store_true", help="print the same as JSON, nothing else")
     _takes_folder(compared)
+
+
+def _replays(command: Callable[..., argparse.ArgumentParser]) -> None:
+    about = (
+        "Give the log of a live, finished or exported run to new actors, built as the run built them, and compare each event that they\n"
+        "emit with the log: gate, task source, batcher, evaluator and example source, without inference and without training. The run is\n"
+        "not affected. Exit status 1 at a difference, which is printed with its event and the state of the actor.\n\n"
+        "With KEY=VALUE the actors have other settings than the run; the first difference is where they would have decided otherwise."
+    )
+    played = command("replay", "reading:replay", "replay a run from its log, and compare", about)
+    played.add_argument("words", nargs="*", metavar="RUN|FILE|KEY=VALUE", help="the run (default: the latest) or exported log; settings")
+    played.add_argument(
+        "--actor", action="append", default=[], metavar="NAME", help="replay only this actor, as in batcher; may be repeated"
+    )
+    played.add_argument("--trainer", action="store_true", help="compute every weight version again instead, and compare the checksums")
+    played.add_argument("--all", action="store_true", help="continue after the first difference, and count them")
+    played.add_argument("--json", action="store_true", help="print the same as JSON, nothing else")
+    _takes_folder(played)
 
 
 def _tracks(command: Callable[..., argparse.ArgumentParser]) -> None:

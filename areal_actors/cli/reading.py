@@ -1,11 +1,13 @@
-"""The commands that read runs: monitor | runs | show | export | audit."""
+"""The commands that read runs: monitor | runs | show | export | audit | replay."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from areal_actors.cli.arguments import Options
+from areal_actors.core.errors import SetupError
 from areal_actors.reader import episode_page, listing
+from areal_actors.replay import command as replaying
 from areal_actors.run import auditing
 from areal_actors.run import monitor as monitors
 from areal_actors.run.preflight import report_clean_up
@@ -38,3 +40,17 @@ def export(options: Options) -> int:
 def audit(options: Options) -> int:
     """Check a log."""
     return auditing.audit(options.run, folder=Path(options.folder), recompute=options.recompute)
+
+
+def replay(options: Options) -> int:
+    """Replay a log and compare."""
+    settings = [word for word in options.words if "=" in word]
+    named = [word for word in options.words if "=" not in word]
+    if len(named) > 1:
+        raise SetupError(f"found {len(named)} runs, {' and '.join(named)}; name one run or exported log, and settings as KEY=VALUE")
+    run, folder = named[0] if named else "", Path(options.folder)
+    if not options.trainer:
+        return replaying.replay(run, settings, folder=folder, actors=options.actor, every=options.all, as_json=options.json)
+    if settings or options.actor or options.json:
+        raise SetupError("--trainer compares checksums, so it takes no settings, no --actor and no --json")
+    return replaying.replay_trainer(run, folder=folder)

@@ -11,10 +11,8 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Iterator
 from pathlib import Path
-from random import Random
 from typing import Any, TextIO
 
 import msgspec
@@ -37,41 +35,14 @@ from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.process import BuildContext
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.tensor_process import EngineBuilder, example_sequences
+from areal_actors.runtime.log_context import LogContext
 from areal_actors.sequences.credit import Credit
 from areal_actors.training.checkpoint_store import CHECKPOINTS, CheckpointStore
 from areal_actors.training.trainer import Trainer
 from bus.base import Envelope
-from bus.errors import BusError, LogUnavailable
-from bus.message import Message, Request
+from bus.errors import BusError
+from bus.message import Message
 from bus.recorded import read_log
-
-
-class LogContext:
-    """Context for one event of the log; the trainer reads from the log."""
-
-    def __init__(self, envelope: Envelope, kept: dict[int, Envelope], *, replayed: bool = False) -> None:
-        self.cause, self.now, self.sequence, self.replayed = envelope.id, envelope.time, envelope.sequence, replayed
-        self.random = Random(envelope.id)
-        self._kept = kept
-
-    async def ask(self, request: Request[Any], *, timeout: float, to: str = "", retry_for_seconds: float = 0.0) -> Any:  # noqa: ARG002
-        """The trainer asks no other actor."""
-        raise LogUnavailable(f"the trainer sent a {request.subject} request, which a log cannot answer")
-
-    async def stream(self, request: Request[Any], *, timeout: float, to: str = "") -> AsyncGenerator[Any, None]:
-        """The trainer asks no other actor."""
-        yield await self.ask(request, timeout=timeout, to=to)
-
-    async def read(self, sequences: Sequence[int]) -> list[Envelope]:
-        """Returns the events with these sequences."""
-        if missing := [sequence for sequence in sequences if sequence not in self._kept]:
-            raise LogUnavailable(f"event {missing[0]} of the log is no trajectory or batch, or was already trained")
-        return [self._kept[sequence] for sequence in sequences]
-
-    @contextmanager
-    def waiting(self, name: str, seconds: float) -> Iterator[None]:  # noqa: ARG002
-        """Does nothing: there is no watchdog here."""
-        yield
 
 
 class Recomputation:

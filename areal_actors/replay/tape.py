@@ -31,7 +31,7 @@ ANSWER_SECONDS = 30.0
 """Maximum wait for a handler that works in a thread or waits for another handler."""
 
 
-class Difference(msgspec.Struct, metaclass=FrozenMeta):
+class TapeDifference(msgspec.Struct, metaclass=FrozenMeta):
     """A difference between tape and replay."""
 
     entry: int
@@ -48,7 +48,7 @@ async def at_once(_: float) -> None:
     """Do not wait: replay as fast as the actor handles messages."""
 
 
-async def replay(actor: Actor, tape: Iterable[TapeEntry], *, instance: str, seed: int, until: Until = at_once) -> list[Difference]:
+async def replay(actor: Actor, tape: Iterable[TapeEntry], *, instance: str, seed: int, until: Until = at_once) -> list[TapeDifference]:
     """Returns the differences between a tape and the messages of a new actor with the same name and seed.
 
     Telemetry is not compared, since it measures the machine. An actor whose engine depends on a clock needs `until`.
@@ -68,7 +68,7 @@ class _Player:
         self.contexts: dict[str, TapeContext] = {}
         self.tasks: list[asyncio.Task[None]] = []
 
-    async def play(self, tape: Iterable[TapeEntry]) -> AsyncIterator[Difference]:
+    async def play(self, tape: Iterable[TapeEntry]) -> AsyncIterator[TapeDifference]:
         """Replay each entry in order."""
         for number, entry in enumerate(tape, start=1):
             await self.until(entry.time)
@@ -82,7 +82,7 @@ class _Player:
                 await asyncio.sleep(0)
         for context in self.contexts.values():
             while not context.emitted.empty():
-                yield Difference(entry=0, taped="nothing more", now=context.emitted.get_nowait().subject)
+                yield TapeDifference(entry=0, taped="nothing more", now=context.emitted.get_nowait().subject)
 
     def _receive(self, entry: TapeEntry) -> None:
         envelope = _envelope_of(entry)
@@ -90,16 +90,16 @@ class _Player:
         context = self.contexts[entry.cause] = TapeContext(self.actor, self.instance, envelope, entry.time, random, self.kinds)
         self.tasks.append(asyncio.create_task(context.handle(envelope.open(self.kinds[envelope.subject]))))
 
-    async def _compared(self, number: int, entry: TapeEntry) -> Difference | None:
+    async def _compared(self, number: int, entry: TapeEntry) -> TapeDifference | None:
         taped = _envelope_of(entry)
         if issubclass(self.kinds[taped.subject], Telemetry):
             return None
         emitted = await self.contexts[entry.cause].next_emitted()
         if emitted is None:
-            return Difference(entry=number, taped=_format(taped), now="nothing")
+            return TapeDifference(entry=number, taped=_format(taped), now="nothing")
         if (emitted.subject, emitted.id, emitted.body) == (taped.subject, taped.id, taped.body):
             return None
-        return Difference(entry=number, taped=_format(taped), now=_format(emitted))
+        return TapeDifference(entry=number, taped=_format(taped), now=_format(emitted))
 
     async def end(self) -> None:
         """Cancel handlers that wait for a reply that is not on the tape, as when the actor was killed, and stop the actor."""

@@ -1,0 +1,1 @@
+"""Replays recorded events to actors and compares what they emit: from the log of a run, or from the tape of one actor."""

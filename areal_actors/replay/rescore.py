@@ -1,0 +1,72 @@
+"""Scores the recorded outputs of a run again with another reward function."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Iterator
+
+from areal_actors.core.errors import RewardError
+from areal_actors.core.values import Value
+from areal_actors.messages import EpisodeScored
+from areal_actors.rewards import Reward, Score, check_score
+from bus.base import Envelope
+
+ROUNDING = 1e-9
+
+
+class Rescored(Value):
+    """A recorded output with the reward that it had and the one that it gets now."""
+
+    episode: str
+    attempt: int
+    sequence: int
+    """Sequence of its `episode.scored` in the log."""
+    task: str
+    output: str
+    recorded: float
+    now: float | None
+    """None if the reward function failed."""
+    error: str = ""
+    """What the reward function raised; empty if it did not."""
+
+    def differs(self) -> bool:
+        """True if the rewards differ by more than rounding, or the reward function failed."""
+        return self.now is None or abs(self.now - self.recorded) > ROUNDING
+
+
+async def rescore(envelope: Envelope, reward: Reward) -> Rescored | None:
+    """Returns the scores of an `episode.scored` event; None for any other event, and if the agent set its rewards itself."""
+    if envelope.subject != EpisodeScored.subject:
+        return None
+    event = envelope.open(EpisodeScored)
+    if event.reward is None:
+        return None
+    now, error = await _score(reward, event)
+    work = event.work
+    return Rescored(
+        episode=work.episode,
+        attempt=work.attempt,
+        sequence=envelope.sequence,
+        task=work.task.id,
+        output=event.output,
+        recorded=event.reward,
+        now=None if now is None else float(now),
+        error=error,
+    )
+
+
+async def _score(reward: Reward, event: EpisodeScored) -> tuple[Score | None, str]:
+    try:
+        value = reward(dict(event.work.task.data), event.output)
+        return check_score(await value if inspect.isawaitable(value) else value), ""
+    except RewardError as error:
+        return None, str(error)
+    except Exception as error:  # noqa: BLE001 - the user's function may raise anything
+        return None, f"{type(error).__name__}: {error}"
+
+
+async def rescored_log(log: Iterator[Envelope], reward: Reward) -> AsyncIterator[Rescored]:
+    """Yields every scored episode of a log, in order."""
+    for envelope in log:
+        if (found := await rescore(envelope, reward)) is not None:
+            yield found
