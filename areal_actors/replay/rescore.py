@@ -27,7 +27,7 @@ class Rescored(Value):
     now: float | None
     """None if the reward function failed."""
     error: str = ""
-    """What the reward function raised; empty if it did not."""
+    """Error of the reward function; empty if there was none."""
 
     def differs(self) -> bool:
         """True if the rewards differ by more than rounding, or the reward function failed."""
