@@ -103,6 +103,12 @@ audit *args: setup
 replay *args: setup
     @{{ python }} -m areal_actors replay "$@"
 
+# what a run would have trained under other settings: `just what-if gsm8k-grpo batcher.dynamic_sampling=true --train`
+[group("daily")]
+[no-exit-message]
+what-if *args: setup
+    @{{ python }} -m areal_actors what-if "$@"
+
 # what this machine has and lacks for a run, and the abilities of the engines
 [group("daily")]
 [no-exit-message]

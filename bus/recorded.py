@@ -55,6 +55,25 @@ class TapeEntry(msgspec.Struct, metaclass=FrozenMeta):
     """Message of the error, for `failed`."""
 
 
+class LogWriter:
+    """Writes a log to a file."""
+
+    def __init__(self, path: Path, run: str, *, suffix: str = "") -> None:
+        """`suffix` is that of the final name of the file, which may be compressed."""
+        self._file = _open(path, "wb", suffix or path.suffix)
+        _write(self._file, Header(holds="log", run=run))
+
+    def write(self, envelope: Envelope) -> None:
+        """Add an event."""
+        _write(self._file, envelope)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._file.close()
+
+
 async def export_log(bus: Bus, path: Path) -> int:
     """Write the run's whole log to one file, which appears under its name once complete; returns the number of events.
 
@@ -65,11 +84,10 @@ async def export_log(bus: Bus, path: Path) -> int:
     """
     unfinished = path.with_name(path.name + ".unfinished")
     count, damage = 0, ""
-    with _open(unfinished, "wb", path.suffix) as file:
-        _write(file, Header(holds="log", run=bus.run))
+    with LogWriter(unfinished, bus.run, suffix=path.suffix) as file:
         try:
             async for envelope in bus.log():
-                _write(file, envelope)
+                file.write(envelope)
                 count += 1
         except LogDamaged as error:
             damage = str(error)

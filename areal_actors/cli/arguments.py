@@ -11,6 +11,7 @@ from pathlib import Path
 
 from areal_actors import __version__
 from areal_actors.core.devices import CudaDevices, pretended_cuda
+from areal_actors.core.errors import RecipeError
 from areal_actors.tinker.command import TinkerOptions
 
 Options = argparse.Namespace
@@ -58,6 +59,19 @@ def parsed(arguments: Sequence[str]) -> Options:
     if options.do == "checking:check" and not (options.static or options.json or options.devices):
         options.do = "rehearsing:check"
     return options
+
+
+def run_and_settings(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Returns the run that words name, empty for none, and the settings among them.
+
+    Raises:
+        RecipeError: they name several runs.
+    """
+    settings = [word for word in words if "=" in word]
+    named = [word for word in words if "=" not in word]
+    if len(named) > 1:
+        raise RecipeError(f"found {len(named)} runs, {' and '.join(named)}; name one run or exported log, and settings as KEY=VALUE")
+    return named[0] if named else "", settings
 
 
 def _no_command(word: str, names: Sequence[str]) -> str:
@@ -291,6 +305,17 @@ def _replays(command: Callable[..., argparse.ArgumentParser]) -> None:
     played.add_argument("--all", action="store_true", help="continue after the first difference, and count them")
     played.add_argument("--json", action="store_true", help="print the same as JSON, nothing else")
     _takes_folder(played)
+
+    about = (
+        "Give the recorded episodes of a run to batcher, credit assignment and algorithm with other settings, or score their outputs with\n"
+        "another reward function, and print what would have been trained beside what was. Nothing is sampled: it is exact up to the first\n"
+        "step that differs, which it names."
+    )
+    asked = command("what-if", "asking:what_if", "compare what a run trained with what other settings would have", about)
+    asked.add_argument("words", nargs="*", metavar="RUN|FILE|KEY=VALUE", help="the run (default: the latest) or exported log; settings")
+    asked.add_argument("--train", action="store_true", help="also repeat the trainer's steps, and compare losses and weights")
+    asked.add_argument("--json", action="store_true", help="print the same as JSON, nothing else")
+    _takes_folder(asked)
 
 
 def _tracks(command: Callable[..., argparse.ArgumentParser]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from areal_actors.cli.arguments import Options
+from areal_actors.cli.arguments import Options, run_and_settings
 from areal_actors.core.errors import SetupError
 from areal_actors.reader import episode_page, listing
 from areal_actors.replay import command as replaying
@@ -44,11 +44,8 @@ def audit(options: Options) -> int:
 
 def replay(options: Options) -> int:
     """Replay a log and compare."""
-    settings = [word for word in options.words if "=" in word]
-    named = [word for word in options.words if "=" not in word]
-    if len(named) > 1:
-        raise SetupError(f"found {len(named)} runs, {' and '.join(named)}; name one run or exported log, and settings as KEY=VALUE")
-    run, folder = named[0] if named else "", Path(options.folder)
+    run, settings = run_and_settings(options.words)
+    folder = Path(options.folder)
     if not options.trainer:
         return replaying.replay(run, settings, folder=folder, actors=options.actor, every=options.all, as_json=options.json)
     if settings or options.actor or options.json:

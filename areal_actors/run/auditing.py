@@ -147,9 +147,9 @@ async def _recompute(auditor: Auditor, log: Path, place: Path | None, screen: Co
     audit = auditor.audit
     wanted = max(audit.versions, default=0) if not audit.learns_from_examples() else audit.steps
     with screen.status("recomputing the weights from the log") as shown:
-        async with _recomputation(audit, log, place or log) as results:
-            async for line in results:
-                found = msgspec.json.decode(line, type=RecomputeProgress)
+        threads = str(audit.setting("trainer", "threads") or 1)
+        async with recomputation(log, place or log, steps=audit.steps, threads=threads) as results:
+            async for found in results:
                 if found.error:
                     audit.fault(0, "checksum", f"the weights cannot be recomputed: {found.error}")
                     return
@@ -163,19 +163,30 @@ async def _recompute(auditor: Auditor, log: Path, place: Path | None, screen: Co
 
 
 @asynccontextmanager
-async def _recomputation(audit: Audit, log: Path, place: Path) -> AsyncIterator[asyncio.StreamReader]:
-    """Standard output of the process that recomputes the weights, since that loads torch; it ends with this block."""
-    threads = str(audit.setting("trainer", "threads") or 1)
+async def recomputation(log: Path, place: Path, *, steps: int, threads: str) -> AsyncIterator[AsyncIterator[RecomputeProgress]]:
+    """Results of a process that repeats the steps of a log, since that loads torch; it ends with this block.
+
+    Args:
+        log: exported log.
+        place: folder of the run, with a model that the run made; anything else if there is none.
+        steps: number of steps.
+        threads: CPU threads of the trainer.
+    """
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "areal_actors.run.recompute", str(log), str(place), str(audit.steps)),
+        *(sys.executable, "-m", "areal_actors.run.recompute", str(log), str(place), str(steps)),
         stdout=asyncio.subprocess.PIPE,
         limit=1 << 20,
         env={**os.environ, "OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"},
     )
     assert process.stdout is not None
     try:
-        yield process.stdout
+        yield _decoded(process.stdout)
     finally:
         if process.returncode is None and not process.stdout.at_eof():
             process.kill()
         await process.wait()
+
+
+async def _decoded(lines: asyncio.StreamReader) -> AsyncIterator[RecomputeProgress]:
+    async for line in lines:
+        yield msgspec.json.decode(line, type=RecomputeProgress)

@@ -1,0 +1,137 @@
+"""Batches that a batcher forms from the recorded trajectories of a run, under the recorded settings or others."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+
+from areal_actors.batching.assembler import group_filter
+from areal_actors.batching.batcher import Batcher
+from areal_actors.core.values import TrainingSequence, Trajectory, WeightsLocation
+from areal_actors.messages import (
+    BatchFormed,
+    EpisodeAbandoned,
+    EpisodeScored,
+    FilterExhausted,
+    TrajectoryDropped,
+    TrajectoryExported,
+    WeightsPublished,
+)
+from areal_actors.recipe.recipe import Recipe
+from areal_actors.replay.rescore import rescore
+from areal_actors.rewards import Reward
+from areal_actors.runtime.log_context import LogContext
+from areal_actors.sequences.build import apply_rewards, last_trained, sequences_of
+from areal_actors.sequences.credit import Credit
+from bus.base import Envelope
+from bus.message import Event
+
+RECEIVED = (EpisodeScored, TrajectoryExported, EpisodeAbandoned, WeightsPublished)
+"""Events of the log that batches follow from."""
+
+
+class FormedBatch(msgspec.Struct, frozen=True):
+    """A batch, with the event of the log that completed it."""
+
+    event: BatchFormed
+    after: int
+    """Sequence of the event of the log that completed the batch."""
+
+
+class RecordedBatches:
+    """A batcher that receives the trajectories of a log.
+
+    Step n begins when the log has published version n and batch n − 1 is formed: a batch that is formed later than the recorded one delays
+    the next, one that is formed earlier waits for the recorded weights.
+    """
+
+    def __init__(self, recipe: Recipe, *, reward: Reward | None = None) -> None:
+        """`reward` scores the recorded outputs again; None keeps the recorded rewards."""
+        self.recipe, self.credit = recipe, Credit.of(recipe.task)
+        self.batches: list[FormedBatch] = []
+        self.trajectories: dict[int, Trajectory] = {}
+        """Trajectories by sequence."""
+        self.dropped: Counter[str] = Counter()
+        """Groups that were dropped, by reason."""
+        self.unscored: dict[str, str] = {}
+        """Episodes that the reward function failed on, each with the reason."""
+        self.exhausted = ""
+        """Reason why the filter would have ended the run; empty if it would not."""
+        self._reward = reward
+        self._scores: dict[str, float] = {}
+        self._failed: dict[str, EpisodeAbandoned] = {}
+        self._published = -1
+        """Latest version that the log has published."""
+        self._dropped_groups: set[str] = set()
+        self._batcher = Batcher(
+            recipe.batcher,
+            group_size=recipe.algorithm.group_size,
+            batch_size=recipe.trainer.batch_size,
+            max_staleness=recipe.staleness_gate.max_staleness,
+            steps=recipe.steps,
+            keeps=group_filter(recipe.batcher, Path.cwd()),
+            credit=self.credit,
+        )
+
+    async def receive(self, envelope: Envelope, message: Event) -> None:
+        """Receive the next event of the log."""
+        if isinstance(message, EpisodeScored):
+            await self._score(envelope, message)
+        elif isinstance(message, WeightsPublished):
+            self._published = max(self._published, message.weight_version)
+        elif isinstance(message, TrajectoryExported):
+            await self._exported(envelope, message)
+        elif isinstance(message, EpisodeAbandoned):
+            await self._hand_over(envelope, message)
+        while self._batcher.assembler.weight_version < min(self._published, len(self.batches)):
+            version = self._batcher.assembler.weight_version + 1
+            await self._hand_over(envelope, _published(version))
+
+    async def _score(self, envelope: Envelope, message: EpisodeScored) -> None:
+        if self._reward is None or message.work.purpose != "train":
+            return
+        score = await rescore(envelope, self._reward)
+        if score is None:
+            return
+        if score.now is None:
+            self.unscored[score.episode] = score.error
+            work = msgspec.structs.replace(message.work, attempts_left=0)
+            self._failed[score.episode] = EpisodeAbandoned(work=work, reason="reward", detail=score.error)
+        else:
+            self._scores[score.episode] = score.now
+
+    async def _exported(self, envelope: Envelope, message: TrajectoryExported) -> None:
+        trajectory = message.trajectory
+        if (failed := self._failed.pop(trajectory.episode, None)) is not None:
+            await self._hand_over(envelope, failed)
+            return
+        if (score := self._scores.pop(trajectory.episode, None)) is not None and trajectory.interactions:
+            calls = apply_rewards(trajectory.interactions, score, {})
+            trajectory = msgspec.structs.replace(trajectory, reward=last_trained(calls).reward, interactions=calls)
+        self.trajectories[envelope.sequence] = trajectory
+        await self._hand_over(envelope, TrajectoryExported(trajectory=trajectory))
+
+    async def _hand_over(self, envelope: Envelope, message: Event) -> None:
+        async for emitted in self._batcher.receive(message, LogContext(envelope, {})):
+            if isinstance(emitted, BatchFormed):
+                self.batches.append(FormedBatch(emitted, envelope.sequence))
+            elif isinstance(emitted, TrajectoryDropped) and emitted.group not in self._dropped_groups:
+                self._dropped_groups.add(emitted.group)
+                self.dropped[emitted.reason] += 1
+            elif isinstance(emitted, FilterExhausted):
+                self.exhausted = self.exhausted or emitted.reason
+
+    def sequences(self, batch: BatchFormed) -> list[TrainingSequence]:
+        """Training sequences of a batch, with this credit and these rewards."""
+        return [
+            sequence
+            for number, group in enumerate(batch.groups)
+            for member in group
+            for sequence in sequences_of(self.trajectories[member.sequence], number, batch.oldest_version, self.credit)
+        ]
+
+
+def _published(version: int) -> WeightsPublished:
+    return WeightsPublished(weight_version=version, location=WeightsLocation(folder="", checksum="", model=""))

@@ -1,0 +1,292 @@
+"""`areal what-if`: what the recorded episodes of a run would have trained under other settings or another reward function."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import aclosing
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from areal_actors.core.errors import EngineError, RecipeError, SetupError, UntrainableBatch
+from areal_actors.messages import RunResumed, RunStarted
+from areal_actors.reader.run_files import run_folder
+from areal_actors.recipe.checks import problems
+from areal_actors.recipe.complaints import decode
+from areal_actors.recipe.recipe import Recipe
+from areal_actors.recipe.source import Key, Layer, read_override
+from areal_actors.replay.command import log_of
+from areal_actors.replay.recorded_batches import RECEIVED, RecordedBatches
+from areal_actors.replay.what_if_training import STEP_METRICS, TrainedSteps, trained_again
+from areal_actors.rewards import MODEL, resolve_reward
+from areal_actors.run.run_folder import RunFolder
+from areal_actors.sequences.step_metrics import batch_metrics
+from areal_actors.training.algorithms.base import Algorithm
+from areal_actors.training.prepared import reward_metrics, step_tokens
+
+EVENTS = {kind.subject: kind for kind in (RunStarted, RunResumed, *RECEIVED)}
+ANSWERED: tuple[Key, ...] = (
+    *(("batcher",), ("algorithm",), ("staleness_gate", "max_staleness"), ("trainer", "batch_size")),
+    *(("task", name) for name in ("reward", "reward_options", "turn_discount", "export_style", "baseline_over")),
+)
+"""Settings that decide what becomes of recorded episodes."""
+MODEL_COLUMNS = frozenset({"reference", "values", "last_values", "teacher", "rescored"})
+"""Columns of `StepTokens` that only a model can compute."""
+COMPARED = (
+    *("reward_mean", "reward_std", "groups_without_signal", "advantage_std", "advantage_max", "advantage_min"),
+    *("mean_tokens", "length_bias", "masked_frac", "token_staleness_mean", "token_staleness_max"),
+)
+"""Means over the steps that are printed."""
+
+
+class Side(msgspec.Struct):
+    """The batches of one side of the comparison."""
+
+    steps: list[dict[str, float]]
+    """Metrics of each step, by their names in `metrics.jsonl`."""
+    episodes: list[frozenset[str]]
+    """Episodes that each step trains."""
+    trained_tokens: list[int]
+    dropped: dict[str, int]
+    """Groups that were dropped, by reason."""
+    unscored: dict[str, str]
+    """Episodes that the reward function failed on, with the first reason of each."""
+    ended: str
+    """Reason why the filter would have ended the run; empty if it would not."""
+    without_advantages: str
+    """Reason why advantages are not known; empty if they are."""
+
+    def mean(self, name: str) -> float:
+        """Mean of a metric over the steps that have it; NaN if none has."""
+        return _mean([step[name] for step in self.steps if name in step])
+
+
+class WhatIf(msgspec.Struct):
+    """Result of the comparison."""
+
+    run: str
+    settings: list[str]
+    recorded: Side
+    replayed: Side
+    loss_only: bool
+    """True if the algorithms differ, so that the loss may differ where advantages do not."""
+    trained: tuple[TrainedSteps, TrainedSteps] | None = None
+    """Recorded steps of the trainer, and those on the recorded episodes with the settings."""
+
+    def first_change(self) -> int:
+        """Number, from 1, of the first step that trains other episodes or with other advantages; 0 if there is none."""
+        pairs = zip(self.recorded.steps, self.replayed.steps, strict=False)
+        trained = zip(self.recorded.episodes, self.replayed.episodes, strict=False)
+        for number, ((was, now), (episodes, others)) in enumerate(zip(pairs, trained, strict=True), start=1):
+            if was != now or episodes != others:
+                return number
+        equal = len(self.recorded.steps) == len(self.replayed.steps)
+        return 0 if equal else min(len(self.recorded.steps), len(self.replayed.steps)) + 1
+
+    def verdict(self) -> str:
+        """Sentence about what the comparison can show."""
+        first = self.first_change()
+        if not first and self.trained is None and self.loss_only:
+            return "every step trains the same tokens with the same advantages; --train also compares losses, gradients and weights"
+        if not first:
+            return "every step trains the same tokens with the same advantages"
+        return (
+            f"step {first} is the first that differs. Its episodes are those that were recorded, so it is exact. Later episodes were "
+            "sampled by the weights of the recorded run, not by those that this training would have had: from there on the figures "
+            "show what the recorded data would train, not the run that would have followed"
+        )
+
+    def to_text(self) -> str:
+        """Returns the comparison as lines of text."""
+        was, now = self.recorded, self.replayed
+        shared = sum(len(episodes & others) for episodes, others in zip(was.episodes, now.episodes, strict=False))
+        rows = [("", "recorded", "what if"), ("steps", f"{len(was.steps):,}", f"{len(now.steps):,}")]
+        rows.append(("episodes trained", f"{sum(map(len, was.episodes)):,}", f"{sum(map(len, now.episodes)):,}"))
+        rows.append(("  in the same step", "", f"{shared:,}"))
+        rows.append(("tokens trained", f"{sum(was.trained_tokens):,}", f"{sum(now.trained_tokens):,}"))
+        for reason in sorted({*was.dropped, *now.dropped}):
+            rows.append((f"groups dropped: {reason}", f"{was.dropped.get(reason, 0):,}", f"{now.dropped.get(reason, 0):,}"))
+        for name in COMPARED:
+            if not (math.isnan(was.mean(name)) and math.isnan(now.mean(name))):
+                rows.append((f"{name} (mean)", _number(was.mean(name)), _number(now.mean(name))))
+        widths = [max(len(row[column]) for row in rows) for column in range(3)]
+        lines = [f"{self.run} with {', '.join(self.settings)}", ""]
+        lines += [f"{name:<{widths[0]}}  {before:>{widths[1]}}  {after:>{widths[2]}}".rstrip() for name, before, after in rows]
+        return "\n".join([*lines, "", *self._notes(), self.verdict(), *self._of_training()])
+
+    def _of_training(self) -> Iterator[str]:
+        if self.trained is None:
+            return
+        was, now = self.trained
+        changed = next((version for version, found in now.checksums.items() if was.checksums.get(version) != found), None)
+        yield ""
+        yield f"{'trainer, means over the steps':<32}  {'recorded':>10}  {'what if':>10}"
+        for name in STEP_METRICS:
+            before, after = (_mean([step[name] for step in side.metrics if name in step]) for side in (was, now))
+            if not (math.isnan(before) and math.isnan(after)):
+                yield f"{name:<32}  {_number(before):>10}  {_number(after):>10}"
+        equal = f"the weights differ from version {changed} on" if changed is not None else "every version has the recorded checksum"
+        yield f"{equal} ({len(now.checksums):,} versions)"
+        if changed is not None and (sizes := [step.get("effective_sample_size", 1.0) for step in now.metrics[changed:]]):
+            yield (
+                "from there on the trained tokens are off-policy for these weights: their effective sample size, a share of the tokens, is "
+                f"{_mean(sizes):.3f} on average and {min(sizes):.3f} at the least (1 is on policy)"
+            )
+
+    def _notes(self) -> Iterator[str]:
+        now = self.replayed
+        if now.unscored:
+            first = next(iter(now.unscored.values()))
+            yield f"the reward function failed on {len(now.unscored):,} episodes, which are not trained: {first}"
+        if now.ended:
+            yield f"the run would have ended: {now.ended}"
+        if now.without_advantages:
+            yield f"advantages are not compared: {now.without_advantages}"
+
+    def to_builtins(self) -> dict[str, Any]:
+        """Returns the comparison as data for JSON."""
+        return {**msgspec.to_builtins(self), "first_change": self.first_change(), "verdict": self.verdict()}
+
+
+def what_if(run: str, settings: Sequence[str], *, folder: Path, train: bool = False, as_json: bool = False) -> int:
+    """Compare the recorded batches of a run with those under other settings; returns the exit status.
+
+    Args:
+        run: name or path of a run, or path of an exported log; empty for the latest run.
+        settings: overrides of the recorded recipe, each `KEY=VALUE`.
+        folder: where runs are written.
+        train: also repeat the steps of the trainer, from the recorded episodes.
+        as_json: print the comparison as JSON.
+
+    Raises:
+        SetupError: there is no such run, its log was trimmed, or it has no episodes.
+        RecipeError: a setting is invalid, or decides nothing about recorded episodes.
+        BusError: the log cannot be read.
+    """
+    over = reduce(lambda below, one: read_override(one).over(below), settings, Layer({}, {}))
+    _refuse_unanswerable(over)
+    found = asyncio.run(_compared(run, list(settings), over, folder, train=train))
+    sys.stdout.write(f"{msgspec.json.encode(found.to_builtins()).decode() if as_json else found.to_text()}\n")
+    return 0
+
+
+def _refuse_unanswerable(over: Layer) -> None:
+    if not over.data:
+        raise RecipeError("name at least one setting, as in `areal what-if RUN task.turn_discount=0.9`")
+    for key in _keys(over.data):
+        if not any(key[: len(known)] == known for known in ANSWERED):
+            raise RecipeError(
+                f"`{'.'.join(key)}` decides how episodes are sampled or how the model is trained, which a log cannot answer: run it. "
+                f"Recorded episodes answer {', '.join('.'.join(known) for known in ANSWERED)}"
+            )
+
+
+def _keys(data: Mapping[str, Any], table: Key = ()) -> Iterator[Key]:
+    for name, value in data.items():
+        if isinstance(value, Mapping) and value and (*table, name) != ("task", "reward_options"):
+            yield from _keys(value, (*table, name))
+        else:
+            yield (*table, name)
+
+
+async def _compared(run: str, settings: list[str], over: Layer, folder: Path, *, train: bool) -> WhatIf:
+    place = None if Path(run).is_file() else run_folder(run, folder)  # noqa: ASYNC240 - nothing else runs in this loop
+    was, now = await _fold(place, Path(run), over)
+    loss_only = was.recipe.algorithm != now.recipe.algorithm
+    found = WhatIf(place.path.name if place else run, settings, _side(was), _side(now), loss_only)
+    if train:
+        async with aclosing(log_of(place, Path(run))) as log:
+            found.trained = await trained_again(log, now, place.path if place else None)
+    return found
+
+
+async def _fold(place: RunFolder | None, file: Path, over: Layer) -> tuple[RecordedBatches, RecordedBatches]:
+    sides: tuple[RecordedBatches, RecordedBatches] | None = None
+    async with aclosing(log_of(place, file)) as log:
+        async for envelope in log:
+            kind = EVENTS.get(envelope.subject)
+            if kind is None:
+                continue
+            message = envelope.open(kind)
+            if sides is None:
+                if not isinstance(message, RunStarted):
+                    raise SetupError(f'the log begins with event {envelope.sequence}; log.keep = "all" keeps the events of a whole run')
+                sides = _sides(message.recipe, over)
+            for side in sides:
+                await side.receive(envelope, message)
+    if sides is None:
+        raise SetupError("the log is empty")
+    return sides
+
+
+def _sides(recorded: dict[str, Any], over: Layer) -> tuple[RecordedBatches, RecordedBatches]:
+    """The batches as recorded, and those with the settings."""
+    recipes: list[Recipe] = []
+    for layer in (Layer({}, {}), over):
+        recipe, complaints = decode(layer.over(Layer(_without_table_of_another(recorded, layer), {})), Recipe)
+        complaints += [] if recipe is None else [problem.sentence(layer.place(problem.key)) for problem in problems(recipe)]
+        if recipe is None or complaints:
+            raise RecipeError("\n".join(complaints))
+        if recipe.learns_from_examples():
+            raise SetupError("this run learns from examples and has no episodes; start it again with the settings")
+        recipes.append(recipe)
+    was, now = recipes
+    if was.algorithm.group_size != now.algorithm.group_size:
+        raise RecipeError(f"`algorithm.group_size`: the recorded groups have {was.algorithm.group_size} episodes; leave it out")
+    reward = None
+    if (was.task.reward, was.task.reward_options) != (now.task.reward, now.task.reward_options):
+        if now.task.reward.startswith(MODEL):
+            raise RecipeError(
+                "`task.reward`: a reward model is no function of the recorded text alone here; name a rule or `path.py:function`"
+            )
+        reward = resolve_reward(now.task.reward, Path.cwd(), now.task.reward_options)
+    return RecordedBatches(was), RecordedBatches(now, reward=reward)
+
+
+def _without_table_of_another(recorded: dict[str, Any], layer: Layer) -> dict[str, Any]:
+    """Returns the recorded recipe; if another algorithm is named, without the recorded one's own settings."""
+    algorithm = recorded["algorithm"]
+    if layer.data.get("algorithm", {}).get("name", algorithm["name"]) == algorithm["name"]:
+        return recorded
+    return recorded | {"algorithm": {name: algorithm[name] for name in ("name", "group_size", "minibatches")}}
+
+
+def _side(found: RecordedBatches) -> Side:
+    algorithm = found.recipe.algorithm.resolved()
+    side = Side([], [], [], dict(found.dropped), found.unscored, found.exhausted, _without_advantages(algorithm))
+    for batch in found.batches:
+        event, sequences = batch.event, found.sequences(batch.event)
+        metrics = batch_metrics(sequences, event)
+        if not side.without_advantages:
+            try:
+                tokens = step_tokens(sequences, event.step)
+                advantages = algorithm.advantages(tokens)
+                metrics |= reward_metrics(sequences, tokens, advantages)
+            except UntrainableBatch:
+                metrics |= {"advantage_std": 0.0}
+            except EngineError as error:
+                side.without_advantages = str(error)
+        side.steps.append(metrics)
+        side.episodes.append(frozenset(member.episode for group in event.groups for member in group))
+        side.trained_tokens.append(int(sum(np.count_nonzero(sequence.loss_mask) for sequence in sequences)))
+    return side
+
+
+def _without_advantages(algorithm: Algorithm) -> str:
+    if needed := sorted(algorithm.needs & MODEL_COLUMNS):
+        return f"{type(algorithm).__name__} needs {', '.join(needed)}, which only a model can compute"
+    return ""
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
+
+
+def _number(value: float) -> str:
+    return "–" if math.isnan(value) else f"{value:.4g}"

@@ -1,0 +1,104 @@
+"""The trainer of a run over its recorded episodes under other settings: steps and weights, without inference."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator, Iterable
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+
+from areal_actors.core.errors import SetupError
+from areal_actors.messages import (
+    BatchFormed,
+    RunResumed,
+    RunStarted,
+    StepCompleted,
+    TrajectoryDropped,
+    TrajectoryExported,
+    WeightsPublished,
+)
+from areal_actors.recipe.recipe import Recipe
+from areal_actors.replay.recorded_batches import RecordedBatches
+from areal_actors.run.auditing import recomputation
+from bus.base import Envelope, Stamp
+from bus.message import Event
+from bus.recorded import LogWriter
+
+BATCHES_FROM = 1 << 40
+"""Sequence of the first batch of another batcher, beyond those of any log."""
+STEP_METRICS = ("loss", "grad_norm", "entropy", "approx_kl", "clip_frac", "effective_sample_size", "importance_weight_max")
+"""Metrics of the steps that are compared."""
+REPLACED = (BatchFormed.subject, TrajectoryDropped.subject)
+
+
+class TrainedSteps(msgspec.Struct):
+    """Steps of a trainer."""
+
+    metrics: list[dict[str, float]]
+    checksums: dict[int, str]
+    """Checksum of each weight version."""
+
+
+async def trained_again(log: AsyncIterator[Envelope], found: RecordedBatches, place: Path | None) -> tuple[TrainedSteps, TrainedSteps]:
+    """Returns the recorded steps, and those of a new trainer with the settings and batches of `found`.
+
+    Raises:
+        SetupError: the trainer cannot repeat the steps; the message has its reason.
+    """
+    recorded, trained = TrainedSteps([], {}), TrainedSteps([], {})
+    with tempfile.TemporaryDirectory(prefix="areal-what-if-") as scratch:
+        path = Path(scratch) / "log"
+        with LogWriter(path, found.recipe.run) as writer:
+            async for envelope in log:
+                _note(recorded, envelope)
+                for other in _rewritten(envelope, found):
+                    writer.write(other)
+        steps, threads = len(found.batches), str(found.recipe.trainer.threads or 1)
+        with Console(stderr=True).status("training on the recorded episodes") as shown:
+            async with recomputation(path, place or path, steps=steps, threads=threads) as results:
+                async for one in results:
+                    if one.error:
+                        raise SetupError(f"the trainer stopped: {one.error}")
+                    if one.version >= 0:
+                        trained.checksums[one.version] = one.checksum
+                    if one.step:
+                        trained.metrics.append(one.metrics)
+                        shown.update(f"training on the recorded episodes: {one.step} of {steps} steps")
+    return recorded, trained
+
+
+def _note(recorded: TrainedSteps, envelope: Envelope) -> None:
+    if envelope.subject == StepCompleted.subject:
+        event = envelope.open(StepCompleted)
+        if event.step > len(recorded.metrics):
+            recorded.metrics.append(event.metrics)
+    elif envelope.subject == WeightsPublished.subject:
+        published = envelope.open(WeightsPublished)
+        recorded.checksums.setdefault(published.weight_version, published.location.checksum)
+
+
+def _rewritten(envelope: Envelope, found: RecordedBatches) -> Iterable[Envelope]:
+    """An event of the log with the other settings, rewards and batches in it, and the batches that follow it."""
+    if envelope.subject == RunStarted.subject:
+        yield _sealed(envelope, msgspec.structs.replace(envelope.open(RunStarted), recipe=_plain(found.recipe)))
+    elif envelope.subject == RunResumed.subject:
+        yield _sealed(envelope, msgspec.structs.replace(envelope.open(RunResumed), recipe=_plain(found.recipe)))
+    elif envelope.subject == TrajectoryExported.subject and envelope.sequence in found.trajectories:
+        yield _sealed(envelope, TrajectoryExported(trajectory=found.trajectories[envelope.sequence]))
+    elif envelope.subject not in REPLACED:
+        yield envelope
+    for number, batch in enumerate(found.batches):
+        if batch.after == envelope.sequence:
+            yield msgspec.structs.replace(_sealed(envelope, batch.event), sequence=BATCHES_FROM + number)
+
+
+def _plain(recipe: Recipe) -> dict[str, object]:
+    plain: dict[str, object] = msgspec.to_builtins(recipe)
+    return plain
+
+
+def _sealed(envelope: Envelope, message: Event) -> Envelope:
+    stamp = Stamp(id=envelope.id, sender=envelope.sender, time=envelope.time, cause=envelope.cause)
+    return msgspec.structs.replace(Envelope.seal(message, stamp, envelope.run), sequence=envelope.sequence)
