@@ -104,21 +104,25 @@ class WhatIf(msgspec.Struct):
 
     def to_text(self) -> str:
         """Returns the comparison as lines of text."""
-        was, now = self.recorded, self.replayed
-        shared = sum(len(episodes & others) for episodes, others in zip(was.episodes, now.episodes, strict=False))
-        rows = [("", "recorded", "what if"), ("steps", f"{len(was.steps):,}", f"{len(now.steps):,}")]
-        rows.append(("episodes trained", f"{sum(map(len, was.episodes)):,}", f"{sum(map(len, now.episodes)):,}"))
-        rows.append(("  in the same step", "", f"{shared:,}"))
-        rows.append(("tokens trained", f"{sum(was.trained_tokens):,}", f"{sum(now.trained_tokens):,}"))
-        for reason in sorted({*was.dropped, *now.dropped}):
-            rows.append((f"groups dropped: {reason}", f"{was.dropped.get(reason, 0):,}", f"{now.dropped.get(reason, 0):,}"))
-        for name in COMPARED:
-            if not (math.isnan(was.mean(name)) and math.isnan(now.mean(name))):
-                rows.append((f"{name} (mean)", _number(was.mean(name)), _number(now.mean(name))))
+        rows = list(self._rows())
         widths = [max(len(row[column]) for row in rows) for column in range(3)]
         lines = [f"{self.run} with {', '.join(self.settings)}", ""]
         lines += [f"{name:<{widths[0]}}  {before:>{widths[1]}}  {after:>{widths[2]}}".rstrip() for name, before, after in rows]
         return "\n".join([*lines, "", *self._notes(), self.verdict(), *self._of_training()])
+
+    def _rows(self) -> Iterator[tuple[str, str, str]]:
+        was, now = self.recorded, self.replayed
+        shared = sum(len(episodes & others) for episodes, others in zip(was.episodes, now.episodes, strict=False))
+        yield "", "recorded", "what if"
+        yield "steps", f"{len(was.steps):,}", f"{len(now.steps):,}"
+        yield "episodes trained", f"{sum(map(len, was.episodes)):,}", f"{sum(map(len, now.episodes)):,}"
+        yield "  in the same step", "", f"{shared:,}"
+        yield "tokens trained", f"{sum(was.trained_tokens):,}", f"{sum(now.trained_tokens):,}"
+        for reason in sorted({*was.dropped, *now.dropped}):
+            yield f"groups dropped: {reason}", f"{was.dropped.get(reason, 0):,}", f"{now.dropped.get(reason, 0):,}"
+        for name in COMPARED:
+            if not (math.isnan(was.mean(name)) and math.isnan(now.mean(name))):
+                yield f"{name} (mean)", _number(was.mean(name)), _number(now.mean(name))
 
     def _of_training(self) -> Iterator[str]:
         if self.trained is None:
