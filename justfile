@@ -103,6 +103,12 @@ audit *args: setup
 replay *args: setup
     @{{ python }} -m areal_actors replay "$@"
 
+# the state of a run at any moment of its log: `just state gsm8k-grpo --at step-12`
+[group("daily")]
+[no-exit-message]
+state *args: setup
+    @{{ python }} -m areal_actors state "$@"
+
 # what a run would have trained under other settings: `just what-if gsm8k-grpo batcher.dynamic_sampling=true --train`
 [group("daily")]
 [no-exit-message]

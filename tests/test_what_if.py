@@ -1,4 +1,4 @@
-"""What recorded episodes would have trained under other settings: the same where nothing changes, exact at the first step that does."""
+"""Recorded episodes under other settings train the same where nothing changes, and exactly that at the first step that differs."""
 
 from __future__ import annotations
 

@@ -307,6 +307,16 @@ def _replays(command: Callable[..., argparse.ArgumentParser]) -> None:
     _takes_folder(played)
 
     about = (
+        "Print the state of a run after an event of its log, after a step, or at a time: which bound the gate had reached,\n"
+        "groups and episodes in flight, the batch, the weights that each worker had, the evaluation. The run is not affected."
+    )
+    looked = command("state", "reading:state", "print the state of a run at any moment of its log", about)
+    looked.add_argument("run", nargs="?", default="", metavar="RUN|FILE", help="the run (default: the latest), or an exported log")
+    looked.add_argument("--at", default="", metavar="MOMENT", help="event as 1200, step as step-12, or seconds as 90s (default: the end)")
+    looked.add_argument("--json", action="store_true", help="print the same as JSON, with all episodes in flight")
+    _takes_folder(looked)
+
+    about = (
         "Give the recorded episodes of a run to batcher, credit assignment and algorithm with other settings, or score their outputs with\n"
         "another reward function, and print what would have been trained beside what was. Nothing is sampled: it is exact up to the first\n"
         "step that differs, which it names."

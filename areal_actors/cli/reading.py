@@ -1,4 +1,4 @@
-"""The commands that read runs: monitor | runs | show | export | audit | replay."""
+"""The commands that read runs: monitor | runs | show | export | audit | replay | state."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from areal_actors.cli.arguments import Options, run_and_settings
 from areal_actors.core.errors import SetupError
 from areal_actors.reader import episode_page, listing
 from areal_actors.replay import command as replaying
+from areal_actors.replay import state as moments
 from areal_actors.run import auditing
 from areal_actors.run import monitor as monitors
 from areal_actors.run.preflight import report_clean_up
@@ -51,3 +52,8 @@ def replay(options: Options) -> int:
     if settings or options.actor or options.json:
         raise SetupError("--trainer compares checksums, so it takes no settings, no --actor and no --json")
     return replaying.replay_trainer(run, folder=folder)
+
+
+def state(options: Options) -> int:
+    """Print the state of a run at a moment."""
+    return moments.state(options.run, folder=Path(options.folder), at=options.at, as_json=options.json)
