@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import dataclasses
+import os
 import pickle
-from collections.abc import AsyncIterator, Mapping, Sequence
+import signal
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -19,8 +22,10 @@ from areal_actors.core.values import WeightsLocation
 from areal_actors.generation.engine import EnginePlace
 from areal_actors.generation.servers import weight_channels
 from areal_actors.generation.servers.dialect import Group
-from areal_actors.generation.servers.server_process import ServerClient
+from areal_actors.generation.servers.server_process import SERVER_SIDE, ServerClient
+from areal_actors.generation.servers.server_side import sglang_weights
 from areal_actors.generation.servers.server_side.areal_weights import Received, join_group, receive_part
+from areal_actors.generation.servers.sglang import SGLang
 from areal_actors.generation.servers.weight_channels import WeightChannel
 from areal_actors.generation.settings import GenerationSettings, ServerSettings
 from areal_actors.weights.parts import delta, parts_of
@@ -112,6 +117,51 @@ def test_what_does_not_belong_together_never_reaches_the_model() -> None:
     with pytest.raises(ValueError, match="have checksum"):
         take(received, in_order(before), checksum="wrong")
     assert received.report == {}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Updater:
+    """SGLang's updater of weights, as far as it concerns its extension."""
+
+    get_model: Callable[[], Any]
+    groups: dict[str, int] = dataclasses.field(default_factory=dict)
+
+    def update(self, weights: list[tuple[str, torch.Tensor]], *, refused: bool = False) -> tuple[bool, str]:
+        self.groups["used"] = 1
+        self.get_model().load_weights(weights)
+        return not refused, "done"
+
+
+class Model(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.loaded: Tensors = {}
+
+    def load_weights(self, weights: list[tuple[str, torch.Tensor]]) -> None:
+        self.loaded |= dict(weights)
+
+
+async def test_sglang_answers_with_the_checksum_of_what_arrived_and_with_its_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(SERVER_SIDE))
+    model, tensors = Model(), some_tensors()
+    updater, update = Updater(lambda: model), sglang_weights._reporting(Updater.update)
+    (part,) = parts_of(in_order(tensors), {"kind": "whole", "keep": False, "base": "", "checksum": checksum(tensors)}, 10**6)
+    success, message = update(updater, part)
+    assert success
+    assert_equal(model.loaded, tensors)
+    assert updater.groups == {"used": 1}
+    assert update(updater, part, refused=True) == (False, "done")
+    assert update(updater, part[1:]) == (False, "ValueError: the first tensor is a.weight, expected areal.control")
+
+    class Server(ServerClient):
+        async def post(self, path: str, body: Mapping[str, Any], seconds: float | None = None) -> tuple[int, Any]:
+            return 200, {"success": path != "/flush_cache", "message": f"{message} Weight version updated to 3."}
+
+    server = Server("SGLang", "http://127.0.0.1:9")
+    report = await SGLang().receive(server, "group", Part([], [], []), 3, 5)
+    assert report == {"checksum": checksum(tensors), "tensors": 4}
+    with pytest.raises(WeightTransferFailed, match="SGLang answered 200 to /flush_cache: done"):
+        await SGLang()._update(server, "/flush_cache", {}, 5)
 
 
 # ---------------------------------------------------------------- a genuine sender, group and shared memory
@@ -238,8 +288,12 @@ async def test_versions_arrive_and_those_that_do_not_are_loaded_from_their_folde
         assert channel.arrival.channel == ("broadcast" if weights == "delta" else weights), "another group is opened"
         assert receiver.folders == 1
 
-        channel._sender.kill()
+        os.kill(channel._sender.pid, signal.SIGKILL)
         await bring(channel, versions[3], 6)
+        assert "the sender of weights" in channel.arrival.failure
+        assert_equal(receiver.weights, read_weights(versions[3]))
+        await bring(channel, versions[3], 6)
+        assert channel.arrival.failure == ""
         assert_equal(receiver.weights, read_weights(versions[3]))
         damaged = WeightsLocation(versions[1].folder, "0" * 32, versions[1].model)
         with pytest.raises(EngineError, match="have checksum") as refused:

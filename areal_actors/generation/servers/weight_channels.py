@@ -81,11 +81,10 @@ class WeightChannel:
         try:
             async with asyncio.timeout(self._settings.weights_seconds):
                 return await self._sender.ask(Prepare(location, deltas, self._held if deltas else "", PART_BYTES), Prepared)
-        except TimeoutError:
-            return WeightTransferFailed(f"the sender of weights did not map {location.folder} within {self._limit()}")
-        except WeightTransferFailed as error:
-            self._held = ""
-            return error
+        except (TimeoutError, WeightTransferFailed) as error:
+            self._drop_group()
+            late = f"the sender of weights did not map {location.folder} within {self._limit()}"
+            return WeightTransferFailed(late) if isinstance(error, TimeoutError) else error
 
     async def load(
         self, location: WeightsLocation, weight_version: int, prepared: Prepared | WeightTransferFailed | None, replaced: str
