@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 from areal_actors.core.devices import detect_cuda
-from areal_actors.core.errors import EngineUnavailable, RequestError
+from areal_actors.core.errors import EngineUnavailable, RequestError, WeightTransferFailed
 from areal_actors.core.values import SamplingParams
 from areal_actors.generation.engine import EnginePlace
 from areal_actors.generation.servers.server_process import ServerClient, ServerProcess, free_port, interpreter
@@ -197,7 +197,7 @@ def own_address(url: str) -> str:
     """Returns the address of this host as the server at this address reaches it.
 
     Raises:
-        EngineUnavailable: there is no way to it.
+        WeightTransferFailed: there is no way to it.
     """
     parts = urlsplit(url)
     try:
@@ -205,7 +205,7 @@ def own_address(url: str) -> str:
             probe.connect((parts.hostname, parts.port or 80))
             return str(probe.getsockname()[0])
     except OSError as error:
-        raise EngineUnavailable(f"there is no way to the server at {url} ({error})") from error
+        raise WeightTransferFailed(f"there is no way to the server at {url} ({error})") from error
 
 
 def on_cpu(settings: GenerationSettings) -> bool:
