@@ -32,6 +32,14 @@ ENGINE_ABILITIES: Mapping[str, frozenset[str]] = {
 }
 """Abilities of the built-in engines by their names in a recipe."""
 
+WEIGHT_CHANNELS: Mapping[str, tuple[str, ...]] = {
+    "transformers": ("folder",),
+    "sglang": ("folder", "broadcast", "tensors", "delta"),
+    "vllm": ("folder", "broadcast", "tensors", "delta"),
+    "scripted": ("folder",),
+}
+"""Ways of new weights to the built-in engines; see `generation.server.weights`."""
+
 FIELD_OF = {JSON_SCHEMA: "response_format", REGEX: "response_format", GRAMMAR: "tool_choice"}
 """Fields of the client API whose name is not that of the ability."""
 GRAMMAR_USES = "`required` and a named function need it, and so does 'response_format' beside tools or reasoning; send `auto`"
@@ -41,8 +49,14 @@ NEAREST = 3
 
 def ability_rows() -> list[tuple[str, ...]]:
     """Returns the table of abilities: a row of column titles, then one row for each ability, with `yes` or `no` for each engine."""
-    rows = [(ability, *("yes" if ability in has else "no" for has in ENGINE_ABILITIES.values())) for ability in sorted(SAMPLING_ABILITIES)]
-    return [("ability", *ENGINE_ABILITIES), *rows]
+    able = {engine: engine_abilities(engine) for engine in ENGINE_ABILITIES}
+    abilities = sorted(frozenset().union(*able.values()))
+    return [("ability", *able), *((ability, *("yes" if ability in has else "no" for has in able.values())) for ability in abilities)]
+
+
+def engine_abilities(engine: str) -> frozenset[str]:
+    """Returns the abilities of a built-in engine, with its ways of new weights as `weights:NAME`."""
+    return ENGINE_ABILITIES[engine] | {f"weights:{channel}" for channel in WEIGHT_CHANNELS[engine]}
 
 
 def unsupported(ability: str, title: str) -> RequestError:

@@ -74,6 +74,21 @@ class EngineCounters(Value):
     """Used share of the KV cache; 0 if the engine does not report it."""
 
 
+class Arrival(NamedTuple):
+    """The last version that a server took."""
+
+    channel: str
+    """`folder`, `broadcast`, `tensors`, `delta` or `adapter`."""
+    checksum: str
+    """Reported by the server; that of the verified files if it loaded a folder."""
+    sent_bytes: int = 0
+    """Bytes that were sent."""
+    whole_bytes: int = 0
+    """Bytes of all tensors of the version."""
+    failure: str = ""
+    """Cause for which the recipe's channel was not used; empty if it was."""
+
+
 class GenerationEngine(Protocol):
     """Samples completions. Weights change only at a token boundary, and every token carries the weight version that sampled it."""
 

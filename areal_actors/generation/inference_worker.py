@@ -8,11 +8,12 @@ from contextlib import aclosing, suppress
 from itertools import count
 from pathlib import Path
 
+import msgspec
 import structlog
 
 from areal_actors.core.errors import EngineError, EngineUnavailable, RequestError, SetupError
 from areal_actors.core.values import WeightsLocation, unpack_ids
-from areal_actors.generation.engine import GenerationEngine, refuse_unable
+from areal_actors.generation.engine import Arrival, GenerationEngine, refuse_unable
 from areal_actors.generation.engine_load import LoadReporter
 from areal_actors.messages import (
     EngineLoad,
@@ -24,6 +25,7 @@ from areal_actors.messages import (
     Throughput,
     WeightsLoaded,
     WeightsPublished,
+    WeightTransferRefused,
 )
 from areal_actors.runtime.actor import Actor, Context, Emits, Tick, on
 from areal_actors.weights.folders import is_superseded
@@ -93,7 +95,7 @@ class InferenceWorker(Actor):
         """Failed completions since the last successful one."""
 
     @on
-    async def weights_published(self, event: WeightsPublished, context: Context) -> Emits[WeightsLoaded]:
+    async def weights_published(self, event: WeightsPublished, context: Context) -> Emits[WeightsLoaded | WeightTransferRefused]:
         if event.weight_version <= self.weight_version:
             return
         location = event.location.resolved(self.run_folder)
@@ -103,10 +105,11 @@ class InferenceWorker(Actor):
             return
         self.weight_version, self.location = event.weight_version, location
         self.serving.set()
-        yield WeightsLoaded(worker=self.name, weight_version=event.weight_version, checksum=event.location.checksum)
+        for message in self._arrived(location):
+            yield message
 
     @on
-    async def engine_mismatch(self, event: EngineMismatch, context: Context) -> Emits[WeightsLoaded]:
+    async def engine_mismatch(self, event: EngineMismatch, context: Context) -> Emits[WeightsLoaded | WeightTransferRefused]:
         """Close the engine, create another, and load the current weights from their published location, checksum included.
 
         Completions in flight end here without a last part; the gateway receives the same event and continues them on other
@@ -116,10 +119,11 @@ class InferenceWorker(Actor):
         if not event.recycle or event.worker not in ("", self.name) or self.engine is None or self.location is None:
             return
         if await self._recycle(self.location, context):
-            yield WeightsLoaded(worker=self.name, weight_version=self.weight_version, checksum=self.location.checksum)
+            for message in self._arrived(self.location):
+                yield message
 
     @on
-    async def engine_lost(self, event: EngineLost, context: Context) -> Emits[WeightsLoaded]:
+    async def engine_lost(self, event: EngineLost, context: Context) -> Emits[WeightsLoaded | WeightTransferRefused]:
         """Start or reach the server again and load the current weights, unless a load of new ones has done so already."""
         if event.worker != self.name or self.location is None:
             return
@@ -128,7 +132,25 @@ class InferenceWorker(Actor):
         else:
             serves = await self._recycle(self.location, context)
         if serves:
-            yield WeightsLoaded(worker=self.name, weight_version=self.weight_version, checksum=self.location.checksum)
+            for message in self._arrived(self.location):
+                yield message
+
+    def _arrived(self, location: WeightsLocation) -> Iterator[WeightsLoaded | WeightTransferRefused]:
+        """Yields the report of the loaded weights, and why an inference server was given their folder instead of what the recipe names."""
+        loaded = WeightsLoaded(worker=self.name, weight_version=self.weight_version, checksum=location.checksum)
+        arrival: Arrival | None = getattr(self.engine, "arrival", None)
+        if arrival is None:
+            yield loaded
+            return
+        if arrival.failure:
+            yield WeightTransferRefused(worker=self.name, weight_version=self.weight_version, reason=arrival.failure)
+        yield msgspec.structs.replace(
+            loaded,
+            checksum=arrival.checksum,
+            channel=arrival.channel,
+            sent_bytes=arrival.sent_bytes,
+            whole_bytes=arrival.whole_bytes,
+        )
 
     async def _recycle(self, location: WeightsLocation, context: Context) -> bool:
         """Replace the engine by a new one with the current weights; returns False if newer ones have replaced them on disk."""

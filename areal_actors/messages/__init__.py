@@ -111,6 +111,7 @@ from areal_actors.messages.training import (
     TrajectoryRef,
     WeightsLoaded,
     WeightsPublished,
+    WeightTransferRefused,
 )
 from bus.message import Message
 
@@ -206,6 +207,7 @@ __all__ = [
     "TrajectoryReply",
     "Wait",
     "WatchProbe",
+    "WeightTransferRefused",
     "WeightsLoaded",
     "WeightsPublished",
 ]

@@ -221,6 +221,23 @@ class WeightsLoaded(Event):
     worker: str
     weight_version: int
     checksum: str
+    """Of the loaded tensors: as the inference server reports it, or of the files that it was given."""
+    channel: str = "folder"
+    """Way of the weights to the engine: `folder`, `broadcast`, `tensors`, `delta` or `adapter`."""
+    sent_bytes: int = 0
+    """Bytes that were sent to an inference server; 0 if it read files."""
+    whole_bytes: int = 0
+    """Bytes of all tensors of the version; 0 if the server read files."""
+
+
+class WeightTransferRefused(Event):
+    """Weights did not reach an inference server in the way that the recipe names; their folder was loaded, `WeightsLoaded` follows."""
+
+    subject: ClassVar[str] = "weights.refused"
+    worker: str
+    weight_version: int
+    reason: str
+    """Cause: which channel, which server, and what it answered."""
 
 
 class EvaluationCompleted(Event):

@@ -15,7 +15,8 @@ import msgspec
 from areal_actors.core.settings import CONCURRENT, KEEP_REASONING, SEVERAL
 from areal_actors.embedded.settings import CONTEXT as EMBEDDED_CONTEXT
 from areal_actors.gateway.sessions.keys import weakness
-from areal_actors.generation.settings import ENGINES, SERVER_ENGINES, TENSOR_ENGINES, VLLM_RANK, GenerationSettings, ServerSettings
+from areal_actors.generation.abilities import WEIGHT_CHANNELS
+from areal_actors.generation.settings import ENGINES, SERVER_ENGINES, TENSOR_ENGINES, VLLM_RANK, GenerationSettings, ServerSettings, is_here
 from areal_actors.recipe.agent_checks import agent_problems, dotted_parts
 from areal_actors.recipe.chaos_checks import chaos_problems
 from areal_actors.recipe.complaints import Problems, is_installed, nearest, toml_value
@@ -216,6 +217,20 @@ def _servers(recipe: Recipe) -> Problems:
     if recipe.generation.engine == "vllm" and lora is not None and lora.published == "adapter" and lora.rank > VLLM_RANK:
         found = f"found {lora.rank}, but vLLM takes adapters up to rank {VLLM_RANK}"
         yield ("trainer", "lora", "rank"), f'{found}; write a smaller one, or trainer.lora.published = "merged"'
+    yield from _weights(recipe)
+
+
+def _weights(recipe: Recipe) -> Problems:
+    """Check the way of new weights to the servers."""
+    key, server, engine = ("generation", "server", "weights"), recipe.generation.server, recipe.generation.engine
+    found = f"found {toml_value(server.weights)}, but"
+    if server.weights not in (able := WEIGHT_CHANNELS[engine]):
+        yield key, f"{found} {engine} takes {', '.join(able)}; write one of them"
+    if server.weights == "tensors" and (far := [url for url in server.urls if not is_here(url)]):
+        yield key, f'{found} {far[0]} is on another host, which does not have this one\'s memory; write "broadcast" or "delta"'
+    lora = recipe.trainer.lora
+    if server.weights != "folder" and lora is not None and lora.published == "adapter":
+        yield key, f'{found} adapters are loaded by name from their folder; write "folder", or trainer.lora.published = "merged"'
 
 
 def _without_servers(generation: GenerationSettings) -> Problems:

@@ -14,6 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from areal_actors.core.settings import Placement
+from areal_actors.generation.settings import is_here
 from areal_actors.recipe.checks import EMBEDDED
 from areal_actors.recipe.model_size import parameters
 from areal_actors.recipe.recipe import Recipe
@@ -134,13 +135,20 @@ def _with_learning_rate(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
 
 
 def _with_published(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
-    """Publish weights as the engines take them: in their precision, and whole to servers started elsewhere, unless it is stated."""
+    """Publish weights as the engines take them, unless it is stated: in their precision, and whole to servers started elsewhere.
+
+    Servers on other hosts do not have the folders of this one.
+    """
     trainer, lora = recipe.trainer, recipe.trainer.lora
     if not is_stated(stated, ("trainer", "published_dtype")):
         trainer = replace(trainer, published_dtype=recipe.generation.dtype)
     if lora is not None and recipe.generation.server.urls and not is_stated(stated, ("trainer", "lora", "published")):
         trainer = replace(trainer, lora=replace(lora, published="merged"))
-    return replace(recipe, trainer=trainer)
+    server = recipe.generation.server
+    adapters = trainer.lora is not None and trainer.lora.published == "adapter"
+    if adapters or is_stated(stated, ("generation", "server", "weights")) or all(is_here(url) for url in server.urls):
+        return replace(recipe, trainer=trainer)
+    return replace(recipe, trainer=trainer, generation=replace(recipe.generation, server=replace(server, weights="broadcast")))
 
 
 def _with_limits(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:

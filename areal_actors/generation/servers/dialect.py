@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+from urllib.parse import urlsplit
 
 from areal_actors.core.devices import detect_cuda
-from areal_actors.core.errors import EngineUnavailable, RequestError
+from areal_actors.core.errors import EngineUnavailable, RequestError, WeightTransferFailed
 from areal_actors.core.values import SamplingParams
 from areal_actors.generation.engine import EnginePlace
 from areal_actors.generation.servers.server_process import ServerClient, ServerProcess, free_port, interpreter
 from areal_actors.generation.settings import GenerationSettings
+from areal_actors.weights.sending import Part
 
 USAGE_SECONDS = 5.0
 """Time limit of a server's report about its load."""
@@ -51,6 +54,18 @@ class ServerUsage(NamedTuple):
     """Requests that wait for a slot or for room in the KV cache."""
     kv_cache: float = 0.0
     """Used share of the KV cache, 0 to 1."""
+
+
+class Group(NamedTuple):
+    """A process group of the sender of weights, its rank 0, and the processes of a server."""
+
+    name: str
+    address: str
+    """Of the sender, as the server reaches it."""
+    port: int
+    ranks: int
+    backend: str
+    """`gloo` or `nccl`."""
 
 
 class ServerDialect(Protocol):
@@ -126,6 +141,32 @@ class ServerDialect(Protocol):
         """
         ...
 
+    # Weights in parts, for `WeightChannel`: each raises WeightTransferFailed if the server refuses, EngineUnavailable if it is gone.
+
+    async def join_group(self, server: ServerClient, group: Group, seconds: float) -> Mapping[str, Any]:
+        """Have the processes of the server join a group; returns when they have."""
+        ...
+
+    async def leave_group(self, server: ServerClient, name: str, seconds: float) -> None:
+        """Have the processes of the server leave a group."""
+        ...
+
+    async def begin_update(self, server: ServerClient, seconds: float) -> None:
+        """Prepare the server for parts of a version; nothing is being sampled."""
+        ...
+
+    async def receive(self, server: ServerClient, group: str, part: Part, weight_version: int, seconds: float) -> Mapping[str, Any]:
+        """Have the server take a part that is broadcast to a group; returns its report, with a `checksum` after the last part."""
+        ...
+
+    async def receive_handles(self, server: ServerClient, handles: Sequence[str], weight_version: int, seconds: float) -> Mapping[str, Any]:
+        """Have the server take a part in shared memory; returns its report, with a `checksum` after the last part."""
+        ...
+
+    async def end_update(self, server: ServerClient, weight_version: int, seconds: float) -> None:
+        """Drop the prefix cache after the last part."""
+        ...
+
 
 def server_of(dialect: ServerDialect, model_folder: str, settings: GenerationSettings, place: EnginePlace) -> ServerClient:
     """Returns a client of the worker's server, which is started unless it was started elsewhere.
@@ -150,6 +191,21 @@ def adapter_lost(error: Exception, adapter: str) -> Exception:
     if adapter and isinstance(error, RequestError) and adapter in str(error):
         return EngineUnavailable(f"the server has lost the adapter {adapter}: {error}")
     return error
+
+
+def own_address(url: str) -> str:
+    """Returns the address of this host as the server at this address reaches it.
+
+    Raises:
+        WeightTransferFailed: there is no way to it.
+    """
+    parts = urlsplit(url)
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((parts.hostname, parts.port or 80))
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise WeightTransferFailed(f"there is no way to the server at {url} ({error})") from error
 
 
 def on_cpu(settings: GenerationSettings) -> bool:

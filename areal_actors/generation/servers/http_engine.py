@@ -14,7 +14,6 @@ import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,14 +21,13 @@ import structlog
 
 from areal_actors.core.errors import EngineError, EngineUnavailable, RequestError, SetupError
 from areal_actors.core.values import SamplingParams, TokenColumns, WeightsLocation
-from areal_actors.generation.engine import EngineCounters, EnginePlace, TokenChunk, validate_prompt
+from areal_actors.generation.engine import Arrival, EngineCounters, EnginePlace, TokenChunk, validate_prompt
 from areal_actors.generation.servers.dialect import Segment, SegmentPart, ServerDialect, adapter_lost, server_of
 from areal_actors.generation.servers.server_completion import ServerCompletion
 from areal_actors.generation.servers.usage_watch import UsageWatch
+from areal_actors.generation.servers.weight_channels import WeightChannel
 from areal_actors.generation.settings import GenerationSettings
 from areal_actors.tokenization.tokenizer import ChatTokenizer, vocabulary_of
-from areal_actors.weights.folders import holds_adapter
-from areal_actors.weights.weight_files import stored_tensors, verify_adapter, verify_weights
 
 POLL_SECONDS = 0.5
 ABORT_SECONDS = 0.2
@@ -38,7 +36,6 @@ SHOWN_SECONDS = 10.0
 """Time between two lines about a server that is starting."""
 RESTARTING = ("constraint", "frequency_penalty", "presence_penalty")
 """Fields with a state that a server forgets between segments."""
-LOAD_SECONDS = 600.0
 CLOSE_SECONDS = 5.0
 """Time for a server to accept the order to end its requests, when the engine is closed."""
 PHASE_CHARACTERS = 160
@@ -77,9 +74,8 @@ class HttpEngine:
         self.tokenizer = ChatTokenizer.load(model_folder)
         self.context = settings.max_model_len
         self.vocabulary_size = vocabulary_of(model_folder) or self.tokenizer.largest_id + 1
-        self._model_folder = model_folder
-        self._shapes = {name: tensor.shape for name, tensor in stored_tensors(model_folder).items()}
         self._server = server_of(dialect, model_folder, settings, place)
+        self._channel = WeightChannel(dialect, self._server, model_folder, settings, place)
         self._watch = UsageWatch(dialect, self._server)
         self._ready = False
         self._closed = False
@@ -318,27 +314,20 @@ class HttpEngine:
             SetupError: the server could not be started.
         """
         async with self._loading:
-            adapter = self._adapter_name(location, weight_version)
-            if adapter:
-                await asyncio.to_thread(verify_adapter, location, self._shapes, self._model_folder, self.place.adapter_rank)
-            else:
-                await asyncio.to_thread(verify_weights, location, self._shapes)
+            prepared = await self._channel.prepare(location)
             await self.until_ready()
             self._admitted.clear()
             try:
                 await self._end_segments()
-                folder = str(Path(location.folder))
-                if adapter:
-                    await self.dialect.load_adapter(self._server, folder, adapter, self._adapter, LOAD_SECONDS)
-                else:
-                    await self.dialect.load(self._server, folder, weight_version, LOAD_SECONDS)
-                self.weight_version, self._adapter = weight_version, adapter
+                self._adapter = await self._channel.load(location, weight_version, prepared, self._adapter)
+                self.weight_version = weight_version
             finally:
                 self._admitted.set()
 
-    def _adapter_name(self, location: WeightsLocation, weight_version: int) -> str:
-        """Returns a name that this server has never had: one engine may load a version again, and another one at the same server."""
-        return f"v{weight_version}.{self._life}.{next(self._numbers)}" if holds_adapter(location.folder) else ""
+    @property
+    def arrival(self) -> Arrival | None:
+        """The last version that the server took; None if it has taken none."""
+        return self._channel.arrival
 
     async def _end_segments(self) -> None:
         while self._segments:
@@ -374,6 +363,7 @@ class HttpEngine:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._channel.close()
         await self._server.close()
 
 

@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from areal_actors.core.errors import EngineError, EngineUnavailable
+import msgspec
+
+from areal_actors.core.errors import EngineError, EngineUnavailable, WeightTransferFailed
 from areal_actors.core.values import SamplingParams
 from areal_actors.generation.abilities import ENGINE_ABILITIES
 from areal_actors.generation.engine import EnginePlace
-from areal_actors.generation.servers.dialect import USAGE_SECONDS, Segment, SegmentPart, ServerUsage, merged_flags, on_cpu
+from areal_actors.generation.servers.dialect import USAGE_SECONDS, Group, Segment, SegmentPart, ServerUsage, merged_flags, on_cpu
 from areal_actors.generation.servers.server_process import IDLE_SECONDS, OK, SERVER_SIDE, ServerClient, flags, message_of
 from areal_actors.generation.settings import GenerationSettings
+from areal_actors.weights.sending import Part
 
-ON_CPU, WITH_ADAPTERS = SERVER_SIDE / "sglang_on_cpu.py", SERVER_SIDE / "sglang_adapters.py"
+ON_CPU, WITH_ADAPTERS, WITH_CHANNELS = (SERVER_SIDE / f"sglang_{name}.py" for name in ("on_cpu", "adapters", "weights"))
+REPORT = " areal_weights="
+"""Before the report of what arrived, in the message of an answer; see `server_side/sglang_weights.py`."""
 SPARE_CONTEXT = 8
 """SGLang ends completions up to two tokens before its context is full."""
 CONSTRAINTS = {"json_schema": "json_schema", "regex": "regex", "lark": "ebnf"}
@@ -70,9 +75,12 @@ class SGLang:
         }
         gpu = {"tp-size": settings.tensor_parallel, **({"mem-fraction-static": place.memory_fraction} if place.memory_fraction < 1 else {})}
         on_gpu = [str(WITH_ADAPTERS)] if place.adapter_rank else ["-m", "sglang.launch_server"]
+        on_gpu = [str(WITH_CHANNELS)] if settings.server.weights != "folder" else on_gpu
         program = [python, *([str(ON_CPU)] if cpu_only else on_gpu)]
         chosen = merged_flags({**common, **(cpu if cpu_only else gpu), **_adapter_flags(place, cpu_only=cpu_only)}, settings.options)
         environment = {"HF_HUB_OFFLINE": "1", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1", "SGLANG_TIMEOUT_KEEP_ALIVE": IDLE_SECONDS}
+        if settings.server.weights != "folder":
+            environment["AREAL_WEIGHTS_SECONDS"] = str(settings.server.weights_seconds)
         return [*program, *flags(chosen)], {**environment, **({"OMP_NUM_THREADS": str(settings.threads)} if cpu_only else {})}
 
     async def is_ready(self, server: ServerClient) -> bool:
@@ -137,10 +145,7 @@ class SGLang:
         status, answer = await server.post("/update_weights_from_disk", body, seconds=seconds)
         if status != OK or not answer.get("success"):
             raise EngineUnavailable(f"SGLang at {server.url} refused weight version {weight_version} ({status}): {message_of(answer)}")
-        status, answer = await server.post(f"/flush_cache?timeout={IDLE_WAIT_SECONDS}", {}, seconds=seconds)
-        if status != OK:
-            found = f"did not drop its prefix cache for weight version {weight_version} ({status}): {message_of(answer)}"
-            raise EngineUnavailable(f"SGLang at {server.url} {found}")
+        await self.end_update(server, weight_version, seconds)
 
     async def load_adapter(self, server: ServerClient, folder: str, name: str, replaced: str, seconds: float) -> None:
         """Load an adapter under a new name and unload the one that it replaces; each adapter has a prefix cache of its own."""
@@ -149,6 +154,61 @@ class SGLang:
             status, answer = await server.post(path, body, seconds=seconds)
             if status != OK or not answer.get("success"):
                 raise EngineUnavailable(f"SGLang at {server.url} refused the adapter {name} ({status}): {message_of(answer)}")
+
+    async def join_group(self, server: ServerClient, group: Group, seconds: float) -> Mapping[str, Any]:
+        """Have the processes of the server join a group."""
+        body = {
+            "master_address": group.address,
+            "master_port": group.port,
+            "rank_offset": 1,
+            "world_size": group.ranks,
+            "group_name": group.name,
+            "backend": group.backend,
+        }
+        return await self._update(server, "/init_weights_update_group", body, seconds)
+
+    async def leave_group(self, server: ServerClient, name: str, seconds: float) -> None:
+        """Have the processes of the server leave a group."""
+        await server.post("/destroy_weights_update_group", {"group_name": name}, seconds=seconds)
+
+    async def begin_update(self, server: ServerClient, seconds: float) -> None:
+        """SGLang 0.5.20 needs no preparation."""
+
+    async def receive(self, server: ServerClient, group: str, part: Part, weight_version: int, seconds: float) -> Mapping[str, Any]:
+        """Have the server take a part that is broadcast to a group."""
+        body = {
+            **_part_body(weight_version),
+            "names": part.names,
+            "dtypes": part.dtypes,
+            "shapes": part.shapes,
+            "group_name": group,
+            "load_format": "flattened_bucket",
+        }
+        return await self._update(server, "/update_weights_from_distributed", body, seconds)
+
+    async def receive_handles(self, server: ServerClient, handles: Sequence[str], weight_version: int, seconds: float) -> Mapping[str, Any]:
+        """Have the server take a part in shared memory."""
+        body = {**_part_body(weight_version), "serialized_named_tensors": list(handles)}
+        return await self._update(server, "/update_weights_from_tensor", body, seconds)
+
+    async def end_update(self, server: ServerClient, weight_version: int, seconds: float) -> None:
+        """Drop the prefix cache."""
+        status, answer = await server.post(f"/flush_cache?timeout={IDLE_WAIT_SECONDS}", {}, seconds=seconds)
+        if status != OK:
+            found = f"did not drop its prefix cache for weight version {weight_version} ({status}): {message_of(answer)}"
+            raise EngineUnavailable(f"SGLang at {server.url} {found}")
+
+    async def _update(self, server: ServerClient, path: str, body: Mapping[str, Any], seconds: float) -> Mapping[str, Any]:
+        """Returns the report in the answer's message; empty if there is none."""
+        status, answer = await server.post(path, body, seconds=seconds)
+        if status != OK or not answer.get("success"):
+            raise WeightTransferFailed(f"SGLang answered {status} to {path}: {message_of(answer)}")
+        _, _, report = str(answer.get("message", "")).partition(REPORT)
+        return dict(msgspec.json.decode(report[: report.find("}") + 1])) if report else {}
+
+
+def _part_body(weight_version: int) -> dict[str, Any]:
+    return {"weight_version": str(weight_version), "flush_cache": False, "abort_all_requests": False}
 
 
 def _adapter_flags(place: EnginePlace, *, cpu_only: bool) -> dict[str, Any]:

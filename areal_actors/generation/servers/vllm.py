@@ -9,13 +9,14 @@ from typing import Any
 
 import msgspec
 
-from areal_actors.core.errors import EngineError, EngineUnavailable
+from areal_actors.core.errors import EngineError, EngineUnavailable, WeightTransferFailed
 from areal_actors.core.values import Constraint
 from areal_actors.generation.abilities import ENGINE_ABILITIES
 from areal_actors.generation.engine import EnginePlace
-from areal_actors.generation.servers.dialect import USAGE_SECONDS, Segment, SegmentPart, ServerUsage, merged_flags, on_cpu
+from areal_actors.generation.servers.dialect import USAGE_SECONDS, Group, Segment, SegmentPart, ServerUsage, merged_flags, on_cpu
 from areal_actors.generation.servers.server_process import IDLE_SECONDS, OK, SERVER_SIDE, ServerClient, flags, message_of
 from areal_actors.generation.settings import GenerationSettings
+from areal_actors.weights.sending import Part
 
 MODEL = "model"
 """Name of the model in requests."""
@@ -143,6 +144,51 @@ class VLLM:
             status, answer = await server.post(path, body, seconds=seconds)
             if status != OK:
                 raise EngineUnavailable(f"vLLM at {server.url} refused the adapter {name} ({status}): {message_of(answer)}")
+
+    async def join_group(self, server: ServerClient, group: Group, seconds: float) -> Mapping[str, Any]:
+        """Have the workers of the server join a group."""
+        return await self._call(server, "areal_join", {**group._asdict(), "seconds": seconds}, seconds)
+
+    async def leave_group(self, server: ServerClient, name: str, seconds: float) -> None:
+        """Have the workers of the server leave a group."""
+        await self._call(server, "areal_leave", {"name": name}, seconds)
+
+    async def begin_update(self, server: ServerClient, seconds: float) -> None:
+        """Pause the server."""
+        await self._order(server, "/pause?mode=abort", {}, seconds)
+
+    async def receive(self, server: ServerClient, group: str, part: Part, weight_version: int, seconds: float) -> Mapping[str, Any]:  # noqa: ARG002
+        """Have the workers take a part that is broadcast to a group."""
+        return await self._call(server, "areal_receive", {"group": group, **msgspec.structs.asdict(part)}, seconds)
+
+    async def receive_handles(
+        self,
+        server: ServerClient,
+        handles: Sequence[str],
+        weight_version: int,  # noqa: ARG002 - vLLM keeps none
+        seconds: float,
+    ) -> Mapping[str, Any]:
+        """Have the workers take a part in shared memory."""
+        return await self._call(server, "areal_map", {"handles": list(handles)}, seconds)
+
+    async def end_update(self, server: ServerClient, weight_version: int, seconds: float) -> None:  # noqa: ARG002 - vLLM keeps none
+        """Drop the prefix cache and go on."""
+        await self._order(server, "/reset_prefix_cache", {}, seconds)
+        await self._order(server, "/resume", {}, seconds)
+
+    async def _order(self, server: ServerClient, path: str, body: Mapping[str, Any], seconds: float) -> Any:
+        status, answer = await server.post(path, body, seconds=seconds)
+        if status != OK:
+            raise WeightTransferFailed(f"vLLM answered {status} to {path}: {message_of(answer)}")
+        return answer
+
+    async def _call(self, server: ServerClient, method: str, named: Mapping[str, Any], seconds: float) -> Mapping[str, Any]:
+        """Returns the report of the first worker; every one has to succeed."""
+        answer = await self._order(server, "/collective_rpc", {"method": method, "kwargs": named, "timeout": seconds}, seconds)
+        reports = [report or {} for report in answer["results"]]
+        if errors := [report["error"] for report in reports if "error" in report]:
+            raise WeightTransferFailed(f"vLLM refused `{method}`: {errors[0]}")
+        return dict(reports[0])
 
 
 def _gauges(text: str, name: str) -> list[float]:

@@ -134,6 +134,11 @@ class NativeCpuPlatform(CpuDeviceMixin, SRTPlatform):
 
 platforms._current_platform = NativeCpuPlatform()
 
+if __name__ == "__mp_main__":
+    import sglang_weights
+
+    sglang_weights.receive()
+
 if __name__ == "__main__":
     import sglang_adapters
     from sglang.launch_server import run_server
