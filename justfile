@@ -133,6 +133,12 @@ environments *names: setup
 test *args: setup lint
     @{{ python }} -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder "$@"
 
+# trainer and engine with the oldest torch and transformers that are supported; `just test-torch torch==2.12.1` with another
+[group("check")]
+[no-exit-message]
+test-torch *versions: setup
+    @./scripts/test_torch.sh "$@"
+
 # format, ruff, mypy
 [group("check")]
 [no-exit-message]

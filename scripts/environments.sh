@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Creates .environments/NAME for each agents/environments/NAME.txt, separate interpreters for agents and clients whose framework conflicts
 # with our dependencies, and for each scripts/engines/NAME.txt, those of inference servers. A second start does nothing.
-# An environment that pins torch gets our version of it, in the build that fits the machine.
+# An environment that pins torch gets the locked version of ours, in the build that fits the machine.
 # `scripts/environments.sh camel sglang` creates only these two. Programs from npm, agents/environments/NAME.npm, and `docs`, which builds
 # the documentation (scripts/docs.txt), are installed only by name.
 #

@@ -16,11 +16,11 @@ nvidia_device() {
     [ -e /dev/nvidia0 ] || command -v nvidia-smi >/dev/null
 }
 
-# The default index's build on Linux includes gigabytes of CUDA libraries, which a machine without a GPU cannot use.
+# The locked version, or the one given (`torch==2.11.0`). The default index's build on Linux includes gigabytes of CUDA libraries, which a
+# machine without a GPU cannot use.
 install_torch() {
-    local torch
-    torch=$("$venv_python" -c 'import tomllib; wanted = tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"]
-print(next(name for name in wanted if name.startswith("torch==")))')
+    local torch=${1:-}
+    [ -n "$torch" ] || torch=$(grep -m 1 '^torch==' scripts/locks/dev.txt)
     if [ "$(uname -s)" = Linux ] && ! nvidia_device; then
         echo "set-up: $torch for the CPU (no NVIDIA device) ..."
         if torch_index_reachable && pip_install --index-url "$torch_cpu_index" "$torch"; then

@@ -25,14 +25,14 @@ class FrozenModel:
     """A model that only computes log-probabilities."""
 
     def __init__(self, scorer: TokenScorer, context: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
-        self._scorer = scorer
+        self.scorer = scorer
         self._context = context
 
     @torch.no_grad()
     def __call__(self, batch: MicroBatch) -> Tensor:
         """Log-probabilities float32 `[tokens]`."""
         with self._context():
-            logp: Tensor = self._scorer(batch)[0]
+            logp: Tensor = self.scorer(batch)[0]
             return logp
 
 

@@ -7,6 +7,7 @@ hidden states and gradients, `resolve_sharing` allows only padded micro-batches.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from areal_actors.core.errors import EngineError
 from areal_actors.training.packing.fused_forward import FusedForward
 from areal_actors.training.packing.packed_tree import PackedTree
 from areal_actors.training.packing.prefix_tree import build_prefix_tree
-from areal_actors.training.packing.tensors import MicroBatch, Sharing
+from areal_actors.training.packing.tensors import SHARING_DEVICES, MicroBatch, Sharing
 from areal_actors.training.packing.tree_attention import attend
 
 ATTENTION = "areal_actors"
@@ -41,11 +42,15 @@ class HiddenStates:
         self.base_model = base_model
         self.dtype = dtype
         self._fused = FusedForward(base_model) if FusedForward.supports(base_model) else None
-        self.shares_prefixes = self._probe()
-        """True if the model supports micro-batches with chains."""
 
     def __call__(self, batch: MicroBatch) -> Tensor:
-        """Hidden states `[tokens, hidden]`, with gradient."""
+        """Hidden states `[tokens, hidden]`, with gradient.
+
+        Raises:
+            EngineError: the micro-batch has chains, and the model does not support them.
+        """
+        if batch.chains is not None:
+            self._require_sharing()
         with torch.autocast(batch.token_ids.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
             if batch.chains is None:
                 return self.forward_ids(batch.token_ids).flatten(0, 1).index_select(0, batch.positions)
@@ -59,14 +64,23 @@ class HiddenStates:
         Raises:
             EngineError: the recipe requires prefix sharing and the model does not support it.
         """
-        if self.shares_prefixes:
-            return wanted
         if wanted == "on":
+            self._require_sharing()
+            return "on"
+        device = next(self.base_model.parameters()).device.type
+        return "auto" if wanted == "auto" and device in SHARING_DEVICES and self.shares_prefixes else "off"
+
+    @cached_property
+    def shares_prefixes(self) -> bool:
+        """True if the model supports micro-batches with chains; found out on first use, because it takes two passes."""
+        return self._probe()
+
+    def _require_sharing(self) -> None:
+        if not self.shares_prefixes:
             raise EngineError(
                 f'trainer.prefix_sharing = "on": {type(self.base_model).__name__} computes other hidden states or gradients '
                 'when rows share their prefixes; set it to "auto" or "off"'
             )
-        return "off"
 
     def forward_ids(self, token_ids: Tensor) -> Tensor:
         """Hidden states `[rows, width, hidden]` of token ids `[rows, width]`; padding is on the right and needs no mask."""

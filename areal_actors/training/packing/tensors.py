@@ -33,6 +33,8 @@ TokenSelector = Callable[[TrainingSequence], NDArray[np.bool_]]
 """Selects tokens of a row: returns bool `[n]`."""
 Sharing = Literal["auto", "on", "off"]
 """Compute the shared prefixes of a group once: on a CPU, always, or never."""
+SHARING_DEVICES = ("cpu",)
+"""Devices with chains under `auto`: a CPU computes them faster than padding even without common prefixes; elsewhere nothing is measured."""
 MIN_COMMON_PREFIX = 64
 """Minimum common prefix of two groups to be joined, in tokens; with fewer, the additional call costs what they save."""
 
@@ -96,8 +98,7 @@ def make_micro_batches(
     groups: dict[int, list[int]] = {}
     for index in sorted((index for index in indices if len(scored[index])), key=lambda index: (-builder.width(index), index)):
         groups.setdefault(rows[index].group, []).append(index)
-    # On a CPU chains are faster than padding even without common prefixes; elsewhere the cost of their dense masks is not measured.
-    chains = sharing == "on" or (sharing == "auto" and device.type == "cpu")
+    chains = sharing == "on" or (sharing == "auto" and device.type in SHARING_DEVICES)
     shared, others = (list(groups.values()), []) if chains else ([], list(groups.values()))
     if not whole_groups:
         shared = [part for group in shared for part in builder.split_to_budget(group, budget)]
