@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Writes scripts/locks/NAME.txt, the version of every package, direct or not, that scripts/bootstrap.sh (`dev`) and scripts/environments.sh
-# install, so that a new release of somebody else's package changes nothing here until this script has run and the tests have passed.
+# install, so that a new release of any package changes nothing here until this script has run and the tests have passed.
 # For every platform and every Python from 3.11 on. `scripts/lock.sh trackers` writes only this one; the lists of inference servers in
 # scripts/engines are complete themselves.
 set -euo pipefail
