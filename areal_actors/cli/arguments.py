@@ -245,7 +245,7 @@ def _serves_tinker(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 def _reads_runs(command: Callable[..., argparse.ArgumentParser]) -> None:
     about = "List the runs of a folder: status, steps, first and last reward and held-out result."
-    listed = command("runs", "reading:runs", "list the runs of a folder", about)
+    listed = command("runs", "listing:runs", "list the runs of a folder", about)
     listed.add_argument("--json", action="store_true", help="print the same as JSON, nothing else")
     _takes_folder(listed)
 
@@ -253,7 +253,7 @@ def _reads_runs(command: Callable[..., argparse.ArgumentParser]) -> None:
         "Print the latest episodes of a live, finished or exported run, or one episode call by call: prompt and completion as sampled,\n"
         "weight versions, reward, and the step that trained it."
     )
-    shown = command("show", "reading:show", "show episodes of a run, or one of them call by call", about)
+    shown = command("show", "showing:show", "show episodes of a run, or one of them call by call", about)
     shown.add_argument("run", nargs="?", default="", metavar="RUN|FILE", help="the run (default: the latest), or an exported log")
     shown.add_argument("episode", nargs="?", default="", metavar="EPISODE", help="name of an episode (default: a list of the latest)")
     shown.add_argument("--last", type=_count, default=20, metavar="COUNT", help="number of episodes in the list (default: %(default)s)")

@@ -1,11 +1,10 @@
-"""The commands that read runs: monitor | runs | show | export | audit."""
+"""The commands that read logs: monitor | export | audit."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from areal_actors.cli.arguments import Options
-from areal_actors.reader import episode_page, listing
 from areal_actors.run import auditing
 from areal_actors.run import monitor as monitors
 from areal_actors.run.preflight import report_clean_up
@@ -16,18 +15,6 @@ def monitor(options: Options) -> int:
     report_clean_up(Path(options.folder))
     place, asked = Path(options.folder), options.prometheus
     return monitors.attach(options.run, folder=place, subjects=options.subjects, bus=options.bus, as_json=options.json, prometheus=asked)
-
-
-def runs(options: Options) -> int:
-    """List runs."""
-    return listing.list_runs(Path(options.folder), as_json=options.json)
-
-
-def show(options: Options) -> int:
-    """Show episodes, or one of them."""
-    chosen = episode_page.EpisodeFilter(outcome=options.outcome, step=options.step, task=options.task, last=options.last)
-    place, asked = Path(options.folder), options.episode
-    return episode_page.show(options.run, asked, folder=place, chosen=chosen, tokens=options.tokens, as_json=options.json)
 
 
 def export(options: Options) -> int:

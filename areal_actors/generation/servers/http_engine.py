@@ -27,7 +27,8 @@ from areal_actors.generation.servers.dialect import Segment, SegmentPart, Server
 from areal_actors.generation.servers.server_completion import ServerCompletion
 from areal_actors.generation.servers.usage_watch import UsageWatch
 from areal_actors.generation.settings import GenerationSettings
-from areal_actors.tokenization.tokenizer import ChatTokenizer, vocabulary_of
+from areal_actors.tokenization.model_config import vocabulary_of
+from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.weights.folders import holds_adapter
 from areal_actors.weights.weight_files import stored_tensors, verify_adapter, verify_weights
 
