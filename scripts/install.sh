@@ -42,7 +42,7 @@ install_failed() {
 progress() {
     progress_end
     progress_name=$1 progress_since=$SECONDS
-    _tick &
+    _tick "$(wc -l 2>/dev/null <"$log" || echo 0)" &
     progress_ticker=$!
     trap progress_end EXIT
 }
@@ -56,15 +56,16 @@ progress_end() {
     echo "$progress_name: $((SECONDS - progress_since)) s"
 }
 
-# On a terminal one line, again each second; elsewhere a line every 10 s.
+# On a terminal one line, again each second; elsewhere a line every 10 s. Lines of the log from before this step, the argument, are not shown.
 _tick() {
-    local seconds line
+    local seconds line shown=0
     while sleep 1; do
         seconds=$((SECONDS - progress_since))
-        line="$progress_name, $seconds s: $(tail -n 1 "$log" 2>/dev/null | tr -d '\r')"
+        line="$progress_name, $seconds s: $(tail -n "+$(($1 + 1))" "$log" 2>/dev/null | tail -n 1 | tr -d '\r')"
         if [ -t 1 ]; then
             printf '\r\033[K%s' "${line:0:$((${COLUMNS:-80} - 1))}"
-        elif [ $((seconds % 10)) = 0 ]; then
+        elif [ $((seconds - shown)) -ge 10 ]; then
+            shown=$seconds
             echo "${line:0:110}"
         fi
     done
