@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Content of a JSON file; empty if there is no such file."""
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return found
+from areal_actors.core.durable_files import read_json
 
 
 def text_config_of(folder: str | Path) -> dict[str, Any]:

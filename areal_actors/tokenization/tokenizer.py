@@ -15,10 +15,10 @@ from cachetools import LRUCache
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from areal_actors.core.durable_files import read_json
 from areal_actors.core.errors import SetupError
 from areal_actors.tokenization.byte_pairs import BytePairs, byte_pairs_of
 from areal_actors.tokenization.chat_template import ChatTemplate
-from areal_actors.tokenization.model_config import read_json
 from areal_actors.tokenization.tool_parsers.base import AnswerFormat
 from areal_actors.tokenization.tool_parsers.families import format_for_template
 from areal_actors.tokenization.tool_parsers.round_trip import ToolSupport, tool_support
