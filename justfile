@@ -79,6 +79,12 @@ compare *args: setup
 track *args: setup
     @{{ python }} -m areal_actors track "$@"
 
+# upload a checkpoint of a run to the Hugging Face hub: `just push gsm8k-grpo owner/name`
+[group("daily")]
+[no-exit-message]
+push *args: setup
+    @{{ python }} -m areal_actors push "$@"
+
 # write the log of a run to a file
 [group("daily")]
 [no-exit-message]

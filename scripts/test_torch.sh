@@ -10,13 +10,19 @@ case ${1:-} in
 torch==*) ;;
 *)
     echo "test-torch: the first argument is the version of torch, such as torch==2.11.0; found '$1'" >&2
-    exit 1
+    exit 2
     ;;
 esac
 folder=.environments/torch-${1#torch==}
 venv_python=$folder/bin/python
 log=$folder/areal-setup.log
 
+fail() {
+    printf 'test-torch: %s\n' "$1" >&2
+    exit 1
+}
+
+source scripts/install.sh
 source scripts/torch.sh
 
 # What torch and transformers bring along has versions of its own for each of theirs.
@@ -24,22 +30,14 @@ constraints() {
     grep -vE '^(torch|transformers|huggingface-hub|tokenizers|setuptools|triton|nvidia-[a-z0-9-]+|cuda-[a-z0-9-]+)==' scripts/locks/dev.txt
 }
 
-pip_install() {
-    "$venv_python" -m pip install --quiet --disable-pip-version-check --no-input --constraint "$folder/constraints.txt" "$@" >>"$log" 2>&1
-}
-
-pip_failed() {
-    tail -n 15 "$log" >&2
-    echo "test-torch: pip could not install $1 (the lines above are the end of $log)" >&2
-    exit 1
-}
-
 if [ "$(cat "$folder/areal-setup.stamp" 2>/dev/null)" != "$*" ]; then
-    echo "test-torch: $folder ..."
-    .venv/bin/python -m venv --clear "$folder"
+    make_venv .venv/bin/python "$folder"
+    : >"$log"
     constraints >"$folder/constraints.txt"
-    install_torch "$1"
-    pip_install "$@" --editable ".[dev]" || pip_failed "areal-actors[dev] with $*"
+    install_torch test-torch "$1"
+    progress "test-torch: $folder"
+    install_packages --constraint "$folder/constraints.txt" "$@" --editable ".[dev]" || install_failed "areal-actors[dev] with $*"
+    progress_end
     printf '%s\n' "$*" >"$folder/areal-setup.stamp"
 fi
 "$venv_python" -c 'import torch, transformers; print(f"torch {torch.__version__}, transformers {transformers.__version__}")'

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from areal_actors.core.durable_files import atomic_write
+from areal_actors.core.lazy import LazyModule
 from areal_actors.core.values import SamplingParams, TokenColumns, VersionSpan, WeightsLocation
 from areal_actors.generation.engine import EngineCounters, GenerationEngine, TokenChunk
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = LazyModule("numpy")
+
 
 BEYOND = 2**31
 """Token id beyond any vocabulary."""

@@ -9,14 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import PurePath
-from typing import Annotated, Any, Literal, dataclass_transform
+from typing import TYPE_CHECKING, Annotated, Any, Literal, dataclass_transform
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from areal_actors.core.config import Config, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt
+from areal_actors.core.lazy import LazyModule
 from bus.message import FrozenMeta
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+else:
+    np = LazyModule("numpy")
+
 
 PROMPT_VERSION = -1
 """Weight version of a token that was not sampled by a model of this run."""

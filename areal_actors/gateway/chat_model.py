@@ -9,7 +9,8 @@ from areal_actors.gateway.completion import ServedModel
 from areal_actors.gateway.completion_check import PublishedVersions
 from areal_actors.gateway.conversations.continuation import Continuations
 from areal_actors.gateway.template_settings import apply_template_settings
-from areal_actors.tokenization.tokenizer import ChatTokenizer, vocabulary_of
+from areal_actors.tokenization.model_config import vocabulary_of
+from areal_actors.tokenization.tokenizer import ChatTokenizer
 
 LoadTokenizer = Callable[[str], ChatTokenizer]
 """Loads the chat tokenizer of a model folder."""

@@ -5,14 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from areal_actors.core.errors import RequestError
+from areal_actors.core.lazy import LazyModule
 from areal_actors.core.values import SamplingParams, TokenColumns, Value, WeightsLocation
 from areal_actors.generation.abilities import ADVISORY_ABILITIES, CONSTRAINT_ABILITIES, SAMPLING_ABILITIES, unsupported
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+else:
+    np = LazyModule("numpy")
+
 
 DEFAULT_SAMPLING = SamplingParams()
 REFUSABLE_FIELDS = sorted({ability.partition(":")[0] for ability in SAMPLING_ABILITIES - ADVISORY_ABILITIES})

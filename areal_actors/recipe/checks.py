@@ -30,8 +30,8 @@ from areal_actors.recipe.track_checks import track_problems
 from areal_actors.rewards import MODEL
 from areal_actors.tasks import huggingface as library
 from areal_actors.tasks import sources
-from areal_actors.tokenization.tokenizer import context_of
-from areal_actors.tokenization.tool_parsers.round_trip import FORMAT_NAMES
+from areal_actors.tokenization.model_config import context_of
+from areal_actors.tokenization.tool_parsers.families import FORMAT_NAMES
 from areal_actors.training.algorithms.base import INITIAL
 from areal_actors.training.algorithms.custom import CustomAlgorithm
 from areal_actors.training.distributed.layout import layout_problem

@@ -15,7 +15,7 @@ from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import Key, Layer
 from areal_actors.rewards import MODEL, REWARDS, WEIGHTED
 from areal_actors.rewards.settings import RewardModelSettings
-from areal_actors.tokenization.tokenizer import context_of, read_json
+from areal_actors.tokenization.model_config import context_of, read_json
 
 PACKAGES = {"json_schema": "jsonschema", "math": "math_verify"}
 """Optional packages that rules need."""

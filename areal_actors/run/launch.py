@@ -6,7 +6,7 @@ import asyncio
 import signal
 import time
 import uuid
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -119,7 +119,12 @@ class Launch:
             interrupted.cancel()
 
 
-def on_interrupt(interrupted: asyncio.Event) -> None:
-    """Set an event at SIGINT and at SIGTERM."""
-    for ending in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(ending, interrupted.set)
+def on_interrupt(interrupted: asyncio.Event, answer: Callable[[str], object]) -> None:
+    """Set an event at SIGINT and at SIGTERM, after answering with the name of the signal."""
+
+    def handle(name: str) -> None:
+        answer(name)
+        interrupted.set()
+
+    for ending, name in ((signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")):
+        asyncio.get_running_loop().add_signal_handler(ending, handle, name)

@@ -55,8 +55,7 @@ class EngineBuilder:
     def __call__(self, progress: Progress) -> TrainingEngine:
         """Make or find the model, and return an engine that trains it; see `areal_actors.training.engine.EngineFactory`."""
         recipe = self.context.recipe
-        if recipe.model != EMBEDDED:
-            progress("loading the model", 0, 1, {})
+        progress("preparing the embedded model" if recipe.model == EMBEDDED else "loading the model", 0, 0, {})
         folder = self._model(lambda done, total, metrics: progress("warm start", done, total, {"loss": metrics["loss"]}))
         self.model_bytes = parameter_count(folder) * getattr(torch, recipe.trainer.published_dtype).itemsize
         engine = RankGroup if recipe.trainer.ranks > 1 else TorchTrainer

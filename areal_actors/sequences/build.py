@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 
+from areal_actors.core.lazy import LazyModule
 from areal_actors.core.values import PROMPT_VERSION, Interaction, SequenceCall, TrainingSequence, Trajectory
 from areal_actors.sequences.credit import Credit, call_rewards, sequence_ends
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = LazyModule("numpy")
+
 
 EPISODE = Credit()
 """One reward applies to every call of the episode."""

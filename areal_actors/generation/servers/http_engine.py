@@ -27,7 +27,8 @@ from areal_actors.generation.servers.server_completion import ServerCompletion
 from areal_actors.generation.servers.usage_watch import UsageWatch
 from areal_actors.generation.servers.weight_channels import WeightChannel
 from areal_actors.generation.settings import GenerationSettings
-from areal_actors.tokenization.tokenizer import ChatTokenizer, vocabulary_of
+from areal_actors.tokenization.model_config import vocabulary_of
+from areal_actors.tokenization.tokenizer import ChatTokenizer
 
 POLL_SECONDS = 0.5
 ABORT_SECONDS = 0.2
