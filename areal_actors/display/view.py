@@ -73,6 +73,8 @@ class RunView:
         """Last lines on standard error while the display has the screen."""
         self.hint = ""
         """Meaning of Ctrl-C."""
+        self.access = ""
+        """Address and key for external agents; empty if there are none."""
         self.fills_screen = False
 
     def receive(self, envelope: Envelope) -> Message | None:
@@ -121,6 +123,7 @@ class RunView:
             (5, "attention", "" if over else "\n".join(attention(state)), "yellow"),
             (7, "failures", _failures(state), "yellow"),
             (7, "messages", "\n".join(line for line in self.notices if line != self.interrupted), "yellow"),
+            (3, "agents", "" if over else self.access, ""),
             (13, "saved", f"step {state.checkpoint.step}, {state.checkpoint.folder}" if state.checkpoint else "", ""),
             (13, "best", best_checkpoint(state.best_checkpoint) if state.best_checkpoint else "", ""),
         ):

@@ -29,6 +29,11 @@ async def publish(bus: Bus, event: Event) -> None:
     await bus.publish(event, Stamp(id=uuid.uuid4().hex, sender=SENDER, time=time.time()))
 
 
+def access(recipe: Recipe, folder: RunFolder) -> str:
+    """Returns the gateway's address and the place of the key, for external agents; empty if none connect to this run."""
+    return f"{recipe.gateway.url(recipe.gateway.port)}, admin key in {folder.path / 'admin_key'}" if recipe.is_online() else ""
+
+
 @asynccontextmanager
 async def open_bus(recipe: Recipe, folder: RunFolder, *, fresh: bool) -> AsyncIterator[tuple[NatsBus, RunServer]]:
     """Start or find the server of a run, connect as its owner, and announce its addresses in the folder of the run.

@@ -42,7 +42,7 @@ from areal_actors.messages import (
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.disk_watch import DiskWatch
 from areal_actors.run.health import LOOK_SECONDS
-from areal_actors.run.launch import Launch, on_interrupt
+from areal_actors.run.launch import Launch, access, on_interrupt
 from areal_actors.run.log_recovery import note_log_end
 from areal_actors.run.log_retention import LogReaders, LogRetention, Reader, folds_of
 from areal_actors.run.monitor import follow
@@ -78,6 +78,7 @@ class RunLoop(Launch):
         self.chaos = Chaos(recipe.chaos, FaultTargets(folder.path, self.supervisor.alive, self.supervisor.kinds()), self.publish)
         self.view = RunView(usual_times(recipe, folder.path))
         self.view.hint = "Ctrl-C saves a checkpoint and ends the run"
+        self.view.access = access(recipe, folder)
         self.signals = 0
         self.state = RunState()
         """State of the run by its log, of this launch and earlier ones; later readers start from its snapshots."""
