@@ -50,7 +50,7 @@ NEAREST = 3
 def ability_rows() -> list[tuple[str, ...]]:
     """Returns the table of abilities: a row of column titles, then one row for each ability, with `yes` or `no` for each engine."""
     able = {engine: engine_abilities(engine) for engine in ENGINE_ABILITIES}
-    abilities = sorted(frozenset().union(*able.values()))
+    abilities = sorted({ability for has in able.values() for ability in has})
     return [("ability", *able), *((ability, *("yes" if ability in has else "no" for has in able.values())) for ability in abilities)]
 
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import msgspec
 import torch
@@ -104,7 +104,7 @@ def open_group(request: Join) -> Any:
         [],
         dist.Backend(request.backend),
         dist.PrefixStore(request.name, store),
-        group_name=c10d.GroupName(request.name),
+        group_name=cast("Any", request.name),
         timeout=limit,
     )
     return group
