@@ -276,7 +276,7 @@ def _segments(call: Place, since: float, made: Call, sampled: Interaction | None
     versions = sampled.completion.versions if sampled else ()
     tokens, seconds = versions[-1].end if versions else 0, made.time - since
     for span in versions:
-        attributes = {"areal.weight_version": span.weight_version, "gen_ai.usage.output_tokens": span.end - span.start}
+        attributes: dict[str, Any] = {"areal.weight_version": span.weight_version, "gen_ai.usage.output_tokens": span.end - span.start}
         attributes |= {"areal.worker": sampled.worker} if sampled and sampled.worker else {}
         place = Place(call.trace, _digest(8, call.span, span.start))
         yield Span("generate", place, call.span, since + seconds * span.start / tokens, since + seconds * span.end / tokens, attributes)
