@@ -70,8 +70,8 @@ def settings_with(genuine: Genuine, way: str, seconds: float = 600.0) -> Generat
 
 
 @asynccontextmanager
-async def serving(genuine: Genuine, way: str, seconds: float = 600.0) -> AsyncIterator[HttpEngine]:
-    engine = genuine._replace(settings=settings_with(genuine, way, seconds)).make()
+async def serving(genuine: Genuine, way: str) -> AsyncIterator[HttpEngine]:
+    engine = genuine._replace(settings=settings_with(genuine, way)).make()
     try:
         await engine.load_weights(genuine.versions[0], 0)
         yield engine
@@ -233,10 +233,12 @@ async def test_a_server_that_is_paused_for_ever_is_unavailable(
     genuine: Genuine, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The trainer publishes meanwhile; when the server goes on, it gets the current version over another group."""
-    monkeypatch.setattr(weight_channels, "LOAD_SECONDS", PAUSED_SECONDS)
     family = family_of(genuine.process)
-    async with serving(genuine, way, PAUSED_SECONDS) as engine:
-        engine._channel._drop_group()  # so that another is opened while the server is paused
+    async with serving(genuine, way) as engine:
+        monkeypatch.setattr(weight_channels, "LOAD_SECONDS", PAUSED_SECONDS)
+        engine._channel._settings = settings_with(genuine, way, PAUSED_SECONDS).server
+        if way == "delta":
+            engine._channel._group = ""  # so that another is opened while the server is paused
         signal_all(family, signal.SIGSTOP)
         try:
             with publishing(genuine, tmp_path) as versions:
