@@ -396,5 +396,5 @@ class TorchTrainer:
             self._critic.load(Path(folder))
         self._optimization.set_steps(rest["schedule"]["steps"])
         self._generator.set_state(rest["generator"])
-        self._logprob_check.copies = rest["older_weights"]
+        self._logprob_check.restore(rest["older_weights"])
         self.weight_version = rest["weight_version"]
