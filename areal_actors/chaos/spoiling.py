@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -109,6 +110,10 @@ class SpoilingEngine:
     def __init__(self, engine: GenerationEngine, folder: Path, worker: str) -> None:
         self._engine = engine
         self._order = folder / "chaos" / f"spoil-{worker}"
+
+    def __getattr__(self, name: str) -> Any:
+        """Returns members of the engine that not every engine has, such as `phase` and `release_memory`."""
+        return getattr(self._engine, name)
 
     @property
     def abilities(self) -> frozenset[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, suppress
 from itertools import count
 from pathlib import Path
@@ -12,7 +12,7 @@ import structlog
 
 from areal_actors.core.errors import EngineError, EngineUnavailable, RequestError, SetupError
 from areal_actors.core.values import WeightsLocation, unpack_ids
-from areal_actors.generation.engine import GenerationEngine, refuse_unable
+from areal_actors.generation.engine import NO_SLEEP, GenerationEngine, refuse_unable
 from areal_actors.generation.engine_load import LoadReporter
 from areal_actors.messages import (
     EngineLoad,
@@ -21,6 +21,8 @@ from areal_actors.messages import (
     EngineStarting,
     Generate,
     Generated,
+    MemoryReleased,
+    ReleaseMemory,
     Throughput,
     WeightsLoaded,
     WeightsPublished,
@@ -85,6 +87,8 @@ class InferenceWorker(Actor):
         """The engine whose loss was reported last."""
         self.dropped: GenerationEngine | None = None
         """The engine that was closed last because its server was gone when weights were to be loaded."""
+        self.asleep = False
+        """True while the engine's memory is released, for an optimizer step on the same device."""
         self.last_tick = 0.0
         self.starting_since = 0.0
         """Time at which the inference server was first seen to start."""
@@ -101,7 +105,7 @@ class InferenceWorker(Actor):
             if self.weight_version < 0:
                 self.serving.clear()
             return
-        self.weight_version, self.location = event.weight_version, location
+        self.weight_version, self.location, self.asleep = event.weight_version, location, False
         self.serving.set()
         yield WeightsLoaded(worker=self.name, weight_version=event.weight_version, checksum=event.location.checksum)
 
@@ -119,6 +123,28 @@ class InferenceWorker(Actor):
             yield WeightsLoaded(worker=self.name, weight_version=self.weight_version, checksum=self.location.checksum)
 
     @on
+    async def release_memory(self, request: ReleaseMemory) -> Emits[MemoryReleased]:
+        """Release the engine's memory; completions in progress continue with the next weights, as after any update."""
+        engine = self.engine
+        if engine is None or request.weight_version != self.weight_version:
+            yield MemoryReleased()
+            return
+        release: Callable[[], Awaitable[int]] | None = getattr(engine, "release_memory", None)
+        if release is None:
+            yield MemoryReleased(error=f"{type(engine).__name__} has no `release_memory`; implement it, or {NO_SLEEP}")
+            return
+        try:
+            released = await release()
+        except EngineUnavailable as error:
+            logger.warning("the inference server is gone, and started again with the next weights", error=str(error))
+            released = 0
+        except EngineError as error:
+            yield MemoryReleased(error=str(error))
+            return
+        self.asleep = True
+        yield MemoryReleased(released_bytes=released)
+
+    @on
     async def engine_lost(self, event: EngineLost, context: Context) -> Emits[WeightsLoaded]:
         """Start or reach the server again and load the current weights, unless a load of new ones has done so already."""
         if event.worker != self.name or self.location is None:
@@ -131,12 +157,15 @@ class InferenceWorker(Actor):
             yield WeightsLoaded(worker=self.name, weight_version=self.weight_version, checksum=self.location.checksum)
 
     async def _recycle(self, location: WeightsLocation, context: Context) -> bool:
-        """Replace the engine by a new one with the current weights; returns False if newer ones have replaced them on disk."""
+        """Replace the engine by a new one with the current weights.
+
+        Returns False if newer ones have replaced them on disk, or its memory is released: then the next weights make a new one.
+        """
         self.serving.clear()
         faulty, self.engine = self.engine, None
         if faulty is not None:
             await faulty.close()
-        if not await self._load(location, self.weight_version, context):
+        if self.asleep or not await self._load(location, self.weight_version, context):
             return False
         self.serving.set()
         return True
@@ -273,9 +302,10 @@ class InferenceWorker(Actor):
                 return
 
     def status(self) -> dict[str, float | str]:
-        """Current weight version, and what a server that is starting does."""
+        """Current weight version, and whether the engine is asleep or what its server does while it starts."""
         starting = starting_phase(self.engine)
-        return {"weight_version": self.weight_version, **({"engine": starting} if starting else {})}
+        engine = "asleep" if self.asleep else starting
+        return {"weight_version": self.weight_version, **({"engine": engine} if engine else {})}
 
     async def stop(self) -> None:
         """Free the model."""
