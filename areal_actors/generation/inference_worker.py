@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, suppress
 from itertools import count
 from pathlib import Path
+from typing import cast
 
 import structlog
 
 from areal_actors.core.errors import EngineError, EngineUnavailable, RequestError, SetupError
 from areal_actors.core.values import WeightsLocation, unpack_ids
-from areal_actors.generation.engine import NO_SLEEP, GenerationEngine, refuse_unable
+from areal_actors.generation.engine import NO_SLEEP, GenerationEngine, SleepingEngine, refuse_unable
 from areal_actors.generation.engine_load import LoadReporter
 from areal_actors.messages import (
     EngineLoad,
@@ -129,12 +130,11 @@ class InferenceWorker(Actor):
         if engine is None or request.weight_version != self.weight_version:
             yield MemoryReleased()
             return
-        release: Callable[[], Awaitable[int]] | None = getattr(engine, "release_memory", None)
-        if release is None:
+        if not hasattr(engine, "release_memory"):
             yield MemoryReleased(error=f"{type(engine).__name__} has no `release_memory`; implement it, or {NO_SLEEP}")
             return
         try:
-            released = await release()
+            released = await cast(SleepingEngine, engine).release_memory()
         except EngineUnavailable as error:
             logger.warning("the inference server is gone, and started again with the next weights", error=str(error))
             released = 0
