@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from areal_actors.core.durable_files import atomic_write
 from areal_actors.core.lazy import LazyModule
@@ -115,6 +115,10 @@ class SpoilingEngine:
     def __init__(self, engine: GenerationEngine, folder: Path, worker: str) -> None:
         self._engine = engine
         self._order = folder / "chaos" / f"spoil-{worker}"
+
+    def __getattr__(self, name: str) -> Any:
+        """Returns members of the engine that not every engine has, such as `phase` and `release_memory`."""
+        return getattr(self._engine, name)
 
     @property
     def abilities(self) -> frozenset[str]:

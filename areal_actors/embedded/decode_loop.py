@@ -25,6 +25,7 @@ from areal_actors.embedded.batch_invariance import pad_rows
 from areal_actors.embedded.decoders import SlotDecoder
 from areal_actors.embedded.prefill import prefill
 from areal_actors.embedded.prefix_cache import PrefixCache
+from areal_actors.embedded.released_weights import ReleasedWeights
 from areal_actors.embedded.sampling import Sampler
 from areal_actors.embedded.slots import DecodeRequest, DecodeSlots
 from areal_actors.generation.engine import EngineCounters, TokenChunk
@@ -42,6 +43,13 @@ class Swap(NamedTuple):
     tensors: Mapping[str, torch.Tensor]
     weight_version: int
     done: asyncio.Future[None]
+
+
+class Release(NamedTuple):
+    """Free KV cache and weights at the next token boundary, until a `Swap`; completions wait meanwhile."""
+
+    done: asyncio.Future[int]
+    """Number of bytes that were freed on the model's device."""
 
 
 class Close(NamedTuple):
@@ -70,14 +78,16 @@ class DecodeLoop:
         self._waiting: deque[DecodeRequest] = deque()
         self._plan: StepPlan | None = None
         self._swapping: Swap | None = None
+        self._asleep: ReleasedWeights | None = None
+        """Set from a `Release` to the next `Swap`."""
         self._outgoing: list[tuple[DecodeRequest, TokenChunk | EngineError | RequestError]] = []
-        self._inbox: queue.SimpleQueue[DecodeRequest | Abort | Swap | Close] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[DecodeRequest | Abort | Swap | Release | Close] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._ended: EngineError | None = None
         self._counters = EngineCounters()
         self.thread = threading.Thread(target=self._run, name="decode", daemon=True)
 
-    def send(self, command: DecodeRequest | Abort | Swap | Close) -> None:
+    def send(self, command: DecodeRequest | Abort | Swap | Release | Close) -> None:
         """Queue a command for the next token boundary.
 
         Raises:
@@ -111,10 +121,10 @@ class DecodeLoop:
         self._end(ended)
 
     def _receive_commands(self) -> bool:
-        """Process all queued commands, blocking if there is nothing to decode; False after `Close`."""
+        """Process all queued commands, blocking if there is nothing to decode, or no memory for it; False after `Close`."""
         while True:
             try:
-                command = self._inbox.get(block=not (len(self._slots) or self._waiting))
+                command = self._inbox.get(block=self._asleep is not None or not (len(self._slots) or self._waiting))
             except queue.Empty:
                 return True
             match command:
@@ -124,6 +134,8 @@ class DecodeLoop:
                     self._abort(request)
                 case Swap():
                     self._swap(command)
+                case Release(done):
+                    call_in_loop(done.get_loop(), resolve_future, done, self._release())
                 case Close():
                     return False
 
@@ -207,10 +219,25 @@ class DecodeLoop:
         elif request in self._waiting:
             self._waiting.remove(request)
 
+    def _release(self) -> int:
+        """Free KV cache and weights; returns the bytes that the device has more. Weights on a CPU stay: there is no other memory."""
+        if self._asleep is not None:
+            return 0
+        device = self._model.device
+        self._prefixes.drop()
+        freed = self._decoder.kv_cache.release()
+        self._asleep = ReleasedWeights(self._model.parameters() if device.type != "cpu" else ())
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        return freed + self._asleep.bytes
+
     def _swap(self, swap: Swap) -> None:
         """Load new weights, recompute the KV cache of all running requests, and drop that of ended ones."""
         began = time.perf_counter()
         self._swapping = swap
+        if self._asleep is not None:
+            self._asleep.restore()
+            self._asleep = None
         for name, tensor in self._model.state_dict().items():
             if name in swap.tensors:
                 tensor.copy_(swap.tensors[name])
@@ -237,26 +264,21 @@ class DecodeLoop:
         with self._lock:
             self._ended = error
         waiting = [*self._slots.running.values(), *self._waiting]
-        swaps = [self._swapping] if self._swapping is not None else []
+        awaited: list[asyncio.Future[Any]] = [self._swapping.done] if self._swapping is not None else []
         while not self._inbox.empty():
             command = self._inbox.get()
             if isinstance(command, DecodeRequest):
                 waiting.append(command)
-            elif isinstance(command, Swap):
-                swaps.append(command)
-        for swap in swaps:
-            call_in_loop(swap.done.get_loop(), resolve_future, swap.done, error)
+            elif isinstance(command, Swap | Release):
+                awaited.append(command.done)
+        for done in awaited:
+            call_in_loop(done.get_loop(), resolve_future, done, error)
         self._outgoing.extend((request, error) for request in waiting)
         self._deliver_chunks()
 
     def _count(self, *, tokens: int = 0, prefilled_tokens: int = 0, cached_tokens: int = 0, busy_seconds: float = 0.0) -> None:
         with self._lock:
-            self._counters = EngineCounters(
-                tokens=self._counters.tokens + tokens,
-                prefilled_tokens=self._counters.prefilled_tokens + prefilled_tokens,
-                cached_tokens=self._counters.cached_tokens + cached_tokens,
-                busy_seconds=self._counters.busy_seconds + busy_seconds,
-            )
+            self._counters = self._counters.plus(tokens=tokens, prefilled=prefilled_tokens, cached=cached_tokens, seconds=busy_seconds)
 
 
 def put_chunks(chunks: Sequence[tuple[DecodeRequest, TokenChunk | EngineError | RequestError]]) -> None:
@@ -265,14 +287,14 @@ def put_chunks(chunks: Sequence[tuple[DecodeRequest, TokenChunk | EngineError | 
         request.chunks.put_nowait(chunk)
 
 
-def resolve_future(done: asyncio.Future[None], error: EngineError | None) -> None:
-    """Resolve a future unless it was cancelled; runs in the event loop."""
+def resolve_future(done: asyncio.Future[Any], result: object) -> None:
+    """Resolve a future with a result or an error, unless it was cancelled; runs in the event loop."""
     if done.done():
         return
-    if error is None:
-        done.set_result(None)
+    if isinstance(result, EngineError):
+        done.set_exception(result)
     else:
-        done.set_exception(error)
+        done.set_result(result)
 
 
 def call_in_loop(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *arguments: object) -> None:

@@ -123,6 +123,12 @@ class KVCache:
                 if kept is not None:
                     storage[first, :, :second_length] = kept
 
+    def release(self) -> int:
+        """Drop all keys and values and free their storage, which the next write allocates again; returns its bytes."""
+        freed = sum(storage.nbytes for pair in self._layers for storage in pair or ())
+        self._layers = [None] * len(self._layers)
+        return freed
+
     def _storage(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         pair = self._layers[layer]
         if pair is None:

@@ -14,7 +14,7 @@ import torch
 from areal_actors.core.errors import EngineError, RequestError
 from areal_actors.core.values import SamplingParams, TokenColumns, WeightsLocation
 from areal_actors.embedded.constraints import Grammars
-from areal_actors.embedded.decode_loop import Abort, Close, DecodeLoop, Swap
+from areal_actors.embedded.decode_loop import Abort, Close, DecodeLoop, Release, Swap
 from areal_actors.embedded.decoders import load_model, make_decoder
 from areal_actors.embedded.logits_processor import LogitsProcessor
 from areal_actors.embedded.slots import DecodeRequest, DecodeSlots
@@ -112,6 +112,13 @@ class TransformersEngine:
             swap = Swap(tensors, weight_version, asyncio.get_running_loop().create_future())
             self._loop.send(swap)
             await swap.done
+
+    async def release_memory(self) -> int:
+        """See `SleepingEngine`. On a CPU the KV cache is freed; on other devices also the weights, which move to the host's memory."""
+        async with self._loading:
+            release = Release(asyncio.get_running_loop().create_future())
+            self._loop.send(release)
+            return await release.done
 
     def _read(self, location: WeightsLocation) -> Mapping[str, torch.Tensor]:
         return model_tensors(self.model, read_weights(location))

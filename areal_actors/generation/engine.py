@@ -20,6 +20,8 @@ else:
 
 
 DEFAULT_SAMPLING = SamplingParams()
+NO_SLEEP = 'write generation.sleep = "off"'
+"""Remedy where an engine cannot release its memory."""
 REFUSABLE_FIELDS = sorted({ability.partition(":")[0] for ability in SAMPLING_ABILITIES - ADVISORY_ABILITIES})
 """Fields of `SamplingParams` that an engine without the ability refuses."""
 
@@ -77,6 +79,31 @@ class EngineCounters(Value):
     """Completions in progress without a slot or room in the KV cache."""
     kv_cache_usage: float = 0.0
     """Used share of the KV cache; 0 if the engine does not report it."""
+
+    def plus(self, *, tokens: int = 0, prefilled: int = 0, cached: int = 0, seconds: float = 0.0) -> EngineCounters:
+        """Returns the counters with more sampled, prefilled and cached tokens, and busy seconds."""
+        return EngineCounters(
+            tokens=self.tokens + tokens,
+            prefilled_tokens=self.prefilled_tokens + prefilled,
+            cached_tokens=self.cached_tokens + cached,
+            busy_seconds=self.busy_seconds + seconds,
+        )
+
+
+class SleepingEngine(Protocol):
+    """A generation engine that can release its memory, for `generation.sleep`."""
+
+    async def release_memory(self) -> int:
+        """Interrupt at a token boundary and release KV cache and weights, until `load_weights`, which continues all completions.
+
+        Returns:
+            Bytes released on the engine's device; 0 if a server does not report them.
+
+        Raises:
+            EngineUnavailable: the server is gone.
+            EngineError: the engine has ended, or its server refused.
+        """
+        ...
 
 
 class Arrival(NamedTuple):

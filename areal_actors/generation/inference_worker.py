@@ -7,13 +7,14 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, suppress
 from itertools import count
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import structlog
 
 from areal_actors.core.errors import EngineError, EngineUnavailable, RequestError, SetupError
 from areal_actors.core.values import WeightsLocation, unpack_ids
-from areal_actors.generation.engine import Arrival, GenerationEngine, refuse_unable
+from areal_actors.generation.engine import NO_SLEEP, Arrival, GenerationEngine, SleepingEngine, refuse_unable
 from areal_actors.generation.engine_load import LoadReporter
 from areal_actors.messages import (
     EngineLoad,
@@ -22,6 +23,8 @@ from areal_actors.messages import (
     EngineStarting,
     Generate,
     Generated,
+    MemoryReleased,
+    ReleaseMemory,
     Throughput,
     WeightsLoaded,
     WeightsPublished,
@@ -87,6 +90,8 @@ class InferenceWorker(Actor):
         """The engine whose loss was reported last."""
         self.dropped: GenerationEngine | None = None
         """The engine that was closed last because its server was gone when weights were to be loaded."""
+        self.asleep = False
+        """True while the engine's memory is released, for an optimizer step on the same device."""
         self.last_tick = 0.0
         self.starting_since = 0.0
         """Time at which the inference server was first seen to start."""
@@ -103,7 +108,7 @@ class InferenceWorker(Actor):
             if self.weight_version < 0:
                 self.serving.clear()
             return
-        self.weight_version, self.location = event.weight_version, location
+        self.weight_version, self.location, self.asleep = event.weight_version, location, False
         self.serving.set()
         for message in self._arrived(location):
             yield message
@@ -121,6 +126,27 @@ class InferenceWorker(Actor):
         if await self._recycle(self.location, context):
             for message in self._arrived(self.location):
                 yield message
+
+    @on
+    async def release_memory(self, request: ReleaseMemory) -> Emits[MemoryReleased]:
+        """Release the engine's memory; completions in progress continue with the next weights, as after any update."""
+        engine = self.engine
+        if engine is None or request.weight_version != self.weight_version:
+            yield MemoryReleased()
+            return
+        if not hasattr(engine, "release_memory"):
+            yield MemoryReleased(error=f"{type(engine).__name__} has no `release_memory`; implement it, or {NO_SLEEP}")
+            return
+        try:
+            released = await cast(SleepingEngine, engine).release_memory()
+        except EngineUnavailable as error:
+            logger.warning("the inference server is gone, and started again with the next weights", error=str(error))
+            released = 0
+        except EngineError as error:
+            yield MemoryReleased(error=str(error))
+            return
+        self.asleep = True
+        yield MemoryReleased(released_bytes=released)
 
     @on
     async def engine_lost(self, event: EngineLost, context: Context) -> Emits[WeightsLoaded | WeightTransferRefused]:
@@ -153,12 +179,15 @@ class InferenceWorker(Actor):
         )
 
     async def _recycle(self, location: WeightsLocation, context: Context) -> bool:
-        """Replace the engine by a new one with the current weights; returns False if newer ones have replaced them on disk."""
+        """Replace the engine by a new one with the current weights.
+
+        Returns False if newer ones have replaced them on disk, or its memory is released: then the next weights make a new one.
+        """
         self.serving.clear()
         faulty, self.engine = self.engine, None
         if faulty is not None:
             await faulty.close()
-        if not await self._load(location, self.weight_version, context):
+        if self.asleep or not await self._load(location, self.weight_version, context):
             return False
         self.serving.set()
         return True
@@ -295,9 +324,10 @@ class InferenceWorker(Actor):
                 return
 
     def status(self) -> dict[str, float | str]:
-        """Current weight version, and what a server that is starting does."""
+        """Current weight version, and whether the engine is asleep or what its server does while it starts."""
         starting = starting_phase(self.engine)
-        return {"weight_version": self.weight_version, **({"engine": starting} if starting else {})}
+        engine = "asleep" if self.asleep else starting
+        return {"weight_version": self.weight_version, **({"engine": engine} if engine else {})}
 
     async def stop(self) -> None:
         """Free the model."""

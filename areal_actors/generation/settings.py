@@ -14,6 +14,8 @@ TENSOR_ENGINES = ("transformers",)
 SERVER_ENGINES = ("sglang", "vllm")
 """Engines that are servers of their own, asked over HTTP."""
 
+SLEEPING_ENGINES = (*TENSOR_ENGINES, *SERVER_ENGINES)
+"""Engines that release their memory during an optimizer step."""
 Channel = Literal["folder", "broadcast", "tensors", "delta"]
 
 VLLM_RANK = 512
@@ -78,6 +80,9 @@ class GenerationSettings(Config):
     """CUDA devices that split the model of one inference worker; for `sglang` and `vllm`."""
     memory_fraction: Fraction = 0.0
     """Share of the memory of each device for an inference worker. 0: 0.9, and less on a device that it shares."""
+    sleep: Literal["auto", "on", "off"] = "auto"
+    """Release the memory of KV cache and weights during each optimizer step, for the trainer on the same device; needs
+    `staleness_gate.max_staleness` = 0. `auto`: on if trainer and inference workers share a CUDA device and training is synchronous."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the forward pass."""
     max_num_seqs: PositiveInt = 128

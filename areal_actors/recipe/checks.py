@@ -16,7 +16,16 @@ from areal_actors.core.settings import CONCURRENT, KEEP_REASONING, SEVERAL
 from areal_actors.embedded.settings import CONTEXT as EMBEDDED_CONTEXT
 from areal_actors.gateway.sessions.keys import weakness
 from areal_actors.generation.abilities import WEIGHT_CHANNELS
-from areal_actors.generation.settings import ENGINES, SERVER_ENGINES, TENSOR_ENGINES, VLLM_RANK, GenerationSettings, ServerSettings, is_here
+from areal_actors.generation.settings import (
+    ENGINES,
+    SERVER_ENGINES,
+    SLEEPING_ENGINES,
+    TENSOR_ENGINES,
+    VLLM_RANK,
+    GenerationSettings,
+    ServerSettings,
+    is_here,
+)
 from areal_actors.recipe.agent_checks import agent_problems, dotted_parts
 from areal_actors.recipe.chaos_checks import chaos_problems
 from areal_actors.recipe.complaints import Problems, is_installed, nearest, toml_value
@@ -200,9 +209,23 @@ def _engine(recipe: Recipe) -> Problems:
         yield from _servers(recipe)
     elif engine in ENGINES:
         yield from _without_servers(recipe.generation)
+    if recipe.generation.sleep == "on":
+        yield from _sleep(recipe)
     if scripted.longest < (least := scripted.shortest):
         found = f"found {scripted.longest}, but generation.scripted.shortest is {least}"
         yield ("generation", "scripted", "longest"), f"{found}; write at least {least}"
+
+
+def _sleep(recipe: Recipe) -> Problems:
+    """Yields why engines cannot release their memory during a step."""
+    key, engine, stale = ("generation", "sleep"), recipe.generation.engine, recipe.staleness_gate.max_staleness
+    if stale:
+        found = f'found "on", but with staleness_gate.max_staleness = {stale} completions are sampled during every step'
+        yield key, f'{found}; write staleness_gate.max_staleness = 0, or "off"'
+    if engine in ENGINES and engine not in SLEEPING_ENGINES:
+        yield key, f'found "on", but generation.engine = {toml_value(engine)} holds no memory to release; write "off"'
+    if recipe.generation.server.urls:
+        yield key, 'found "on", but servers that were started elsewhere keep their memory; write "off", or leave generation.server.urls out'
 
 
 def _servers(recipe: Recipe) -> Problems:

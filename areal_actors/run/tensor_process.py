@@ -36,6 +36,7 @@ from areal_actors.training.settings import TrainerSettings
 from areal_actors.training.torch_trainer import TorchTrainer
 from areal_actors.training.trainer import Trainer
 from areal_actors.training.trainer_history import TrainedHistory
+from areal_actors.training.trainer_sleep import EngineSleep
 from areal_actors.weights.folders import prune, shared_memory_folder, version_folder
 from areal_actors.weights.model_hub import model_folder
 from areal_actors.weights.weight_files import parameter_count
@@ -101,7 +102,16 @@ def _trainer(context: BuildContext) -> Actor:
         max_skipped_steps=recipe.trainer.max_skipped_steps,
         checkpoints=CheckpointStore(path),
         step_history=TrainedHistory(repeats=_repeats(recipe.trainer)),
+        engine_sleep=_engine_sleep(recipe),
     )
+
+
+def _engine_sleep(recipe: Recipe) -> EngineSleep | None:
+    """Returns what has the inference workers release their memory during each step; None if they keep it."""
+    if recipe.generation.sleep != "on" or recipe.learns_from_examples():
+        return None
+    workers = [f"inference_worker-{number}" for number in range(recipe.actors.inference_worker.count)]
+    return EngineSleep(workers, recipe.watchdog.load_seconds, time.monotonic)
 
 
 def _repeats(settings: TrainerSettings) -> bool:

@@ -93,10 +93,11 @@ class TrainerSettings(Config):
     """Gradient checkpointing: save only the inputs of each block and recompute the rest in the backward pass; a third more time."""
     logprob_check_sequences: NonNegativeInt = 16
     """Rows per weight version and step whose sampled log-probabilities are compared with the trainer's own; 0 for none."""
-    older_weights: Literal["auto", "on", "off"] = "auto"
-    """Keep copies of the weights of the last `staleness_gate.max_staleness` steps, on the trainer's device and in checkpoints:
-    without them only tokens of the current version are checked and corrected by `[algorithm.correction.mismatch]`. `auto` keeps
-    them for up to 50 million trained parameters."""
+    older_weights: Literal["auto", "on", "host", "off"] = "auto"
+    """Keep copies of the weights of the last `staleness_gate.max_staleness` steps; without them only tokens of the current version are
+    checked and corrected by `[algorithm.correction.mismatch]`. `on`: on the trainer's device and in checkpoints; `host`: in the
+    machine's memory only. `auto`: `on` for up to 50 million trained parameters; for larger models `host`, if the copies take at most
+    a quarter of that memory and no correction needs them, else `off`."""
     retaken_steps: Literal["auto", "exact", "report"] = "auto"
     """Handling of a step replayed from the log whose weights differ from the logged ones: `exact` ends the run with both checksums,
     `report` continues and emits `StepDiffered`. `auto` is exact on a CPU, where arithmetic is deterministic, unless settings

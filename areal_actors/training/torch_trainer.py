@@ -105,8 +105,9 @@ class TorchTrainer:
         self._critic = Critic(algorithm.critic, model_folder, algorithm, settings, total_steps, ranks) if algorithm.critic else None
         self._generator = torch.Generator().manual_seed(seed)
         self._sharing = settings.prefix_sharing
-        others = [frozen.scorer for frozen in self._frozen.values()]
-        for scorer in (self._scorer, *others, *([self._critic.scorer] if self._critic else [])):
+        critics = [self._critic.scorer] if self._critic else []
+        scorers: list[TokenScorer | ValueScorer] = [self._scorer, *critics, *(frozen.scorer for frozen in self._frozen.values())]
+        for scorer in scorers:
             self._sharing = scorer.hidden_states.resolve_sharing(self._sharing)
         compared = settings.logprob_check_sequences if algorithm.head == "tokens" else 0
         self._logprob_check = LogprobCheck(
@@ -343,8 +344,7 @@ class TorchTrainer:
 
     def publish(self, folder: str) -> WeightsLocation:
         """Write the current weights (or the adapter alone) into a new folder for inference workers."""
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()  # an engine that loads these weights may allocate on the same device
+        torch.cuda.empty_cache()  # an engine that loads these weights may allocate on the same device
         state = self._state_to_publish()
         if not self._ranks.first:
             return WeightsLocation(folder=folder, checksum="", model=self._model_folder)
@@ -396,5 +396,5 @@ class TorchTrainer:
             self._critic.load(Path(folder))
         self._optimization.set_steps(rest["schedule"]["steps"])
         self._generator.set_state(rest["generator"])
-        self._logprob_check.copies = rest["older_weights"]
+        self._logprob_check.restore(rest["older_weights"])
         self.weight_version = rest["weight_version"]

@@ -167,6 +167,28 @@ class ServerDialect(Protocol):
         """Drop the prefix cache after the last part."""
         ...
 
+    async def release(self, server: ServerClient, seconds: float, *, keeps_weights: bool) -> None:
+        """Release the memory of KV cache and weights until `wake`; nothing is being sampled.
+
+        Args:
+            server: the server.
+            seconds: time limit of each request.
+            keeps_weights: copy the weights to the host's memory, since no others will be loaded after `wake`.
+
+        Raises:
+            EngineUnavailable: the server is gone.
+            EngineError: it refused.
+        """
+        ...
+
+    async def wake(self, server: ServerClient, seconds: float) -> None:
+        """Allocate the memory again; weights that were not kept have arbitrary values until others are loaded.
+
+        Raises:
+            EngineUnavailable: the server refused or is gone.
+        """
+        ...
+
 
 def server_of(dialect: ServerDialect, model_folder: str, settings: GenerationSettings, place: EnginePlace) -> ServerClient:
     """Returns a client of the worker's server, which is started unless it was started elsewhere.

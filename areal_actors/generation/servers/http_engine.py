@@ -12,7 +12,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from itertools import count
 from typing import Any
 
@@ -23,9 +23,9 @@ from areal_actors.core.errors import EngineError, EngineUnavailable, RequestErro
 from areal_actors.core.values import SamplingParams, TokenColumns, WeightsLocation
 from areal_actors.generation.engine import Arrival, EngineCounters, EnginePlace, TokenChunk, validate_prompt
 from areal_actors.generation.servers.dialect import Segment, SegmentPart, ServerDialect, adapter_lost, server_of
-from areal_actors.generation.servers.server_completion import ServerCompletion
+from areal_actors.generation.servers.server_completion import RunningSegment, ServerCompletion
 from areal_actors.generation.servers.usage_watch import UsageWatch
-from areal_actors.generation.servers.weight_channels import WeightChannel
+from areal_actors.generation.servers.weight_channels import LOAD_SECONDS, WeightChannel
 from areal_actors.generation.settings import GenerationSettings
 from areal_actors.tokenization.model_config import vocabulary_of
 from areal_actors.tokenization.tokenizer import ChatTokenizer
@@ -45,18 +45,6 @@ MAX_ABORTS = 3
 DEFAULTS = SamplingParams()
 
 logger = structlog.get_logger(__name__)
-
-
-class RunningSegment:
-    """A segment at the server."""
-
-    def __init__(self, request_id: str, *, drains: bool) -> None:
-        self.request_id = request_id
-        self.drains = drains
-        """True if it has to end by itself before weights change."""
-        self.ended = False
-        self.ordered = False
-        """True if it was ended by this engine."""
 
 
 class HttpEngine:
@@ -82,6 +70,8 @@ class HttpEngine:
         self._closed = False
         self._adapter = ""
         """Name of the adapter that samples; empty for the model itself."""
+        self._asleep = False
+        """True from `release_memory` until weights are loaded."""
         self._admitted = asyncio.Event()
         self._admitted.set()
         self._loading = asyncio.Lock()
@@ -169,7 +159,7 @@ class HttpEngine:
                 async for part in parts:
                     added = completion.add(part, version)
                     prefilled, cached = self._prompt_counts(segment, part)
-                    self._counters = _plus(self._counters, tokens=added, prefilled=prefilled, cached=cached)
+                    self._counters = self._counters.plus(tokens=added, prefilled=prefilled, cached=cached)
                     running.ended = bool(part.finish_reason)
                     if part.finish_reason == "abort":
                         self._check_abort(running, completion)
@@ -228,7 +218,7 @@ class HttpEngine:
         """Forget a segment; one that has not ended is ended at the server, which would go on for a client that has left."""
         del self._segments[running]
         if not self._segments:
-            self._counters = _plus(self._counters, seconds=time.monotonic() - self._busy_since)
+            self._counters = self._counters.plus(seconds=time.monotonic() - self._busy_since)
         self._changed.set()
         if not running.ended and not self._closed:
             self._task(self._abort(running.request_id))
@@ -317,36 +307,53 @@ class HttpEngine:
         async with self._loading:
             prepared = await self._channel.prepare(location)
             await self.until_ready()
-            self._admitted.clear()
-            try:
-                await self._end_segments()
+            async with self._without_segments():
+                if self._asleep:
+                    await self.dialect.wake(self._server, LOAD_SECONDS)
+                    self._asleep = False
                 self._adapter = await self._channel.load(location, weight_version, prepared, self._adapter)
                 self.weight_version = weight_version
-            finally:
-                self._admitted.set()
+
+    async def release_memory(self) -> int:
+        """See `SleepingEngine`; the server does not report bytes."""
+        async with self._loading:
+            await self.until_ready()
+            async with self._without_segments():
+                partial = bool(self.place.adapter_rank) or self.settings.server.weights == "delta"
+                await self.dialect.release(self._server, LOAD_SECONDS, keeps_weights=partial)
+                self._asleep = True
+        return 0
 
     @property
     def arrival(self) -> Arrival | None:
         """The last version that the server took; None if it has taken none."""
         return self._channel.arrival
 
-    async def _end_segments(self) -> None:
-        while self._segments:
-            self._changed.clear()
-            ending = [running for running in self._segments if not running.drains]
-            for running in ending:
-                running.ordered = True
-            if ending:
-                await self.dialect.abort(self._server, [running.request_id for running in ending])
-            with suppress(TimeoutError):
-                async with asyncio.timeout(ABORT_SECONDS):
-                    await self._changed.wait()
+    @asynccontextmanager
+    async def _without_segments(self) -> AsyncGenerator[None, None]:
+        """End or await all segments, and admit none within the context, nor after it while the engine sleeps."""
+        self._admitted.clear()
+        try:
+            while self._segments:
+                self._changed.clear()
+                ending = [running for running in self._segments if not running.drains]
+                for running in ending:
+                    running.ordered = True
+                if ending:
+                    await self.dialect.abort(self._server, [running.request_id for running in ending])
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(ABORT_SECONDS):
+                        await self._changed.wait()
+            yield
+        finally:
+            if not self._asleep:
+                self._admitted.set()
 
     def take_counters(self) -> EngineCounters:
         """Counts since the last call."""
         if self._segments:
             now = time.monotonic()
-            self._counters, self._busy_since = _plus(self._counters, seconds=now - self._busy_since), now
+            self._counters, self._busy_since = self._counters.plus(seconds=now - self._busy_since), now
         counters, self._counters = self._counters, EngineCounters()
         waiting, kv_cache = self._watch.usage
         return msgspec.structs.replace(counters, running=len(self._segments), waiting=waiting, kv_cache_usage=kv_cache)
@@ -379,12 +386,3 @@ def engine_of(dialect: ServerDialect) -> Callable[[str, GenerationSettings, Engi
 
 def _stated(sampling: SamplingParams, names: Sequence[str]) -> list[str]:
     return [name for name in names if getattr(sampling, name) != getattr(DEFAULTS, name)]
-
-
-def _plus(counters: EngineCounters, *, tokens: int = 0, prefilled: int = 0, cached: int = 0, seconds: float = 0.0) -> EngineCounters:
-    return EngineCounters(
-        tokens=counters.tokens + tokens,
-        prefilled_tokens=counters.prefilled_tokens + prefilled,
-        cached_tokens=counters.cached_tokens + cached,
-        busy_seconds=counters.busy_seconds + seconds,
-    )

@@ -83,3 +83,15 @@ class ServerCompletion:
             top_logprobs=top[:, 1].astype("<f4").tobytes(),
             finish_reason=self.finish_reason,
         )
+
+
+class RunningSegment:
+    """A segment at the server."""
+
+    def __init__(self, request_id: str, *, drains: bool) -> None:
+        self.request_id = request_id
+        self.drains = drains
+        """True if it has to end by itself before weights change."""
+        self.ended = False
+        self.ordered = False
+        """True if it was ended by this engine."""

@@ -12,7 +12,7 @@ import msgspec
 from areal_actors.core.errors import EngineError, EngineUnavailable, WeightTransferFailed
 from areal_actors.core.values import SamplingParams
 from areal_actors.generation.abilities import ENGINE_ABILITIES
-from areal_actors.generation.engine import EnginePlace
+from areal_actors.generation.engine import NO_SLEEP, EnginePlace
 from areal_actors.generation.servers.dialect import USAGE_SECONDS, Group, Segment, SegmentPart, ServerUsage, merged_flags, on_cpu
 from areal_actors.generation.servers.server_process import IDLE_SECONDS, OK, SERVER_SIDE, ServerClient, flags, message_of
 from areal_actors.generation.settings import GenerationSettings
@@ -31,6 +31,8 @@ CPU_CACHE_TOKENS = 2**17
 """Maximum KV cache of a server on a CPU, in tokens."""
 LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """Layers that an adapter may change if its recipe names none; SGLang's `all` also takes embedding and head."""
+RELEASED = ["kv_cache", "weights"]
+"""Memory that is released during an optimizer step; CUDA graphs stay."""
 ADAPTERS = 2
 """Adapters that the server has room for: requests without one, as the first of a server, count as one."""
 
@@ -73,7 +75,11 @@ class SGLang:
             "max-total-tokens": min(CPU_CACHE_TOKENS, settings.max_num_seqs * (settings.max_model_len + SPARE_CONTEXT)),
             "sleep-on-idle": True,
         }
-        gpu = {"tp-size": settings.tensor_parallel, **({"mem-fraction-static": place.memory_fraction} if place.memory_fraction < 1 else {})}
+        gpu = {
+            "tp-size": settings.tensor_parallel,
+            **({"mem-fraction-static": place.memory_fraction} if place.memory_fraction < 1 else {}),
+            **_sleep_flags(settings, place),
+        }
         on_gpu = [str(WITH_ADAPTERS)] if place.adapter_rank else ["-m", "sglang.launch_server"]
         on_gpu = [str(WITH_CHANNELS)] if settings.server.weights != "folder" else on_gpu
         program = [python, *([str(ON_CPU)] if cpu_only else on_gpu)]
@@ -145,7 +151,12 @@ class SGLang:
         status, answer = await server.post("/update_weights_from_disk", body, seconds=seconds)
         if status != OK or not answer.get("success"):
             raise EngineUnavailable(f"SGLang at {server.url} refused weight version {weight_version} ({status}): {message_of(answer)}")
-        await self.end_update(server, weight_version, seconds)
+        await self._drop_cache(server, seconds, f"for weight version {weight_version}")
+
+    async def _drop_cache(self, server: ServerClient, seconds: float, purpose: str) -> None:
+        status, answer = await server.post(f"/flush_cache?timeout={IDLE_WAIT_SECONDS}", {}, seconds=seconds)
+        if status != OK:
+            raise EngineUnavailable(f"SGLang at {server.url} did not drop its prefix cache {purpose} ({status}): {message_of(answer)}")
 
     async def load_adapter(self, server: ServerClient, folder: str, name: str, replaced: str, seconds: float) -> None:
         """Load an adapter under a new name and unload the one that it replaces; each adapter has a prefix cache of its own."""
@@ -193,10 +204,7 @@ class SGLang:
 
     async def end_update(self, server: ServerClient, weight_version: int, seconds: float) -> None:
         """Drop the prefix cache."""
-        status, answer = await server.post(f"/flush_cache?timeout={IDLE_WAIT_SECONDS}", {}, seconds=seconds)
-        if status != OK:
-            found = f"did not drop its prefix cache for weight version {weight_version} ({status}): {message_of(answer)}"
-            raise EngineUnavailable(f"SGLang at {server.url} {found}")
+        await self._drop_cache(server, seconds, f"for weight version {weight_version}")
 
     async def _update(self, server: ServerClient, path: str, body: Mapping[str, Any], seconds: float) -> Mapping[str, Any]:
         """Returns the report in the answer's message; empty if there is none."""
@@ -206,9 +214,29 @@ class SGLang:
         _, _, report = str(answer.get("message", "")).partition(REPORT)
         return dict(msgspec.json.decode(report[: report.find("}") + 1])) if report else {}
 
+    async def release(self, server: ServerClient, seconds: float, *, keeps_weights: bool) -> None:  # noqa: ARG002 - a flag at its start
+        """Release the memory of KV cache and weights; the cache is dropped before, since SGLang ends where it is not idle."""
+        await self._drop_cache(server, seconds, "before an optimizer step")
+        status, answer = await server.post("/release_memory_occupation", {"tags": RELEASED}, seconds=seconds)
+        if status != OK:
+            raise EngineError(f"SGLang at {server.url} did not release its memory ({status}): {message_of(answer)}; {NO_SLEEP}")
+
+    async def wake(self, server: ServerClient, seconds: float) -> None:
+        """Allocate the memory again."""
+        status, answer = await server.post("/resume_memory_occupation", {"tags": RELEASED}, seconds=seconds)
+        if status != OK:
+            raise EngineUnavailable(f"SGLang at {server.url} did not allocate its memory again ({status}): {message_of(answer)}")
+
 
 def _part_body(weight_version: int) -> dict[str, Any]:
     return {"weight_version": str(weight_version), "flush_cache": False, "abort_all_requests": False}
+
+
+def _sleep_flags(settings: GenerationSettings, place: EnginePlace) -> dict[str, Any]:
+    if settings.sleep != "on":
+        return {}
+    kept = place.adapter_rank or settings.server.weights == "delta"  # other versions are not whole
+    return {"enable-memory-saver": True, **({"enable-weights-cpu-backup": True} if kept else {})}
 
 
 def _adapter_flags(place: EnginePlace, *, cpu_only: bool) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import msgspec
 from areal_actors.core.errors import EngineError, EngineUnavailable, WeightTransferFailed
 from areal_actors.core.values import Constraint
 from areal_actors.generation.abilities import ENGINE_ABILITIES
-from areal_actors.generation.engine import EnginePlace
+from areal_actors.generation.engine import NO_SLEEP, EnginePlace
 from areal_actors.generation.servers.dialect import USAGE_SECONDS, Group, Segment, SegmentPart, ServerUsage, merged_flags, on_cpu
 from areal_actors.generation.servers.server_process import IDLE_SECONDS, OK, SERVER_SIDE, ServerClient, flags, message_of
 from areal_actors.generation.settings import GenerationSettings
@@ -59,6 +59,7 @@ class VLLM:
             "disable-uvicorn-access-log": True,
             **({"enforce-eager": True} if cpu_only else {"tensor-parallel-size": settings.tensor_parallel}),
             **({"gpu-memory-utilization": place.memory_fraction} if place.memory_fraction < 1 and not cpu_only else {}),
+            **({"enable-sleep-mode": True} if settings.sleep == "on" and not cpu_only else {}),
             **({"enable-lora": True, "max-lora-rank": _rank(place.adapter_rank)} if place.adapter_rank else {}),
         }
         python_path = os.pathsep.join(filter(None, (str(SERVER_SIDE), os.environ.get("PYTHONPATH"))))
@@ -189,6 +190,18 @@ class VLLM:
         if errors := [report["error"] for report in reports if "error" in report]:
             raise WeightTransferFailed(f"vLLM refused `{method}`: {errors[0]}")
         return dict(reports[0])
+
+    async def release(self, server: ServerClient, seconds: float, *, keeps_weights: bool) -> None:
+        """Release the memory of KV cache and weights: level 1 keeps the weights in the host's memory, level 2 does not."""
+        status, answer = await server.post(f"/sleep?level={1 if keeps_weights else 2}&mode=abort", {}, seconds=seconds)
+        if status != OK:
+            raise EngineError(f"vLLM at {server.url} did not release its memory ({status}): {message_of(answer)}; {NO_SLEEP}")
+
+    async def wake(self, server: ServerClient, seconds: float) -> None:
+        """Allocate the memory again."""
+        status, answer = await server.post("/wake_up", {}, seconds=seconds)
+        if status != OK:
+            raise EngineUnavailable(f"vLLM at {server.url} did not allocate its memory again ({status}): {message_of(answer)}")
 
 
 def _gauges(text: str, name: str) -> list[float]:

@@ -99,17 +99,16 @@ class _PlannedAttention(torch.autograd.Function):
 
 
 def _masked_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: BlockMask, scale: float) -> Tensor:
-    kernel = _compiled_kernel() if queries.device.type == "cuda" else _all_scores
+    kernel: Callable[..., Tensor] = _compiled_kernel() if queries.device.type == "cuda" else _all_scores
     several = queries.shape[1] != keys.shape[1]
-    attended: Tensor = kernel(_batch(queries), _batch(keys), _batch(values), block_mask=mask, scale=scale, enable_gqa=several)
+    attended = kernel(_batch(queries), _batch(keys), _batch(values), block_mask=mask, scale=scale, enable_gqa=several)
     return attended[0].transpose(0, 1)
 
 
 @cache
-def _compiled_kernel() -> Callable[..., Tensor]:
+def _compiled_kernel() -> Callable[..., Any]:
     """flex_attention as a kernel that skips hidden blocks; compiled when it is called first, and once more for other lengths."""
-    compiled: Callable[..., Tensor] = torch.compile(flex_attention)
-    return compiled
+    return torch.compile(flex_attention)
 
 
 def _all_scores(query: Tensor, key: Tensor, value: Tensor, *, block_mask: BlockMask, scale: float, enable_gqa: bool) -> Tensor:
