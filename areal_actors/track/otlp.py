@@ -66,12 +66,13 @@ async def _send_folder(place: RunFolder, sender: SpanSender, *, once: bool) -> N
         traces, follows = Traces(), bool(place.live_supervisor()) and not once
         last = (await bus.span()).last
         reading = asyncio.create_task(_read(bus, traces, sender, last if follows else None))
-        beside = (_note_requests(bus, traces), _send(sender), _wait_gone(place)) if follows else ()
-        tasks = [reading, *map(asyncio.create_task, beside)]
+        tasks = [reading]
+        if follows:
+            tasks += [asyncio.create_task(beside) for beside in (_note_requests(bus, traces), _send(sender), _wait_gone(place))]
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            ended = [task.result() for task in tasks if task.done()]
-            assert ended
+            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in ended:
+                task.result()
         finally:
             for task in tasks:
                 task.cancel()
