@@ -22,9 +22,9 @@ RUN python -m pip install --no-cache-dir --index-url "$TORCH_INDEX" --constraint
     && for wheel in /wheels/*.whl; do \
         python -m pip install --no-cache-dir --constraint /wheels/constraints.txt "${wheel}[data,otlp,reader,rewards]"; \
     done
-RUN useradd --create-home areal \
+RUN useradd --create-home --uid 1000 areal \
     && install --directory --owner areal /work /work/runs
-USER areal
+USER 1000
 WORKDIR /work
 ENTRYPOINT ["areal"]
 CMD ["--help"]

@@ -51,7 +51,7 @@ def test_the_wheel_is_built_from_what_is_copied():
 
 
 def test_the_image_runs_areal_without_root():
-    assert arguments("USER") == ["areal"]
+    assert arguments("USER") == ["1000"]
     assert [json.loads(argument) for argument in (*arguments("ENTRYPOINT"), *arguments("CMD"))] == [["areal"], ["--help"]]
     names = [name for name, _ in steps()]
     assert names.index("USER") < names.index("ENTRYPOINT")

@@ -28,7 +28,7 @@ from areal_actors.weights.manifest import write_manifest
 @pytest.fixture
 def finished(tmp_path):
     """The folder of a run with two checkpoints, the first of them the best."""
-    recipe = load([RECIPE], [*SMALL, "gateway.admin_key=secret-key", "run=small"], CudaDevices()).recipe
+    recipe = load([RECIPE], [*SMALL, "gateway.admin_key=secret-key", "run=small"], CudaDevices(0, "none")).recipe
     place = tmp_path / "runs" / "small"
     for step in (1, 2):
         folder = place / "checkpoints" / f"step-{step}"

@@ -51,7 +51,7 @@ def changed(tensors: Tensors) -> Tensors:
 
 
 def take(received: Received, weights: Sequence[tuple[str, torch.Tensor]], part_bytes: int = 10**6, **control: Any) -> Tensors:
-    """What the model is given, after all parts."""
+    """Returns the tensors that the model is given, after all parts."""
     loaded: Tensors = {}
     for part in parts_of(weights, {"kind": "whole", "keep": True, "base": "", **control}, part_bytes):
         offsets = torch.tensor([0, *(tensor.nbytes for _, tensor in part)]).cumsum(0).tolist()

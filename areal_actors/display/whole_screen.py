@@ -15,7 +15,10 @@ from rich.text import Text
 
 from areal_actors.display.view import RunView
 
-REFRESH_SECONDS = 0.25
+REFRESH_SECONDS = 0.5
+"""A frame of a large screen costs about 10 ms of CPU time."""
+ANSWER_SECONDS = 0.1
+"""Delay with which the answer to a signal is shown."""
 NOTICES_KEPT = 3
 
 
@@ -34,7 +37,7 @@ async def full_screen(view: RunView, console: Console) -> AsyncIterator[None]:
     live = Live(view, console=console, auto_refresh=False, screen=True, redirect_stdout=False, redirect_stderr=False)
     view.fills_screen = True
     with _collected_errors(view), live as screen:
-        painting = asyncio.create_task(_paint(screen))
+        painting = asyncio.create_task(_paint(screen, view))
         try:
             yield
         finally:
@@ -44,10 +47,13 @@ async def full_screen(view: RunView, console: Console) -> AsyncIterator[None]:
                 await painting
 
 
-async def _paint(screen: Live) -> None:
+async def _paint(screen: Live, view: RunView) -> None:
     while True:
+        shown, waited = view.interrupted, 0.0
         screen.refresh()
-        await asyncio.sleep(REFRESH_SECONDS)
+        while waited < REFRESH_SECONDS and view.interrupted == shown:
+            await asyncio.sleep(ANSWER_SECONDS)
+            waited += ANSWER_SECONDS
 
 
 @contextmanager

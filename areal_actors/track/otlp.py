@@ -6,7 +6,9 @@ import asyncio
 import importlib
 import os
 import sys
+import threading
 import time
+from collections import deque
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
@@ -64,12 +66,13 @@ async def _send_folder(place: RunFolder, sender: SpanSender, *, once: bool) -> N
         traces, follows = Traces(), bool(place.live_supervisor()) and not once
         last = (await bus.span()).last
         reading = asyncio.create_task(_read(bus, traces, sender, last if follows else None))
-        beside = (_note_requests(bus, traces), _send(sender), _wait_gone(place)) if follows else ()
-        tasks = [reading, *map(asyncio.create_task, beside)]
+        tasks = [reading]
+        if follows:
+            tasks += [asyncio.create_task(beside) for beside in (_note_requests(bus, traces), _send(sender), _wait_gone(place))]
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            ended = [task.result() for task in tasks if task.done()]
-            assert ended
+            ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in ended:
+                task.result()
         finally:
             for task in tasks:
                 task.cancel()
@@ -113,7 +116,8 @@ class SpanSender:
     def __init__(self, url: str) -> None:
         self.url = _endpoint(url)
         self.sent = 0
-        self._spans: list[Span] = []
+        self._spans: deque[Span] = deque()
+        self._sending = threading.Lock()
         try:
             missing = [name for name in MODULES if find_spec(name) is None]
         except ModuleNotFoundError:
@@ -129,7 +133,7 @@ class SpanSender:
 
     def add(self, spans: Iterable[Span]) -> None:
         """Keep spans to be sent."""
-        self._spans += spans
+        self._spans.extend(spans)
 
     async def flush_full(self) -> None:
         """Send the spans if they are enough for a request."""
@@ -142,12 +146,13 @@ class SpanSender:
         Raises:
             SetupError: the collector did not take them, after the retries of OpenTelemetry's exporter.
         """
-        while self._spans:
-            batch, self._spans = self._spans[:BATCH_SPANS], self._spans[BATCH_SPANS:]
-            if self._exporter.export([self._readable(span) for span in batch]) is not self._done:
-                reason = f"the collector at {self.url} did not take {len(batch)} spans, after {self.sent:,}; its answer is above"
-                raise SetupError(f"{reason}; start it, or name another: --otlp http://HOST:4318")
-            self.sent += len(batch)
+        with self._sending:
+            while self._spans:
+                batch = [self._spans.popleft() for _ in range(min(BATCH_SPANS, len(self._spans)))]
+                if self._exporter.export([self._readable(span) for span in batch]) is not self._done:
+                    reason = f"the collector at {self.url} did not take {len(batch)} spans, after {self.sent:,}; its answer is above"
+                    raise SetupError(f"{reason}; start it, or name another: --otlp http://HOST:4318")
+                self.sent += len(batch)
 
     def _readable(self, span: Span) -> Any:
         failed = self._api.Status(self._api.StatusCode.ERROR, span.error) if span.error else self._api.Status()

@@ -26,6 +26,7 @@ class Hub:
 
     def create(self, asked):
         name = f"{asked.get('organization') or 'me'}/{asked['name']}"
+        self.files[name] = {}
         self.created.append((asked.get("type", "model"), name, asked.get("private") or asked.get("visibility") == "private"))
         return {"url": f"{self.url}/{name}", "name": name}
 
