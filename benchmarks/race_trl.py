@@ -216,12 +216,12 @@ def figures(side: Side, tasks: Sequence[Task], target: float) -> Figures:
             break
     reached = next((step for step, value in accuracy.items() if value >= target), None)
     before = side.usage.until(side.trained)
-    figures: Figures = {"step": reached, "accuracy": accuracy, "start": side.trained - side.started, "others' share": side.others}
+    found: Figures = {"step": reached, "accuracy": accuracy, "start": side.trained - side.started, "others' share": side.others}
     for name, step in (("", reached), ("all ", max(side.times))):
         at = side.times[step] if step is not None else float("nan")
-        figures |= {f"{name}wall s": at - side.started, f"{name}CPU s": side.usage.until(at)}
-        figures |= {f"{name}training wall s": at - side.trained, f"{name}training CPU s": side.usage.until(at) - before}
-    return figures
+        found |= {f"{name}wall s": at - side.started, f"{name}CPU s": side.usage.until(at)}
+        found |= {f"{name}training wall s": at - side.trained, f"{name}training CPU s": side.usage.until(at) - before}
+    return found
 
 
 def greedy_accuracy(folder: Path, tasks: Sequence[Task]) -> float:
