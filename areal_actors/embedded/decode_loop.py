@@ -244,11 +244,27 @@ class DecodeLoop:
         self._decoder.refresh()
         self.weight_version = swap.weight_version
         self._prefixes.drop()
-        # The moment at which weights arrive is random anyway, so the faster batches are used here.
-        prefilled = prefill(self._decoder, self._slots, list(self._slots.running), equal=False)
+        prefilled = self._compute_again(list(self._slots.running.values()))
         self._swapping = None
         self._count(prefilled_tokens=prefilled, busy_seconds=time.perf_counter() - began)
         call_in_loop(swap.done.get_loop(), resolve_future, swap.done, None)
+
+    def _compute_again(self, requests: Sequence[DecodeRequest]) -> int:
+        """Compute the KV cache of running requests, the prompt of a group once; returns the number of tokens computed.
+
+        The moment at which weights arrive is random anyway, so batches need not be of equal length, and what follows a copied prompt
+        is computed as one piece.
+        """
+        holders = {request.prompt_key: request for request in requests}
+        if self._invariant or len(holders) == len(requests):
+            return prefill(self._decoder, self._slots, [request.row for request in requests], equal=False)
+        computed = prefill(self._decoder, self._slots, [holder.row for holder in holders.values()], equal=False)
+        siblings = [request for request in requests if holders[request.prompt_key] is not request]
+        for request in siblings:
+            length = len(request.prompt_ids) - 1
+            self._decoder.kv_cache.copy(holders[request.prompt_key].row, request.row, length)
+            self._slots.cached[request.row] = length
+        return computed + prefill(self._decoder, self._slots, [request.row for request in siblings], equal=False)
 
     def _deliver_chunks(self) -> None:
         """Deliver the chunks of this step with one call per event loop."""
