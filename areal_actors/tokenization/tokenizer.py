@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from areal_actors.core.errors import SetupError
+from areal_actors.core.routes import RouteShape, shape_of_config
 from areal_actors.tokenization.byte_pairs import BytePairs, byte_pairs_of
 from areal_actors.tokenization.chat_template import ChatTemplate
 from areal_actors.tokenization.tool_parsers.base import AnswerFormat
@@ -317,6 +318,11 @@ def context_of(folder: str | Path) -> int | None:
 def vocabulary_of(folder: str | Path) -> int:
     """Vocabulary size of the model in this folder, which may exceed its tokenizer's; 0 if its configuration does not state it."""
     return int(text_config_of(folder).get("vocab_size") or 0)
+
+
+def route_shape_of(folder: str | Path) -> RouteShape | None:
+    """Mixtures of experts of the model in this folder, whose routes are reported and replayed; None if it has none."""
+    return shape_of_config(text_config_of(folder))
 
 
 def chat_template_of(folder: Path, config: Mapping[str, Any]) -> str:

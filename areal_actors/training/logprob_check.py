@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from areal_actors.core.routes import RouteShape
 from areal_actors.core.values import TrainingSequence
 from areal_actors.training.algorithms.off_policy import kl_estimates
 from areal_actors.training.algorithms.veto import VETO_THRESHOLD, is_catastrophic
@@ -43,6 +44,7 @@ class LogprobCheck:
         *,
         older_weights: OlderWeights = "auto",
         complete: bool = False,
+        routes: RouteShape | None = None,
     ) -> None:
         """Keep copies of the trained weights.
 
@@ -55,6 +57,7 @@ class LogprobCheck:
             sharing: as in `make_micro_batches`.
             older_weights: keep copies; `auto` for small models.
             complete: rescore all sequences of older versions. For the current version the step's own forward pass gives the same.
+            routes: as in `make_micro_batches`.
         """
         self._scorer = scorer
         self._sequences = sequences
@@ -62,6 +65,7 @@ class LogprobCheck:
         self._ranks = ranks
         self._sharing = sharing
         self._complete = complete
+        self._routes = routes
         self._trained = {name: parameter for name, parameter in scorer.model.named_parameters() if parameter.requires_grad}
         keeps = older_weights == "on" or (older_weights == "auto" and ranks.count_trainable(scorer.model) <= SMALL_MODEL)
         self._versions = versions if keeps and (sequences > 0 or complete) else 0
@@ -118,7 +122,13 @@ class LogprobCheck:
         device = next(self._scorer.parameters()).device
         logp, scored = TokenColumn(), TokenColumn()
         parts = make_micro_batches(
-            sequences, picked, self._budget, device, lambda sequence: _sampled_by(sequence, version), sharing=self._sharing
+            sequences,
+            picked,
+            self._budget,
+            device,
+            lambda sequence: _sampled_by(sequence, version),
+            sharing=self._sharing,
+            routes=self._routes,
         )
         for batch in self._ranks.distribute(parts):
             logp.add(batch, self._scorer(batch)[0])

@@ -24,10 +24,10 @@ from areal_actors.core.errors import EngineError, EngineUnavailable, RequestErro
 from areal_actors.core.values import SamplingParams, TokenColumns, WeightsLocation
 from areal_actors.generation.engine import EngineCounters, EnginePlace, TokenChunk, validate_prompt
 from areal_actors.generation.servers.dialect import Segment, SegmentPart, ServerDialect, adapter_lost, server_of
-from areal_actors.generation.servers.server_completion import ServerCompletion
+from areal_actors.generation.servers.server_completion import RunningSegment, ServerCompletion
 from areal_actors.generation.servers.usage_watch import UsageWatch
 from areal_actors.generation.settings import GenerationSettings
-from areal_actors.tokenization.tokenizer import ChatTokenizer, vocabulary_of
+from areal_actors.tokenization.tokenizer import ChatTokenizer, route_shape_of, vocabulary_of
 from areal_actors.weights.folders import holds_adapter
 from areal_actors.weights.weight_files import stored_tensors, verify_adapter, verify_weights
 
@@ -36,8 +36,7 @@ ABORT_SECONDS = 0.2
 """Time between two orders to end the same segments: one that had not reached the server before is ended by the next."""
 SHOWN_SECONDS = 10.0
 """Time between two lines about a server that is starting."""
-RESTARTING = ("constraint", "frequency_penalty", "presence_penalty")
-"""Fields with a state that a server forgets between segments."""
+RESTARTING = ("constraint", "frequency_penalty", "presence_penalty")  # a server forgets their state between segments
 LOAD_SECONDS = 600.0
 CLOSE_SECONDS = 5.0
 """Time for a server to accept the order to end its requests, when the engine is closed."""
@@ -47,18 +46,6 @@ MAX_ABORTS = 3
 DEFAULTS = SamplingParams()
 
 logger = structlog.get_logger(__name__)
-
-
-class RunningSegment:
-    """A segment at the server."""
-
-    def __init__(self, request_id: str, *, drains: bool) -> None:
-        self.request_id = request_id
-        self.drains = drains
-        """True if it has to end by itself before weights change."""
-        self.ended = False
-        self.ordered = False
-        """True if it was ended by this engine."""
 
 
 class HttpEngine:
@@ -78,6 +65,7 @@ class HttpEngine:
         self.context = settings.max_model_len
         self.vocabulary_size = vocabulary_of(model_folder) or self.tokenizer.largest_id + 1
         self._model_folder = model_folder
+        self._routes = None if place.routes == "off" else route_shape_of(model_folder)
         self._shapes = {name: tensor.shape for name, tensor in stored_tensors(model_folder).items()}
         self._server = server_of(dialect, model_folder, settings, place)
         self._watch = UsageWatch(dialect, self._server)
@@ -99,9 +87,16 @@ class HttpEngine:
         self._busy_since = 0.0
 
     async def generate(
-        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool = False, resumed_tokens: int = 0
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        stream: bool = False,
+        resumed_tokens: int = 0,
+        routes_from: int | None = None,
     ) -> AsyncGenerator[TokenChunk, None]:
-        """Yield a completion: in one chunk at its end, or as it is sampled when `stream` is set.
+        """Yield a completion: in one chunk at its end, or as it is sampled when `stream` is set; see `RoutingEngine`, too.
 
         Raises:
             RequestError: a token id is out of range, prompt and max_tokens exceed the context, or the server cannot do what is asked.
@@ -110,7 +105,9 @@ class HttpEngine:
         """
         validate_prompt(prompt_ids, sampling, resumed_tokens, self.vocabulary_size, self.context)
         self._refuse_inexact(request_id, sampling, resumed_tokens)
-        completion = ServerCompletion(list(prompt_ids), sampling, self.tokenizer, resumed_tokens)
+        completion = ServerCompletion(
+            list(prompt_ids), sampling, self.tokenizer, resumed_tokens, routes=self._routes, routes_from=routes_from
+        )
         if completion.has_ended():
             yield TokenChunk(columns=TokenColumns(), finish_reason=completion.finish_reason)
             return
@@ -164,6 +161,7 @@ class HttpEngine:
             sorted(self.tokenizer.stop_ids),
             streamed=(stream and not altered) or bool(sampling.stop),
             adapter=self._adapter,
+            routes_from=completion.routed,
         )
         version = self.weight_version
         self._enter(running)
@@ -171,6 +169,7 @@ class HttpEngine:
             async with aclosing(self.dialect.sample(self._server, segment)) as parts:
                 async for part in parts:
                     added = completion.add(part, version)
+                    completion.add_routes(part.routes)
                     prefilled, cached = self._prompt_counts(segment, part)
                     self._counters = _plus(self._counters, tokens=added, prefilled=prefilled, cached=cached)
                     running.ended = bool(part.finish_reason)
@@ -184,6 +183,8 @@ class HttpEngine:
                 self._check_abort(running, completion)  # the stream ended without a reason
             if altered:
                 await self._rescore(segment, completion)
+            if completion.lacks_routes(since=len(segment.token_ids)):
+                completion.add_routes(await self.dialect.routes(self._server, segment, completion.token_ids))
         finally:
             self._leave(running)
         grew(None)
