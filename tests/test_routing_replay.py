@@ -197,6 +197,33 @@ def test_another_policy_chooses_its_own_experts(folder):
     assert not torch.allclose(trainer.logp(rows), trainer.logp(without_routes(rows)), atol=1e-3)
 
 
+def test_the_check_compares_tokens_before_which_all_experts_are_of_their_version(folder):
+    """A completion under weights 0, and from its seventh token on under weights 1, which computed the positions before it again."""
+    trainer = make_trainer(folder, lr=3e-2)
+    rows = rows_of(trainer._model, groups=1)
+    trainer.step(rows)
+    later = random_mixture(0)
+    later.load_state_dict(trainer._model.state_dict())
+    mixed = []
+    for row in rows_of(later, groups=1, seed=0):
+        old = next(one for one in rows if np.array_equal(one.token_ids, row.token_ids))
+        cut = len(row.token_ids) - 4
+        begun = np.arange(len(row.token_ids)) < cut
+        mixed.append(
+            msgspec.structs.replace(
+                row,
+                logprobs=np.where(begun, old.logprobs, row.logprobs),
+                versions=np.where(begun, old.versions, 1).astype(np.int32),
+                routes=old.routes[: (cut - 1) * ROUTES.position_bytes] + row.routes[(cut - 1) * ROUTES.position_bytes :],
+            )
+        )
+    assert own_mismatch(mixed, later) > 0
+    metrics = trainer.prepare(mixed).metrics
+    assert metrics["train_infer_logprob_diff_max"] < 1e-4
+    assert metrics["parity_tokens"] == sum(np.count_nonzero(row.versions == 0) for row in mixed)
+    assert differences(trainer, mixed).max() > 1e-3
+
+
 def test_off_ignores_routes_and_on_refuses_a_dense_model(folder, tmp_path):
     trainer = make_trainer(folder, routing_replay="off")
     rows = rows_of(with_close_routers(trainer._model, folder, 0.3))
