@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from areal_actors.core.errors import EngineError, RequestError
+from areal_actors.core.routes import RouteShape
 from areal_actors.embedded.batch_invariance import pad_rows
 from areal_actors.embedded.decoders import SlotDecoder
 from areal_actors.embedded.prefill import prefill
@@ -67,7 +68,11 @@ class StepPlan(NamedTuple):
 class DecodeLoop:
     """Owns slots, decoder and model; other threads only send commands."""
 
-    def __init__(self, model: Any, decoder: SlotDecoder, slots: DecodeSlots, weight_version: int, threads: int) -> None:
+    def __init__(
+        self, model: Any, decoder: SlotDecoder, slots: DecodeSlots, weight_version: int, threads: int, routes: RouteShape | None = None
+    ) -> None:
+        """`routes`: the mixtures of experts that requests may ask about."""
+        self._routes = routes
         self.weight_version = weight_version
         self._model = model
         self._decoder = decoder
@@ -203,10 +208,27 @@ class DecodeLoop:
         for row in sorted((ended | self._plan.watched).difference(finished)):
             chunk = self._slots.chunk(row, ended=row in ended)
             if chunk is not None:
+                chunk = self._with_routes(self._slots.running[row], chunk)
                 self._outgoing.append((self._slots.running[row], chunk))
                 if chunk.finish_reason:
                     finished.append(row)
         self._free(finished)
+
+    def _collect_routes(self, request: DecodeRequest) -> None:
+        """Collect the experts of the positions computed since the last call, before computing them again replaces them."""
+        computed = int(self._slots.cached[request.row])
+        if request.routed is not None and request.routed < computed:
+            request.routes.append(self._decoder.kv_cache.routes(request.row, request.routed, computed))
+            request.routed = computed
+
+    def _with_routes(self, request: DecodeRequest, chunk: TokenChunk) -> TokenChunk:
+        """Returns the chunk with the experts that its request asks about."""
+        self._collect_routes(request)
+        if self._routes is None or not request.routes:
+            return chunk
+        packed = b"".join(self._routes.pack(chosen) for chosen in request.routes)
+        request.routes.clear()
+        return msgspec.structs.replace(chunk, routes=packed)
 
     def _free(self, rows: Sequence[int]) -> None:
         if rows:
@@ -243,6 +265,8 @@ class DecodeLoop:
                 tensor.copy_(swap.tensors[name])
         self._decoder.refresh()
         self.weight_version = swap.weight_version
+        for request in self._slots.running.values():
+            self._collect_routes(request)
         self._prefixes.drop()
         prefilled = self._compute_again(list(self._slots.running.values()))
         self._swapping = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from areal_actors.core.errors import RequestError
 from areal_actors.core.lazy import LazyModule
@@ -34,6 +34,8 @@ class TokenChunk(Value):
     """u32 [tokens, sampling.top_logprobs]: the most likely tokens at each position, most likely first."""
     top_logprobs: bytes = b""
     """f32, same shape: their log-probabilities."""
+    routes: bytes = b""
+    """Experts of the next positions from `routes_from` on (see `RoutingEngine`), by the last chunk of all that were computed."""
     finish_reason: str = ""
     """`stop` or `length` in the last chunk, empty before."""
 
@@ -57,6 +59,8 @@ class EnginePlace(NamedTuple):
     """Rank of the adapters that it is given as weights; 0 if it is given whole models."""
     adapter_targets: tuple[str, ...] = ()
     """Names of the layers that they change, such as `q_proj`; empty for the linear layers of the blocks."""
+    routes: Literal["auto", "on", "off"] = "off"
+    """Reports the experts of each position (`trainer.routing_replay`) if the model is a mixture of them; `on`: it must be able to."""
 
     @property
     def number(self) -> int:
@@ -126,7 +130,7 @@ class GenerationEngine(Protocol):
 
     @property
     def abilities(self) -> frozenset[str]:
-        """Those of `SAMPLING_ABILITIES` that it supports; requests that need others are refused before."""
+        """Those of `ABILITIES` that it supports; requests that need others are refused before."""
         ...
 
     @property
@@ -162,6 +166,28 @@ class GenerationEngine(Protocol):
 
     async def close(self) -> None:
         """Abort everything and free the model."""
+        ...
+
+
+class RoutingEngine(Protocol):
+    """A `GenerationEngine` with the ability `routed_experts`."""
+
+    def generate(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        stream: bool = False,
+        resumed_tokens: int = 0,
+        routes_from: int | None = None,
+    ) -> AsyncGenerator[TokenChunk, None]:
+        """Yield a completion, and the experts of each position from `routes_from` to the one before the last token.
+
+        A position has the experts of its first computation: that of the forward pass that sampled the token after it, or of the
+        prompt. Weights that change in mid-completion change those of later positions only, although the KV cache is computed again.
+        A prompt position whose KV cache was kept from an earlier completion has the experts that computed it.
+        """
         ...
 
 

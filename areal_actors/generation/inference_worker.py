@@ -7,13 +7,14 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, suppress
 from itertools import count
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 import structlog
 
 from areal_actors.core.errors import EngineError, EngineUnavailable, RequestError, SetupError
 from areal_actors.core.values import WeightsLocation, unpack_ids
+from areal_actors.generation.abilities import ROUTES
 from areal_actors.generation.engine import NO_SLEEP, Arrival, GenerationEngine, SleepingEngine, refuse_unable
 from areal_actors.generation.engine_load import LoadReporter
 from areal_actors.messages import (
@@ -44,6 +45,8 @@ SHOWN_SECONDS = 10.0
 """Time between two reports of a server that is starting."""
 MAX_STARTS = 3
 """Consecutive starts of an inference server that may fail; some servers end themselves with SIGKILL when they cannot start."""
+ROUTES_LIMIT = 1 << 18
+"""Most bytes of routes in one part of an answer."""
 MAX_FAILURES = 3
 """Consecutive failed completions after which the engine counts as broken: the worker fails and is restarted."""
 
@@ -232,11 +235,19 @@ class InferenceWorker(Actor):
     async def _completion(self, engine: GenerationEngine, request: Generate, request_id: str) -> AsyncGenerator[Generated, None]:
         refuse_unable(engine, request.sampling)
         prompt = unpack_ids(request.prompt_ids)
-        chunks = engine.generate(request_id, prompt, request.sampling, stream=request.stream, resumed_tokens=request.resumed_tokens)
+        asked = request.routes_from if ROUTES in engine.abilities else None
+        routes: dict[str, Any] = {} if asked is None else {"routes_from": asked}
+        chunks = engine.generate(
+            request_id, prompt, request.sampling, stream=request.stream, resumed_tokens=request.resumed_tokens, **routes
+        )
         async with aclosing(chunks):
             async for chunk in chunks:
+                *more, rest = split_routes(chunk.routes)
+                for piece in more:
+                    yield Generated(routes=piece)
                 part = Generated(
                     columns=chunk.columns,
+                    routes=rest,
                     top_ids=chunk.top_ids,
                     top_logprobs=chunk.top_logprobs,
                     finish_reason=chunk.finish_reason,
@@ -333,6 +344,11 @@ class InferenceWorker(Actor):
         """Free the model."""
         if self.engine is not None:
             await self.engine.close()
+
+
+def split_routes(routes: bytes, limit: int = ROUTES_LIMIT) -> list[bytes]:
+    """Returns a column in pieces that fit into a message, at least one; those of a long prompt do not fit into one together."""
+    return [routes[start : start + limit] for start in range(0, len(routes), limit)] or [b""]
 
 
 def starting_phase(engine: GenerationEngine | None) -> str:

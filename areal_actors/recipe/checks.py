@@ -15,7 +15,7 @@ import msgspec
 from areal_actors.core.settings import CONCURRENT, KEEP_REASONING, SEVERAL
 from areal_actors.embedded.settings import CONTEXT as EMBEDDED_CONTEXT
 from areal_actors.gateway.sessions.keys import weakness
-from areal_actors.generation.abilities import WEIGHT_CHANNELS
+from areal_actors.generation.abilities import ENGINE_ABILITIES, ROUTES, UNROUTED_REMEDY, WEIGHT_CHANNELS
 from areal_actors.generation.settings import (
     ENGINES,
     SERVER_ENGINES,
@@ -345,6 +345,8 @@ def _learning(recipe: Recipe) -> Problems:
         yield (*table, "minimum_ratio"), f'{found}; leave it out, or write "linear" or "cosine"'
     if recipe.trainer.lora is not None and recipe.algorithm.head == "value":
         yield ("trainer", "lora"), "found a table, but an adapter has no scalar head, which this algorithm trains; leave it out"
+    if recipe.trainer.routing_replay == "on" and ROUTES not in ENGINE_ABILITIES.get(engine := recipe.generation.engine, {ROUTES}):
+        yield ("trainer", "routing_replay"), f'found "on", but the engine {engine} reports no experts; {UNROUTED_REMEDY}'
     if problem := layout_problem(recipe.trainer):
         yield ("trainer", problem[0]), problem[1]
 

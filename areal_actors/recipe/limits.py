@@ -14,6 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from areal_actors.core.settings import Placement
+from areal_actors.generation.abilities import ENGINE_ABILITIES, ROUTES
 from areal_actors.generation.settings import is_here
 from areal_actors.recipe.checks import EMBEDDED
 from areal_actors.recipe.model_size import parameters
@@ -57,7 +58,7 @@ def with_derived(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
     recipe = _with_learning_rate(recipe, stated)
     if recipe.learns_from_examples() and not recipe.is_served():
         return recipe
-    return _with_published(_with_limits(_with_lengths(recipe, stated), stated), stated)
+    return _with_routing_replay(_with_published(_with_limits(_with_lengths(recipe, stated), stated), stated))
 
 
 def limits(recipe: Recipe) -> list[Limit]:
@@ -149,6 +150,14 @@ def _with_published(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
     if adapters or is_stated(stated, ("generation", "server", "weights")) or all(is_here(url) for url in server.urls):
         return replace(recipe, trainer=trainer)
     return replace(recipe, trainer=trainer, generation=replace(recipe.generation, server=replace(server, weights="broadcast")))
+
+
+def _with_routing_replay(recipe: Recipe) -> Recipe:
+    """Replay no routes where the engine does not report them, or may have been started without."""
+    able = ROUTES in ENGINE_ABILITIES.get(recipe.generation.engine, {ROUTES}) and not recipe.generation.server.urls
+    if able or recipe.trainer.routing_replay != "auto":
+        return recipe
+    return replace(recipe, trainer=replace(recipe.trainer, routing_replay="off"))
 
 
 def _with_limits(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -112,4 +113,5 @@ def _row(
         truncated=path[-1].finish_reason == "length",
         episode=trajectory.episode,
         calls=calls,
+        routes=b"".join(call.routes for call in takewhile(lambda call: call.routes, path)),
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_actors.core.durable_files import read_json
+from areal_actors.core.routes import RouteShape, shape_of_config
 
 
 def text_config_of(folder: str | Path) -> dict[str, Any]:
@@ -27,3 +28,8 @@ def context_of(folder: str | Path) -> int | None:
 def vocabulary_of(folder: str | Path) -> int:
     """Vocabulary size of the model in this folder, which may exceed its tokenizer's; 0 if its configuration does not state it."""
     return int(text_config_of(folder).get("vocab_size") or 0)
+
+
+def route_shape_of(folder: str | Path) -> RouteShape | None:
+    """Mixtures of experts of the model in this folder, whose routes are reported and replayed; None if it has none."""
+    return shape_of_config(text_config_of(folder))

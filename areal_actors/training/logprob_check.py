@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from areal_actors.core.values import TrainingSequence
+from areal_actors.core.routes import RouteShape
+from areal_actors.core.values import PROMPT_VERSION, TrainingSequence
 from areal_actors.training.algorithms.off_policy import kl_estimates
 from areal_actors.training.algorithms.veto import VETO_THRESHOLD, is_catastrophic
 from areal_actors.training.packing.scoring import TokenScorer, ValueScorer
@@ -50,6 +51,7 @@ class LogprobCheck:
         *,
         older_weights: OlderWeights = "auto",
         complete: bool = False,
+        routes: RouteShape | None = None,
     ) -> None:
         """Keep copies of the trained weights.
 
@@ -62,6 +64,7 @@ class LogprobCheck:
             sharing: as in `make_micro_batches`.
             older_weights: keep copies on the device, or in the `host`'s memory; see `TrainerSettings`.
             complete: rescore all sequences of older versions. For the current version the step's own forward pass gives the same.
+            routes: as in `make_micro_batches`.
         """
         self._scorer = scorer
         self._sequences = sequences
@@ -69,6 +72,7 @@ class LogprobCheck:
         self._ranks = ranks
         self._sharing = sharing
         self._complete = complete
+        self._routes = routes
         self._trained = {name: parameter for name, parameter in scorer.model.named_parameters() if parameter.requires_grad}
         place = _place(ranks.count_trainable(scorer.model), versions, complete=complete) if older_weights == "auto" else older_weights
         self._place = place if sequences > 0 or complete else "off"
@@ -98,7 +102,7 @@ class LogprobCheck:
         """Each trained token's log-probability under the version that sampled it: float32 `[tokens]` on the CPU, NaN where not scored.
 
         Tokens are in the order of `StepTokens`. Tokens of versions without a copy are not scored, nor (unless `complete`) sequences
-        beyond `sequences`.
+        beyond `sequences`, nor tokens behind positions whose replayed experts were chosen by older weights than theirs.
         """
         versions = torch.from_numpy(np.concatenate([sequence.versions[1:][sequence.loss_mask[1:]] for sequence in sequences]))
         column = torch.full((len(versions),), torch.nan)
@@ -110,6 +114,8 @@ class LogprobCheck:
                 with nullcontext() if version == weight_version else self._weights_of(version, weight_version):
                     indices, logp = self._score(sequences, picked, version)
                 column[(versions == version).nonzero()[:, 0][indices]] = logp
+        if self._routes is not None and not self._complete:
+            column[torch.from_numpy(np.concatenate([_behind_older_routes(row)[1:][row.loss_mask[1:]] for row in sequences]))] = torch.nan
         return column
 
     def _select_sequences(self, sequences: Sequence[TrainingSequence], version: int, *, every: bool) -> list[int]:
@@ -142,7 +148,13 @@ class LogprobCheck:
         device = next(self._scorer.parameters()).device
         logp, scored = TokenColumn(), TokenColumn()
         parts = make_micro_batches(
-            sequences, picked, self._budget, device, lambda sequence: _sampled_by(sequence, version), sharing=self._sharing
+            sequences,
+            picked,
+            self._budget,
+            device,
+            lambda sequence: _sampled_by(sequence, version),
+            sharing=self._sharing,
+            routes=self._routes,
         )
         for batch in self._ranks.distribute(parts):
             logp.add(batch, self._scorer(batch)[0])
@@ -171,6 +183,18 @@ def _shard(tensor: Tensor) -> Tensor:
 def _sampled_by(sequence: TrainingSequence, version: int) -> NDArray[np.bool_]:
     """The trained tokens of a sequence that a version sampled: bool `[n]`."""
     return np.equal(sequence.versions, version) & sequence.loss_mask
+
+
+def _behind_older_routes(sequence: TrainingSequence) -> NDArray[np.bool_]:
+    """Tokens of a sequence with routes that follow one of an older version: bool `[n]`.
+
+    The engine computed the positions before again under their own weights, maybe with other experts than those recorded.
+    """
+    if not sequence.routes:
+        return np.zeros(len(sequence.token_ids), dtype=bool)
+    newest = np.iinfo(np.int32).max
+    oldest = np.minimum.accumulate(np.where(sequence.versions == PROMPT_VERSION, newest, sequence.versions))
+    return sequence.versions > oldest
 
 
 def mismatch_metrics(sequences: Sequence[TrainingSequence], behaviour: Tensor, rescored: Tensor) -> dict[str, float]:

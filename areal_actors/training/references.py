@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -32,7 +33,8 @@ class FrozenModel:
     def __call__(self, batch: MicroBatch) -> Tensor:
         """Log-probabilities float32 `[tokens]`."""
         with self._context():
-            logp: Tensor = self.scorer(batch)[0]
+            # Another policy than the one that sampled chooses its own experts.
+            logp: Tensor = self.scorer(msgspec.structs.replace(batch, routes=None))[0]
             return logp
 
 

@@ -89,6 +89,9 @@ class TrainerSettings(Config):
     max_skipped_steps: PositiveInt = 5
     """Maximum of consecutive steps that changed no weight (no trainable row, or loss or gradient not finite); then the run saves a
     checkpoint and ends."""
+    routing_replay: Literal["auto", "on", "off"] = "auto"
+    """Train a mixture of experts on the experts that the engine chose (arXiv:2510.11370): `auto` where model and engine can, which a
+    server that was started elsewhere is not asked; `on`: refuse those that cannot."""
     recompute_activations: bool = False
     """Gradient checkpointing: save only the inputs of each block and recompute the rest in the backward pass; a third more time."""
     logprob_check_sequences: NonNegativeInt = 16

@@ -32,6 +32,8 @@ class Segment(NamedTuple):
     streamed: bool
     adapter: str = ""
     """Name of the adapter that samples it; empty for the model itself."""
+    routes_from: int | None = None
+    """First position whose experts are wanted; None if none are."""
 
 
 class SegmentPart(NamedTuple):
@@ -45,6 +47,9 @@ class SegmentPart(NamedTuple):
     """`stop`, `length` or `abort` in the last part."""
     cached_tokens: int = 0
     """Prompt tokens that were not computed, in the last part."""
+    routes: bytes = b""
+    """int32 `[positions, blocks, top_k]`: experts of the positions from `Segment.routes_from` to that before the last token, in the last
+    part."""
 
 
 class ServerUsage(NamedTuple):
@@ -119,6 +124,14 @@ class ServerDialect(Protocol):
 
     async def score(self, server: ServerClient, segment: Segment, token_ids: Sequence[int], start: int) -> list[float]:
         """Returns log_softmax(logits) of the tokens from `start` on, given those before, under the weights of a segment."""
+        ...
+
+    async def routes(self, server: ServerClient, segment: Segment, token_ids: Sequence[int]) -> bytes:
+        """Returns `SegmentPart.routes` of these tokens, for a segment that ended without them, under its weights.
+
+        Raises:
+            EngineError: the server does not report experts.
+        """
         ...
 
     async def abort(self, server: ServerClient, request_ids: Sequence[str]) -> None:

@@ -27,7 +27,7 @@ from areal_actors.generation.servers.server_completion import RunningSegment, Se
 from areal_actors.generation.servers.usage_watch import UsageWatch
 from areal_actors.generation.servers.weight_channels import LOAD_SECONDS, WeightChannel
 from areal_actors.generation.settings import GenerationSettings
-from areal_actors.tokenization.model_config import vocabulary_of
+from areal_actors.tokenization.model_config import route_shape_of, vocabulary_of
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 
 POLL_SECONDS = 0.5
@@ -35,8 +35,7 @@ ABORT_SECONDS = 0.2
 """Time between two orders to end the same segments: one that had not reached the server before is ended by the next."""
 SHOWN_SECONDS = 10.0
 """Time between two lines about a server that is starting."""
-RESTARTING = ("constraint", "frequency_penalty", "presence_penalty")
-"""Fields with a state that a server forgets between segments."""
+RESTARTING = ("constraint", "frequency_penalty", "presence_penalty")  # a server forgets their state between segments
 CLOSE_SECONDS = 5.0
 """Time for a server to accept the order to end its requests, when the engine is closed."""
 PHASE_CHARACTERS = 160
@@ -63,6 +62,7 @@ class HttpEngine:
         self.tokenizer = ChatTokenizer.load(model_folder)
         self.context = settings.max_model_len
         self.vocabulary_size = vocabulary_of(model_folder) or self.tokenizer.largest_id + 1
+        self._routes = None if place.routes == "off" else route_shape_of(model_folder)
         self._server = server_of(dialect, model_folder, settings, place)
         self._channel = WeightChannel(dialect, self._server, model_folder, settings, place)
         self._watch = UsageWatch(dialect, self._server)
@@ -86,9 +86,16 @@ class HttpEngine:
         self._busy_since = 0.0
 
     async def generate(
-        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool = False, resumed_tokens: int = 0
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        stream: bool = False,
+        resumed_tokens: int = 0,
+        routes_from: int | None = None,
     ) -> AsyncGenerator[TokenChunk, None]:
-        """Yield a completion: in one chunk at its end, or as it is sampled when `stream` is set.
+        """Yield a completion: in one chunk at its end, or as it is sampled when `stream` is set; see `RoutingEngine`, too.
 
         Raises:
             RequestError: a token id is out of range, prompt and max_tokens exceed the context, or the server cannot do what is asked.
@@ -97,7 +104,9 @@ class HttpEngine:
         """
         validate_prompt(prompt_ids, sampling, resumed_tokens, self.vocabulary_size, self.context)
         self._refuse_inexact(request_id, sampling, resumed_tokens)
-        completion = ServerCompletion(list(prompt_ids), sampling, self.tokenizer, resumed_tokens)
+        completion = ServerCompletion(
+            list(prompt_ids), sampling, self.tokenizer, resumed_tokens, routes=self._routes, routes_from=routes_from
+        )
         if completion.has_ended():
             yield TokenChunk(columns=TokenColumns(), finish_reason=completion.finish_reason)
             return
@@ -151,6 +160,7 @@ class HttpEngine:
             sorted(self.tokenizer.stop_ids),
             streamed=(stream and not altered) or bool(sampling.stop),
             adapter=self._adapter,
+            routes_from=completion.routed,
         )
         version = self.weight_version
         self._enter(running)
@@ -158,6 +168,7 @@ class HttpEngine:
             async with aclosing(self.dialect.sample(self._server, segment)) as parts:
                 async for part in parts:
                     added = completion.add(part, version)
+                    completion.add_routes(part.routes)
                     prefilled, cached = self._prompt_counts(segment, part)
                     self._counters = self._counters.plus(tokens=added, prefilled=prefilled, cached=cached)
                     running.ended = bool(part.finish_reason)
@@ -171,6 +182,8 @@ class HttpEngine:
                 self._check_abort(running, completion)  # the stream ended without a reason
             if altered:
                 await self._rescore(segment, completion)
+            if completion.lacks_routes(since=len(segment.token_ids)):
+                completion.add_routes(await self.dialect.routes(self._server, segment, completion.token_ids))
         finally:
             self._leave(running)
         grew(None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from base64 import b64decode
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -16,6 +17,7 @@ from areal_actors.generation.engine import NO_SLEEP, EnginePlace
 from areal_actors.generation.servers.dialect import USAGE_SECONDS, Group, Segment, SegmentPart, ServerUsage, merged_flags, on_cpu
 from areal_actors.generation.servers.server_process import IDLE_SECONDS, OK, SERVER_SIDE, ServerClient, flags, message_of
 from areal_actors.generation.settings import GenerationSettings
+from areal_actors.tokenization.model_config import route_shape_of
 from areal_actors.weights.sending import Part
 
 ON_CPU, WITH_ADAPTERS, WITH_CHANNELS = (SERVER_SIDE / f"sglang_{name}.py" for name in ("on_cpu", "adapters", "weights"))
@@ -83,7 +85,9 @@ class SGLang:
         on_gpu = [str(WITH_ADAPTERS)] if place.adapter_rank else ["-m", "sglang.launch_server"]
         on_gpu = [str(WITH_CHANNELS)] if settings.server.weights != "folder" else on_gpu
         program = [python, *([str(ON_CPU)] if cpu_only else on_gpu)]
-        chosen = merged_flags({**common, **(cpu if cpu_only else gpu), **_adapter_flags(place, cpu_only=cpu_only)}, settings.options)
+        routes = place.routes != "off" and route_shape_of(model_folder) is not None
+        more = {**_adapter_flags(place, cpu_only=cpu_only), **({"enable-return-routed-experts": True} if routes else {})}
+        chosen = merged_flags({**common, **(cpu if cpu_only else gpu), **more}, settings.options)
         environment = {"HF_HUB_OFFLINE": "1", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1", "SGLANG_TIMEOUT_KEEP_ALIVE": IDLE_SECONDS}
         if settings.server.weights != "folder":
             environment["AREAL_WEIGHTS_SECONDS"] = str(settings.server.weights_seconds)
@@ -112,6 +116,7 @@ class SGLang:
             "top_logprobs_num": segment.sampling.top_logprobs,
             "stream": segment.streamed,
             **_adapter(segment),
+            **_routes(segment),
         }
         if not segment.streamed:
             status, answer = await server.post("/generate", body, seconds=None)
@@ -137,6 +142,22 @@ class SGLang:
         if status != OK:
             raise server.refused(status, answer)
         return [logprob for logprob, _, _ in answer["meta_info"]["input_token_logprobs"][1:]]
+
+    async def routes(self, server: ServerClient, segment: Segment, token_ids: Sequence[int]) -> bytes:
+        """See `ServerDialect.routes`: the prefix cache holds the experts with the keys and values of most of the tokens."""
+        body = {
+            "rid": f"{segment.request_id}.routes",
+            "input_ids": token_ids,
+            "sampling_params": {"max_new_tokens": 0},
+            **_adapter(segment),
+            **_routes(segment),
+        }
+        status, answer = await server.post("/generate", body, seconds=None)
+        if status != OK:
+            raise server.refused(status, answer)
+        if not (found := _part(server, answer).routes):
+            raise EngineError(f"SGLang at {server.url} does not report experts: start it with --enable-return-routed-experts")
+        return found
 
     async def abort(self, server: ServerClient, request_ids: Sequence[str]) -> None:
         """End these segments."""
@@ -256,6 +277,12 @@ def _adapter(segment: Segment) -> dict[str, str]:
     return {"lora_path": segment.adapter} if segment.adapter else {}
 
 
+def _routes(segment: Segment) -> dict[str, Any]:
+    if segment.routes_from is None:
+        return {}
+    return {"return_routed_experts": True, "routed_experts_start_len": segment.routes_from}
+
+
 def _sampling(segment: Segment) -> dict[str, Any]:
     sampling: SamplingParams = segment.sampling
     chosen: dict[str, Any] = {
@@ -292,4 +319,5 @@ def _part(server: ServerClient, answer: Any) -> SegmentPart:
         top=[[(token_id, logprob) for logprob, token_id, _ in row] for row in top],
         finish_reason=reason.get("type", ""),
         cached_tokens=meta.get("cached_tokens", 0) if reason else 0,
+        routes=b64decode(meta.get("routed_experts") or ""),
     )

@@ -121,6 +121,10 @@ class VLLM:
         scored = answer["choices"][0]["prompt_logprobs"]
         return [scored[place][str(token_ids[place])]["logprob"] for place in range(start, len(token_ids))]
 
+    async def routes(self, server: ServerClient, segment: Segment, token_ids: Sequence[int]) -> bytes:  # noqa: ARG002 - it has none
+        """Raises EngineError: no request of the server reports experts."""
+        raise EngineError(f"vLLM at {server.url} does not report the experts of {segment.request_id}")
+
     async def abort(self, server: ServerClient, request_ids: Sequence[str]) -> None:
         """End these segments."""
         await server.post("/abort_requests", {"request_ids": [f"cmpl-{request_id}-0" for request_id in request_ids]})

@@ -42,6 +42,8 @@ class HiddenStates:
         self.base_model = base_model
         self.dtype = dtype
         self._fused = FusedForward(base_model) if FusedForward.supports(base_model) else None
+        self.replays_routes = False
+        """True if the blocks take the routes of a micro-batch; see `RoutingReplay`."""
 
     def __call__(self, batch: MicroBatch) -> Tensor:
         """Hidden states `[tokens, hidden]`, with gradient.
@@ -52,11 +54,12 @@ class HiddenStates:
         if batch.chains is not None:
             self._require_sharing()
         with torch.autocast(batch.token_ids.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
+            routes = batch.routes if self.replays_routes else None
             if batch.chains is None:
-                return self.forward_ids(batch.token_ids).flatten(0, 1).index_select(0, batch.positions)
+                return self.forward_ids(batch.token_ids, routes).flatten(0, 1).index_select(0, batch.positions)
             outputs = batch.chains.outputs if self._fused is not None else None
             positions = batch.positions if outputs is None else outputs.indices[batch.positions]
-            return self._forward_chains(batch.token_ids[0], batch.chains).index_select(0, positions)
+            return self._forward_chains(batch.token_ids[0], batch.chains, routes).index_select(0, positions)
 
     def resolve_sharing(self, wanted: Sharing) -> Sharing:
         """Returns the `sharing` for `make_micro_batches`: the recipe's if the model supports it, else `off`.
@@ -82,17 +85,17 @@ class HiddenStates:
                 'when rows share their prefixes; set it to "auto" or "off"'
             )
 
-    def forward_ids(self, token_ids: Tensor) -> Tensor:
+    def forward_ids(self, token_ids: Tensor, routes: Tensor | None = None) -> Tensor:
         """Hidden states `[rows, width, hidden]` of token ids `[rows, width]`; padding is on the right and needs no mask."""
-        hidden: Tensor = self.base_model(input_ids=token_ids, use_cache=False).last_hidden_state
+        hidden: Tensor = self.base_model(input_ids=token_ids, use_cache=False, **_stated(routes)).last_hidden_state
         return hidden
 
-    def _forward_chains(self, token_ids: Tensor, chains: PackedTree) -> Tensor:
+    def _forward_chains(self, token_ids: Tensor, chains: PackedTree, routes: Tensor | None = None) -> Tensor:
         """`[tokens, hidden]` of token ids `[tokens]`; `[outputs, hidden]` if the chains have `outputs` and the forward is fused."""
         if self._fused is not None:
             return self._fused(token_ids, chains)
         hidden: Tensor = self.base_model(
-            input_ids=token_ids[None], position_ids=chains.depths[None], use_cache=False, chains=chains
+            input_ids=token_ids[None], position_ids=chains.depths[None], use_cache=False, chains=chains, **_stated(routes)
         ).last_hidden_state[0]
         return hidden
 
@@ -118,6 +121,10 @@ class HiddenStates:
         # Only the last pipeline stage has hidden states, but all stages must lay out their micro-batches alike.
         agree = getattr(self.base_model, "agree", bool)
         return bool(agree(same))
+
+
+def _stated(routes: Tensor | None) -> dict[str, Tensor]:
+    return {} if routes is None else {"routes": routes}
 
 
 def _install_attention(base_model: Any) -> bool:
