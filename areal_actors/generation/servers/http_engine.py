@@ -39,8 +39,7 @@ RESTARTING = ("constraint", "frequency_penalty", "presence_penalty")  # a server
 CLOSE_SECONDS = 5.0
 """Time for a server to accept the order to end its requests, when the engine is closed."""
 PHASE_CHARACTERS = 160
-MAX_ABORTS = 3
-"""Times that a server may end a completion by itself."""
+MAX_ABORTS = 3  # times that a server may end a completion by itself
 DEFAULTS = SamplingParams()
 
 logger = structlog.get_logger(__name__)
