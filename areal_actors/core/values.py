@@ -150,6 +150,19 @@ def spans(versions: Sequence[int]) -> tuple[VersionSpan, ...]:
     return tuple(found)
 
 
+class ImageRef(Value, array_like=True):
+    """An image in a prompt: a file beside the log, by the digest of its content, and the place of its tokens."""
+
+    digest: str
+    """XXH3 hash of the PNG file in hexadecimal, 128 bits; its name is `images/DIGEST.png` in the run's folder."""
+    start: int
+    """Index of the first of its placeholder tokens."""
+    grid: tuple[int, int, int]
+    """Number of patches in time (1), height and width."""
+    tokens: int
+    """Number of its placeholder tokens: patches that the model merges count as one."""
+
+
 class Interaction(Value):
     """One model call of an episode."""
 
@@ -172,6 +185,8 @@ class Interaction(Value):
     """Inference worker that sampled the completion; empty if several did."""
     temperature: float | None = None
     """Sampling temperature if the client set one (`gateway.temperature_policy = "as_asked"`); None for the recipe's."""
+    images: tuple[ImageRef, ...] = ()
+    """Images in `prompt_suffix`, by position; `start` counts from the beginning of the suffix."""
 
 
 class Trajectory(Value):
@@ -260,3 +275,7 @@ class TrainingSequence(msgspec.Struct, frozen=True):
     """Name of the episode, shared by its rows. Empty for a row that is a separate episode."""
     calls: tuple[SequenceCall, ...] = ()
     """Calls trained in this row, by position; empty for a row with a single call with the row's reward."""
+    images: tuple[ImageRef, ...] = ()
+    """Images of its prompts, by position; `start` counts from the beginning of the row."""
+    image_folder: str = ""
+    """Folder of the images' files."""

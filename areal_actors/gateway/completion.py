@@ -71,7 +71,6 @@ class ModelCall:
         """
         self.identifier = f"{session.label}-{session.calls}"
         self.request, self.served, self.in_flight = request, served, in_flight
-        refuse_images(request.messages)
         known = {turn.interaction.id: turn for turn in session.turns}
         self._issued_ids = frozenset(call["id"] for turn in session.turns for call in turn.answer.get("tool_calls") or ())
         request = with_history(known, with_references(known, request))
@@ -135,6 +134,7 @@ class ModelCall:
             resumed_tokens=choice.sampled,
             sampling=rest,
             stream=self.request.stream,
+            images=self.prompt.images,
         )
 
 
@@ -199,18 +199,6 @@ def tools_refused(support: ToolSupport) -> str:
         f"'tools' cannot be used with this model's chat template: {support.error}; leave them out, or set gateway.chat_template to a "
         f"template that renders tool calls, or gateway.tool_format to the format that the model writes"
     )
-
-
-def refuse_images(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Reject messages with images: the engines behind this gateway read text only.
-
-    Raises:
-        RequestError: a message has parts that are not text.
-    """
-    for index, message in enumerate(messages):
-        if isinstance(message.get("content"), list):
-            field = f"messages[{index}].content"
-            raise RequestError(f"'{field}' has an image, but the model behind this gateway reads text only; send text", field)
 
 
 def within_context(sampling: SamplingParams, prompt_tokens: int, context: int, field: str = "messages") -> SamplingParams:

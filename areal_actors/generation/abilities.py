@@ -21,18 +21,22 @@ SAMPLING_ABILITIES = frozenset(
 )
 """Optional fields of `SamplingParams`, which an engine may not support, the constraint by its kinds; every engine supports
 temperature and max_tokens."""
+IMAGES = "images"
+"""The ability to see the images of a prompt, if the model has vision."""
+ABILITIES = SAMPLING_ABILITIES | {IMAGES}
+"""All abilities."""
 ADVISORY_ABILITIES = frozenset({"seed"})
 """Fields that every engine accepts: one that does not support them samples as if they were not set. With the ability `seed`, equal
 requests with equal seeds give equal tokens."""
 ENGINE_ABILITIES: Mapping[str, frozenset[str]] = {
-    "transformers": SAMPLING_ABILITIES,
-    "sglang": SAMPLING_ABILITIES - {"seed"},
+    "transformers": ABILITIES,
+    "sglang": ABILITIES - {"seed"},
     "vllm": SAMPLING_ABILITIES - {"seed"},
     "scripted": SAMPLING_ABILITIES - {*CONSTRAINT_ABILITIES.values(), "top_logprobs"},
 }
 """Abilities of the built-in engines by their names in a recipe."""
 
-FIELD_OF = {JSON_SCHEMA: "response_format", REGEX: "response_format", GRAMMAR: "tool_choice"}
+FIELD_OF = {IMAGES: "messages", JSON_SCHEMA: "response_format", REGEX: "response_format", GRAMMAR: "tool_choice"}
 """Fields of the client API whose name is not that of the ability."""
 GRAMMAR_USES = "`required` and a named function need it, and so does 'response_format' beside tools or reasoning; send `auto`"
 NEAREST = 3
@@ -41,7 +45,7 @@ NEAREST = 3
 
 def ability_rows() -> list[tuple[str, ...]]:
     """Returns the table of abilities: a row of column titles, then one row for each ability, with `yes` or `no` for each engine."""
-    rows = [(ability, *("yes" if ability in has else "no" for has in ENGINE_ABILITIES.values())) for ability in sorted(SAMPLING_ABILITIES)]
+    rows = [(ability, *("yes" if ability in has else "no" for has in ENGINE_ABILITIES.values())) for ability in sorted(ABILITIES)]
     return [("ability", *ENGINE_ABILITIES), *rows]
 
 
@@ -49,18 +53,20 @@ def unsupported(ability: str, title: str) -> RequestError:
     """Returns the error for a request that needs an ability which the engine with this title does not have."""
     field, kind = FIELD_OF.get(ability, ability), ability.partition(":")[2]
     found = f"'{field}': {f'a constraint of kind {kind} is ' if kind else ''}not supported by {title}, the engine of this run"
-    remedy = f"{GRAMMAR_USES} and leave the latter out" if ability == GRAMMAR else "leave it out"
+    if ability == IMAGES:
+        found = f"'messages' has images, which are not seen by {title}, the engine of this run"
+    remedy = f"{GRAMMAR_USES} and leave the latter out" if ability == GRAMMAR else f"leave {'them' if ability == IMAGES else 'it'} out"
     able = " or ".join(name for name, has in ENGINE_ABILITIES.items() if ability in has)
     return RequestError(f"{found}; {remedy}, or set generation.engine to {able}", field)
 
 
 def unknown_abilities(abilities: Iterable[str]) -> str:
-    """Returns a sentence about abilities that are not in `SAMPLING_ABILITIES`, with the nearest known names; empty if there are none."""
-    unknown = sorted(set(abilities) - SAMPLING_ABILITIES)
+    """Returns a sentence about abilities that are not in `ABILITIES`, with the nearest known names; empty if there are none."""
+    unknown = sorted(set(abilities) - ABILITIES)
     return "; ".join(f"unknown ability {name!r}, {_nearest(name)}" for name in unknown)
 
 
 def _nearest(name: str) -> str:
-    known = sorted(SAMPLING_ABILITIES)
+    known = sorted(ABILITIES)
     near = difflib.get_close_matches(name, known, n=NEAREST)
     return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"

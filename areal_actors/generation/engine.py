@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from areal_actors.core.errors import RequestError
-from areal_actors.core.values import SamplingParams, TokenColumns, Value, WeightsLocation
-from areal_actors.generation.abilities import ADVISORY_ABILITIES, CONSTRAINT_ABILITIES, SAMPLING_ABILITIES, unsupported
+from areal_actors.core.values import ImageRef, SamplingParams, TokenColumns, Value, WeightsLocation
+from areal_actors.generation.abilities import ADVISORY_ABILITIES, CONSTRAINT_ABILITIES, IMAGES, SAMPLING_ABILITIES, unsupported
+from areal_actors.vision.files import ImageFolder
 
 DEFAULT_SAMPLING = SamplingParams()
 REFUSABLE_FIELDS = sorted({ability.partition(":")[0] for ability in SAMPLING_ABILITIES - ADVISORY_ABILITIES})
@@ -57,6 +58,15 @@ class EnginePlace(NamedTuple):
         return int(self.worker.rpartition("-")[2])
 
 
+class PromptImages(NamedTuple):
+    """Images of a prompt, whose token ids have a placeholder for each of their tokens."""
+
+    images: tuple[ImageRef, ...]
+    """By position."""
+    folder: ImageFolder
+    """Their files."""
+
+
 class EngineCounters(Value):
     """Counters of an engine since the last call, and its current load."""
 
@@ -73,13 +83,22 @@ class EngineCounters(Value):
     kv_cache_usage: float = 0.0
     """Used share of the KV cache; 0 if the engine does not report it."""
 
+    def plus(self, *, tokens: int = 0, prefilled: int = 0, cached: int = 0, seconds: float = 0.0) -> EngineCounters:
+        """Returns the counters after further tokens and seconds; the load is left out."""
+        return EngineCounters(
+            tokens=self.tokens + tokens,
+            prefilled_tokens=self.prefilled_tokens + prefilled,
+            cached_tokens=self.cached_tokens + cached,
+            busy_seconds=self.busy_seconds + seconds,
+        )
+
 
 class GenerationEngine(Protocol):
     """Samples completions. Weights change only at a token boundary, and every token carries the weight version that sampled it."""
 
     @property
     def abilities(self) -> frozenset[str]:
-        """Those of `SAMPLING_ABILITIES` that it supports; requests that need others are refused before."""
+        """Those of `ABILITIES` that it supports; requests that need others are refused before."""
         ...
 
     @property
@@ -94,6 +113,9 @@ class GenerationEngine(Protocol):
 
         The last `resumed_tokens` of the prompt's ids belong to the completion: another worker sampled them before it died. They are
         not yielded again and do not count towards max_tokens; penalties, stop strings, constraint and seed continue from them.
+
+        An engine with the ability `images` has another argument, `images: PromptImages | None = None`, which only prompts with images
+        are given.
 
         Raises:
             RequestError: a token id is out of range, or prompt and max_tokens exceed the context.
@@ -118,14 +140,16 @@ class GenerationEngine(Protocol):
         ...
 
 
-def refuse_unable(engine: GenerationEngine, sampling: SamplingParams) -> None:
-    """Refuse a request with sampling parameters that this engine does not support, except those of `ADVISORY_ABILITIES`.
+def refuse_unable(engine: GenerationEngine, sampling: SamplingParams, images: Sequence[ImageRef] = ()) -> None:
+    """Refuse a request with images or sampling parameters that this engine does not support, except those of `ADVISORY_ABILITIES`.
 
     An engine is named by its attribute `title`, if it has one, else by its class.
 
     Raises:
         RequestError: names the field, the kind of the constraint, and the engine.
     """
+    if images and IMAGES not in engine.abilities:
+        raise unsupported(IMAGES, getattr(engine, "title", type(engine).__name__))
     for field in REFUSABLE_FIELDS:
         if (stated := getattr(sampling, field)) == getattr(DEFAULT_SAMPLING, field):
             continue

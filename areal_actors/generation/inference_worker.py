@@ -10,9 +10,9 @@ from pathlib import Path
 
 import structlog
 
-from areal_actors.core.errors import EngineError, EngineUnavailable, RequestError, SetupError
+from areal_actors.core.errors import EngineError, EngineUnavailable, ImageLost, RequestError, SetupError
 from areal_actors.core.values import WeightsLocation, unpack_ids
-from areal_actors.generation.engine import GenerationEngine, refuse_unable
+from areal_actors.generation.engine import GenerationEngine, PromptImages, refuse_unable
 from areal_actors.generation.engine_load import LoadReporter
 from areal_actors.messages import (
     EngineLoad,
@@ -26,6 +26,7 @@ from areal_actors.messages import (
     WeightsPublished,
 )
 from areal_actors.runtime.actor import Actor, Context, Emits, Tick, on
+from areal_actors.vision.files import ImageFolder
 from areal_actors.weights.folders import is_superseded
 
 MakeEngine = Callable[[str], GenerationEngine]
@@ -153,8 +154,8 @@ class InferenceWorker(Actor):
             async with aclosing(self._completion(engine, request, context.cause)) as parts:
                 async for part in parts:
                     yield part
-        except RequestError as error:
-            yield Generated(error=str(error), error_field=error.field or "request")
+        except (RequestError, ImageLost) as error:
+            yield Generated(error=str(error), error_field=getattr(error, "field", "messages") or "request")
         except Exception as error:
             if isinstance(error, EngineUnavailable) or engine is self.dropped:
                 # The gateway continues this completion, on this or on another worker: it has no last part.
@@ -179,9 +180,12 @@ class InferenceWorker(Actor):
             yield EngineLost(worker=self.name, reason=str(error))
 
     async def _completion(self, engine: GenerationEngine, request: Generate, request_id: str) -> AsyncGenerator[Generated, None]:
-        refuse_unable(engine, request.sampling)
+        refuse_unable(engine, request.sampling, request.images)
         prompt = unpack_ids(request.prompt_ids)
-        chunks = engine.generate(request_id, prompt, request.sampling, stream=request.stream, resumed_tokens=request.resumed_tokens)
+        shown = {"images": PromptImages(request.images, ImageFolder.of_run(self.run_folder))} if request.images else {}
+        chunks = engine.generate(
+            request_id, prompt, request.sampling, stream=request.stream, resumed_tokens=request.resumed_tokens, **shown
+        )
         async with aclosing(chunks):
             async for chunk in chunks:
                 part = Generated(

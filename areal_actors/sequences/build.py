@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from areal_actors.core.values import PROMPT_VERSION, Interaction, SequenceCall, TrainingSequence, Trajectory
+from areal_actors.core.values import PROMPT_VERSION, ImageRef, Interaction, SequenceCall, TrainingSequence, Trajectory
 from areal_actors.sequences.credit import Credit, call_rewards, sequence_ends
 
 EPISODE = Credit()
@@ -89,6 +89,7 @@ def _row(
     mask: list[np.ndarray[Any, Any]] = []
     logprobs: list[np.ndarray[Any, Any]] = []
     versions: list[np.ndarray[Any, Any]] = []
+    images: list[ImageRef] = []
     for call in path:
         prompt = np.frombuffer(call.prompt_suffix, dtype="<u4")
         made_by = call.completion.versions_array()
@@ -96,6 +97,9 @@ def _row(
         mask += [np.zeros(len(prompt), dtype=bool), (made_by >= oldest_version) & (call.id not in context)]
         logprobs += [np.zeros(len(prompt), dtype=np.float32), call.completion.logprobs_array()]
         versions += [np.full(len(prompt), PROMPT_VERSION, dtype=np.int32), made_by]
+        if call.images:
+            start = sum(map(len, ids[:-2]))
+            images += [msgspec.structs.replace(image, start=start + image.start) for image in call.images]
     return TrainingSequence(
         token_ids=np.concatenate(ids).astype(np.int64),
         loss_mask=np.concatenate(mask),
@@ -106,4 +110,5 @@ def _row(
         truncated=path[-1].finish_reason == "length",
         episode=trajectory.episode,
         calls=calls,
+        images=tuple(images),
     )

@@ -40,6 +40,7 @@ from areal_actors.training.engine import EngineFactory, SupervisedData, Training
 from areal_actors.training.engine_mismatch import EngineMonitor, reported_metrics
 from areal_actors.training.trainer_history import HistoryState, TrainedHistory
 from areal_actors.training.trainer_recovery import RecoveredEngine, RecoveryEvent, StepInput
+from areal_actors.vision.files import ImageFolder
 from bus.errors import LogUnavailable
 
 
@@ -245,7 +246,8 @@ class Trainer(Actor):
             if trajectory.episode != member.episode:
                 raise LogUnavailable(f"position {member.sequence} of the log holds episode {trajectory.episode}, not {member.episode}")
             trajectories.append((index, trajectory))
-        return batch_sequences(event, trajectories, self.credit, self.recovered.require().limits)
+        images = ImageFolder.of_run(self.checkpoints.root)
+        return batch_sequences(event, trajectories, self.credit, self.recovered.require().limits, images)
 
     def _step(self, engine: TrainingEngine, found: BatchSequences, step: int) -> CountedStep:
         """Take a step on the trainable sequences; skip it if it can change no weight. Slow: run in a thread."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from areal_actors.core.devices import detect_cuda
 from areal_actors.core.errors import EngineUnavailable, RequestError
 from areal_actors.core.values import SamplingParams
-from areal_actors.generation.engine import EnginePlace
+from areal_actors.generation.engine import EnginePlace, PromptImages
 from areal_actors.generation.servers.server_process import ServerClient, ServerProcess, free_port, interpreter
 from areal_actors.generation.settings import GenerationSettings
 
@@ -29,6 +29,8 @@ class Segment(NamedTuple):
     streamed: bool
     adapter: str = ""
     """Name of the adapter that samples it; empty for the model itself."""
+    images: PromptImages | None = None
+    """Images of the prompt, whose ids have a placeholder for each of their tokens."""
 
 
 class SegmentPart(NamedTuple):

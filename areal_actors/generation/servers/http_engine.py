@@ -22,7 +22,7 @@ import structlog
 
 from areal_actors.core.errors import EngineError, EngineUnavailable, RequestError, SetupError
 from areal_actors.core.values import SamplingParams, TokenColumns, WeightsLocation
-from areal_actors.generation.engine import EngineCounters, EnginePlace, TokenChunk, validate_prompt
+from areal_actors.generation.engine import EngineCounters, EnginePlace, PromptImages, TokenChunk, validate_prompt
 from areal_actors.generation.servers.dialect import Segment, SegmentPart, ServerDialect, adapter_lost, server_of
 from areal_actors.generation.servers.server_completion import ServerCompletion
 from areal_actors.generation.servers.usage_watch import UsageWatch
@@ -99,18 +99,27 @@ class HttpEngine:
         self._busy_since = 0.0
 
     async def generate(
-        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool = False, resumed_tokens: int = 0
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        stream: bool = False,
+        resumed_tokens: int = 0,
+        images: PromptImages | None = None,
     ) -> AsyncGenerator[TokenChunk, None]:
         """Yield a completion: in one chunk at its end, or as it is sampled when `stream` is set.
 
         Raises:
             RequestError: a token id is out of range, prompt and max_tokens exceed the context, or the server cannot do what is asked.
             EngineUnavailable: the server is gone.
-            EngineError: the engine failed or was closed.
+            EngineError: the engine failed or was closed; ImageLost: the file of an image is missing or damaged.
         """
         validate_prompt(prompt_ids, sampling, resumed_tokens, self.vocabulary_size, self.context)
         self._refuse_inexact(request_id, sampling, resumed_tokens)
-        completion = ServerCompletion(list(prompt_ids), sampling, self.tokenizer, resumed_tokens)
+        for image in images.images if images else ():
+            await asyncio.to_thread(images.folder.load, image.digest)
+        completion = ServerCompletion(list(prompt_ids), sampling, self.tokenizer, resumed_tokens, images)
         if completion.has_ended():
             yield TokenChunk(columns=TokenColumns(), finish_reason=completion.finish_reason)
             return
@@ -164,6 +173,7 @@ class HttpEngine:
             sorted(self.tokenizer.stop_ids),
             streamed=(stream and not altered) or bool(sampling.stop),
             adapter=self._adapter,
+            images=completion.images,
         )
         version = self.weight_version
         self._enter(running)
@@ -172,7 +182,7 @@ class HttpEngine:
                 async for part in parts:
                     added = completion.add(part, version)
                     prefilled, cached = self._prompt_counts(segment, part)
-                    self._counters = _plus(self._counters, tokens=added, prefilled=prefilled, cached=cached)
+                    self._counters = self._counters.plus(tokens=added, prefilled=prefilled, cached=cached)
                     running.ended = bool(part.finish_reason)
                     if part.finish_reason == "abort":
                         self._check_abort(running, completion)
@@ -231,7 +241,7 @@ class HttpEngine:
         """Forget a segment; one that has not ended is ended at the server, which would go on for a client that has left."""
         del self._segments[running]
         if not self._segments:
-            self._counters = _plus(self._counters, seconds=time.monotonic() - self._busy_since)
+            self._counters = self._counters.plus(seconds=time.monotonic() - self._busy_since)
         self._changed.set()
         if not running.ended and not self._closed:
             self._task(self._abort(running.request_id))
@@ -356,7 +366,7 @@ class HttpEngine:
         """Counts since the last call."""
         if self._segments:
             now = time.monotonic()
-            self._counters, self._busy_since = _plus(self._counters, seconds=now - self._busy_since), now
+            self._counters, self._busy_since = self._counters.plus(seconds=now - self._busy_since), now
         counters, self._counters = self._counters, EngineCounters()
         waiting, kv_cache = self._watch.usage
         return msgspec.structs.replace(counters, running=len(self._segments), waiting=waiting, kv_cache_usage=kv_cache)
@@ -388,12 +398,3 @@ def engine_of(dialect: ServerDialect) -> Callable[[str, GenerationSettings, Engi
 
 def _stated(sampling: SamplingParams, names: Sequence[str]) -> list[str]:
     return [name for name in names if getattr(sampling, name) != getattr(DEFAULTS, name)]
-
-
-def _plus(counters: EngineCounters, *, tokens: int = 0, prefilled: int = 0, cached: int = 0, seconds: float = 0.0) -> EngineCounters:
-    return EngineCounters(
-        tokens=counters.tokens + tokens,
-        prefilled_tokens=counters.prefilled_tokens + prefilled,
-        cached_tokens=counters.cached_tokens + cached,
-        busy_seconds=counters.busy_seconds + seconds,
-    )

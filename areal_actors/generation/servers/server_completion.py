@@ -8,7 +8,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from areal_actors.core.values import SamplingParams, TokenColumns
-from areal_actors.generation.engine import TokenChunk
+from areal_actors.generation.engine import PromptImages, TokenChunk
 from areal_actors.generation.servers.dialect import SegmentPart
 from areal_actors.tokenization.tokenizer import ChatTokenizer, TextStream
 from areal_actors.tokenization.tool_parsers.grammar import resolve_delimiters
@@ -17,7 +17,16 @@ from areal_actors.tokenization.tool_parsers.grammar import resolve_delimiters
 class ServerCompletion:
     """Tokens of one completion over all its segments."""
 
-    def __init__(self, prompt_ids: list[int], sampling: SamplingParams, tokenizer: ChatTokenizer, resumed_tokens: int) -> None:
+    def __init__(
+        self,
+        prompt_ids: list[int],
+        sampling: SamplingParams,
+        tokenizer: ChatTokenizer,
+        resumed_tokens: int,
+        images: PromptImages | None = None,
+    ) -> None:
+        self.images = images
+        """Images of the prompt."""
         self.token_ids = prompt_ids
         """Prompt, and all tokens sampled so far."""
         self.sampling = replace(sampling, constraint=sampling.constraint and resolve_delimiters(sampling.constraint, tokenizer.special_id))

@@ -92,28 +92,28 @@ class SGLang:
         """Yield a segment, in one part or as it is sampled."""
         body: dict[str, Any] = {
             "rid": segment.request_id,
-            "input_ids": segment.token_ids,
             "sampling_params": _sampling(segment),
             "return_logprob": True,
             "top_logprobs_num": segment.sampling.top_logprobs,
             "stream": segment.streamed,
+            **_prompt(segment, segment.token_ids),
             **_adapter(segment),
         }
         if not segment.streamed:
             status, answer = await server.post("/generate", body, seconds=None)
             if status != OK:
                 raise server.refused(status, answer)
-            yield _part(server, answer)
+            yield _part(server, answer, segment)
             return
         async with aclosing(server.lines("/generate", body)) as answers:
             async for answer in answers:
-                yield _part(server, answer)
+                yield _part(server, answer, segment)
 
     async def score(self, server: ServerClient, segment: Segment, token_ids: Sequence[int], start: int) -> list[float]:
         """Returns log_softmax(logits) of the tokens from `start` on, given those before."""
         body = {
             "rid": f"{segment.request_id}.score",
-            "input_ids": token_ids,
+            **_prompt(segment, token_ids),
             "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
             "return_logprob": True,
             "logprob_start_len": start - 1,
@@ -168,6 +168,19 @@ def _adapter(segment: Segment) -> dict[str, str]:
     return {"lora_path": segment.adapter} if segment.adapter else {}
 
 
+def _prompt(segment: Segment, token_ids: Sequence[int]) -> dict[str, Any]:
+    """The prompt's fields: SGLang takes one placeholder for each image, and expands it itself."""
+    if segment.images is None:
+        return {"input_ids": token_ids}
+    collapsed: list[int] = []
+    end = 0
+    for image in segment.images.images:
+        collapsed += token_ids[end : image.start + 1]
+        end = image.start + image.tokens
+    files = [str(segment.images.folder.file(image.digest).absolute()) for image in segment.images.images]
+    return {"input_ids": [*collapsed, *token_ids[end:]], "image_data": files}
+
+
 def _sampling(segment: Segment) -> dict[str, Any]:
     sampling: SamplingParams = segment.sampling
     chosen: dict[str, Any] = {
@@ -190,11 +203,18 @@ def _sampling(segment: Segment) -> dict[str, Any]:
     return chosen
 
 
-def _part(server: ServerClient, answer: Any) -> SegmentPart:
-    """Returns the tokens of an answer, or of the next difference of a streamed one."""
+def _part(server: ServerClient, answer: Any, segment: Segment) -> SegmentPart:
+    """Returns the tokens of an answer, or of the next difference of a streamed one.
+
+    Raises:
+        EngineError: there are none, or SGLang has made other tokens of a prompt with images.
+    """
     if not isinstance(answer, dict) or "meta_info" not in answer:
         raise server.refused(500, answer)
     meta = answer["meta_info"]
+    if segment.images is not None and (found := meta.get("prompt_tokens")) not in (None, 0, len(segment.token_ids)):
+        expected = f"{len(segment.token_ids)} tokens with images"
+        raise EngineError(f"SGLang at {server.url} has made {found} tokens of a prompt of {expected}; its image processor is another one")
     pairs = meta.get("output_token_logprobs") or []
     top = meta.get("output_top_logprobs") or []
     reason = meta.get("finish_reason") or {}
