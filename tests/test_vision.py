@@ -206,7 +206,7 @@ async def test_completions_in_flight_see_their_images_under_new_weights_and_the_
     tokens = processor.tokens(stored[0][1])
     text = list(range(20, 60))
     prompt = [*text, *[processor.placeholder] * tokens, 61, 62]
-    sampling = SamplingParams(max_tokens=60, logit_bias={processor.placeholder: -100.0, **{stop: -100.0 for stop in (269, 267)}})
+    sampling = SamplingParams(max_tokens=60, logit_bias={processor.placeholder: -100.0, **dict.fromkeys((269, 267), -100.0)})
     engine = TransformersEngine(model, ENGINE)
 
     async def sampled(index, count, resumed=()):

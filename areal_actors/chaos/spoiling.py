@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -121,10 +122,10 @@ class SpoilingEngine:
         return self._engine.weight_version
 
     async def generate(
-        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool = False, resumed_tokens: int = 0
+        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, **options: Any
     ) -> AsyncGenerator[TokenChunk, None]:
         """See `GenerationEngine`; streamed completions are corrupted at their ends."""
-        async for chunk in self._engine.generate(request_id, prompt_ids, sampling, stream=stream, resumed_tokens=resumed_tokens):
+        async for chunk in self._engine.generate(request_id, prompt_ids, sampling, **options):
             if chunk.finish_reason and len(chunk.columns) > 1 and (way := self._ordered()):
                 spoilt = SpoilableCompletion(chunk, sampling)
                 SPOILT[way](spoilt)
