@@ -24,6 +24,7 @@ from areal_actors.gateway.constraint import constraint_of
 from areal_actors.gateway.conversations.continuation import Continuations
 from areal_actors.gateway.conversations.conversation import PromptLimit, prompt_for, with_history, with_references
 from areal_actors.gateway.conversations.turns import Prompt
+from areal_actors.gateway.image_intake import ImageIntake
 from areal_actors.gateway.sessions.table import Session
 from areal_actors.gateway.worker_pool import InFlightCall, WorkerLost, WorkerPool, until_gone
 from areal_actors.messages import Generate, ModelRequest, ModelResponsePart
@@ -199,6 +200,18 @@ def tools_refused(support: ToolSupport) -> str:
         f"'tools' cannot be used with this model's chat template: {support.error}; leave them out, or set gateway.chat_template to a "
         f"template that renders tool calls, or gateway.tool_format to the format that the model writes"
     )
+
+
+async def with_images_stored(request: ModelRequest, images: ImageIntake, served: ServedModel | None) -> ModelRequest:
+    """The request with its images by reference; text alone is a string, and images are parts of a list.
+
+    Raises:
+        RequestError: the model has no vision, or an image is refused.
+        EngineError: an image cannot be written.
+    """
+    if not any(isinstance(message.get("content"), list) for message in request.messages):
+        return request
+    return await images.store(request, served and served.continuations.vision)
 
 
 def within_context(sampling: SamplingParams, prompt_tokens: int, context: int, field: str = "messages") -> SamplingParams:

@@ -14,7 +14,7 @@ import msgspec
 
 from areal_actors.core.errors import EngineError, RequestError
 from areal_actors.core.settings import ImageSettings
-from areal_actors.gateway.conversations.prompt_images import has_images, images_in
+from areal_actors.gateway.conversations.prompt_images import images_in
 from areal_actors.messages import ModelRequest
 from areal_actors.vision.files import ImageFolder
 from areal_actors.vision.processor import MODEL_TYPES, ImageRefused, VisionProcessor
@@ -37,8 +37,6 @@ class ImageIntake:
             RequestError: the model has no vision, or an image is refused; the field names the first one.
             EngineError: a file cannot be written.
         """
-        if not has_images(request.messages):
-            return request
         count, limit = len(list(images_in(request.messages))), self._settings.max_per_call
         if count > limit:
             found = f"'messages': {count} images, and gateway.images.max_per_call is {limit}"

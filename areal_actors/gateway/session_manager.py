@@ -19,7 +19,7 @@ from areal_actors.core.errors import EngineError, RequestError, SessionError, Se
 from areal_actors.core.settings import GatewaySettings
 from areal_actors.core.values import SamplingParams, Value
 from areal_actors.gateway.chat_model import LoadTokenizer, load_served_model
-from areal_actors.gateway.completion import ModelCall, ServedModel, complete
+from areal_actors.gateway.completion import ModelCall, ServedModel, complete, with_images_stored
 from areal_actors.gateway.completion_check import CompletionFault, PublishedVersions
 from areal_actors.gateway.external_sessions import ExternalSessions
 from areal_actors.gateway.image_intake import ImageIntake
@@ -178,7 +178,7 @@ class SessionManager(ExternalSessions):
         self, request: ModelRequest, context: Context
     ) -> Emits[ModelResponsePart | InteractionRecorded | CompletionRefused]:
         try:
-            request = await self.images.store(request, self.served and self.served.continuations.vision)
+            request = await with_images_stored(request, self.images, self.served)
             name = name_of(request)
             async with self._one_per_name(request.session, name, context) as in_flight:
                 session = self.registry.get(request.session)

@@ -103,6 +103,7 @@ class Trainer(Actor):
         self.cursor = 0
         self.groups_trained = 0
         self.checkpoints = checkpoints or CheckpointStore(Path())
+        self.images = ImageFolder.of_run(self.checkpoints.root)
         self.step_history = step_history or TrainedHistory()
         kind = BatchFormed if examples is None else ExamplesDrawn
         self.recovered = RecoveredEngine(engine_factory, self.step_history, self.checkpoints, self._take_again, kind)
@@ -246,8 +247,7 @@ class Trainer(Actor):
             if trajectory.episode != member.episode:
                 raise LogUnavailable(f"position {member.sequence} of the log holds episode {trajectory.episode}, not {member.episode}")
             trajectories.append((index, trajectory))
-        images = ImageFolder.of_run(self.checkpoints.root)
-        return batch_sequences(event, trajectories, self.credit, self.recovered.require().limits, images)
+        return batch_sequences(event, trajectories, self.credit, self.recovered.require().limits, self.images)
 
     def _step(self, engine: TrainingEngine, found: BatchSequences, step: int) -> CountedStep:
         """Take a step on the trainable sequences; skip it if it can change no weight. Slow: run in a thread."""
