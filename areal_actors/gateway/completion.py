@@ -203,15 +203,15 @@ def tools_refused(support: ToolSupport) -> str:
 
 
 async def with_images_stored(request: ModelRequest, images: ImageIntake, served: ServedModel | None) -> ModelRequest:
-    """The request with its images by reference; text alone is a string, and images are parts of a list.
+    """The request with its images by reference: text alone is a string, and images are parts of a list.
 
     Raises:
         RequestError: the model has no vision, or an image is refused.
         EngineError: an image cannot be written.
     """
-    if not any(isinstance(message.get("content"), list) for message in request.messages):
+    if served is None or not any(isinstance(message.get("content"), list) for message in request.messages):
         return request
-    return await images.store(request, served and served.continuations.vision)
+    return await images.store(request, served.continuations.vision)
 
 
 def within_context(sampling: SamplingParams, prompt_tokens: int, context: int, field: str = "messages") -> SamplingParams:

@@ -6,11 +6,14 @@ import asyncio
 import base64
 import binascii
 from collections.abc import Mapping
+from threading import Lock
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
 import aiohttp
 import msgspec
+import xxhash
+from cachetools import LRUCache
 
 from areal_actors.core.errors import EngineError, RequestError
 from areal_actors.core.settings import ImageSettings
@@ -22,6 +25,8 @@ from areal_actors.vision.processor import MODEL_TYPES, ImageRefused, VisionProce
 MIB = 2**20
 WEB = ("http://", "https://")
 SHOWN_CHARACTERS = 60
+KNOWN = 4096
+"""Images that are recognised when they are sent again."""
 
 
 class ImageIntake:
@@ -29,6 +34,9 @@ class ImageIntake:
 
     def __init__(self, folder: ImageFolder, settings: ImageSettings) -> None:
         self._folder, self._settings = folder, settings
+        self._known: LRUCache[bytes, dict[str, Any]] = LRUCache(KNOWN)
+        """References by the digest of what was sent."""
+        self._lock = Lock()
 
     async def store(self, request: ModelRequest, processor: VisionProcessor | None) -> ModelRequest:
         """The request with each image by reference: `{"type": "image", "digest", "grid", "tokens"}` in place of its URL.
@@ -61,25 +69,33 @@ class ImageIntake:
                 field,
             )
         try:
-            content = await self._content(part["url"])
-            png, grid = await asyncio.to_thread(processor.as_seen, content, self._settings.max_megapixels)
+            content = await self._fetched(part["url"]) if part["url"].lower().startswith(WEB) else part["url"]
+            return await asyncio.to_thread(self._stored, content, processor)
         except ImageRefused as error:
             raise RequestError(f"'{field}': the image {error}", field) from error
-        try:
-            digest = await asyncio.to_thread(self._folder.store, png)
         except OSError as error:
             raise EngineError(f"the image of '{field}' cannot be written to {self._folder.path}: {error}") from error
-        return {"type": "image", "digest": digest, "grid": grid, "tokens": processor.tokens(grid)}
 
-    async def _content(self, url: str) -> bytes:
-        """The file of an image.
+    def _stored(self, content: bytes | str, processor: VisionProcessor) -> dict[str, Any]:
+        """The reference to an image, given as a file or as a `data:` URL; clients send those of earlier turns again and again."""
+        name = xxhash.xxh3_128_digest(content)
+        with self._lock:
+            known = self._known.get(name)
+        if known is not None and self._folder.holds(known["digest"]):
+            return known
+        png, grid = processor.as_seen(self._decoded(content) if isinstance(content, str) else content, self._settings.max_megapixels)
+        part = {"type": "image", "digest": self._folder.store(png), "grid": grid, "tokens": processor.tokens(grid)}
+        with self._lock:
+            self._known[name] = part
+        return part
+
+    def _decoded(self, url: str) -> bytes:
+        """The file in a `data:` URL.
 
         Raises:
             ImageRefused: the URL is of another kind or holds no data, or the file is too large.
         """
         limit = self._settings.max_mb * MIB
-        if url.lower().startswith(WEB):
-            return await self._fetched(url, limit)
         head, comma, body = url.partition(",")
         if not head.startswith("data:") or not comma:
             raise ImageRefused(f"is given as {url[:SHOWN_CHARACTERS]!r}; send a data: URL, such as data:image/png;base64,...")
@@ -94,7 +110,8 @@ class ImageIntake:
             raise self._too_large()
         return content
 
-    async def _fetched(self, url: str, limit: int) -> bytes:
+    async def _fetched(self, url: str) -> bytes:
+        """The file at an address; raises ImageRefused if it may not or cannot be loaded, or is too large."""
         settings = self._settings
         if settings.urls == "refuse":
             raise ImageRefused("is given by its URL, and this gateway loads none; send a data: URL, or set gateway.images.urls='fetch'")
@@ -104,7 +121,7 @@ class ImageIntake:
             async with aiohttp.ClientSession(timeout=timeout, raise_for_status=True) as http, http.get(url) as answer:
                 async for chunk in answer.content.iter_chunked(MIB):
                     content += chunk
-                    if len(content) > limit:
+                    if len(content) > settings.max_mb * MIB:
                         raise self._too_large()
         except TimeoutError:
             late = f"did not arrive within gateway.images.fetch_seconds = {settings.fetch_seconds:g}"

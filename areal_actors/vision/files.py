@@ -34,12 +34,18 @@ class ImageFolder:
         """Write an image unless it is there already; returns its digest. Raises OSError if it cannot be written."""
         digest = xxhash.xxh3_128_hexdigest(png)
         with self._lock:  # two threads may store the same image
-            try:
-                self.load(digest)
-            except ImageLost:
+            if not self.holds(digest):
                 self.path.mkdir(parents=True, exist_ok=True)
                 atomic_write(self.file(digest), png)
         return digest
+
+    def holds(self, digest: str) -> bool:
+        """True if the file of an image is there and undamaged."""
+        try:
+            self.load(digest)
+        except ImageLost:
+            return False
+        return True
 
     def load(self, digest: str) -> bytes:
         """The content of an image, verified.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import math
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -83,18 +82,16 @@ class VisionProcessor(Value):
             ImageRefused: it is damaged, of another format, or too large.
         """
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about sizes, which are checked here, and about metadata
-                found = Image.open(io.BytesIO(content), formats=("PNG", "JPEG", "GIF", "WEBP"))
-                if found.width * found.height > max_megapixels * MEGA:
-                    size = f"{found.width} by {found.height} pixels"
-                    raise ImageRefused(f"is {size}, and gateway.images.max_megapixels is {max_megapixels}; send a smaller one")
-                image = ImageOps.exif_transpose(found).convert("RGB")
+            found = Image.open(io.BytesIO(content), formats=("PNG", "JPEG", "GIF", "WEBP"))
+            if found.width * found.height > max_megapixels * MEGA:
+                size = f"{found.width} by {found.height} pixels"
+                raise ImageRefused(f"is {size}, and gateway.images.max_megapixels is {max_megapixels}; send a smaller one")
+            image = ImageOps.exif_transpose(found).convert("RGB")
+        except ImageRefused:
+            raise
         except UnidentifiedImageError:
             raise ImageRefused("is no PNG, JPEG, GIF or WebP file; send one of these") from None
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            if isinstance(error, ImageRefused):
-                raise
+        except Exception as error:  # the decoders raise anything at a damaged file
             raise ImageRefused(f"cannot be decoded ({error}); send it whole") from error
         width, height = self.size(image.width, image.height)
         if self.size(width, height) != (width, height):

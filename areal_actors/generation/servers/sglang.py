@@ -72,7 +72,12 @@ class SGLang:
         on_gpu = [str(WITH_ADAPTERS)] if place.adapter_rank else ["-m", "sglang.launch_server"]
         program = [python, *([str(ON_CPU)] if cpu_only else on_gpu)]
         chosen = merged_flags({**common, **(cpu if cpu_only else gpu), **_adapter_flags(place, cpu_only=cpu_only)}, settings.options)
-        environment = {"HF_HUB_OFFLINE": "1", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1", "SGLANG_TIMEOUT_KEEP_ALIVE": IDLE_SECONDS}
+        environment = {
+            "HF_HUB_OFFLINE": "1",
+            "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
+            "SGLANG_TIMEOUT_KEEP_ALIVE": IDLE_SECONDS,
+            "SGLANG_VLM_CACHE_SIZE_MB": "0",  # features of images would outlive the weights that computed them
+        }
         return [*program, *flags(chosen)], {**environment, **({"OMP_NUM_THREADS": str(settings.threads)} if cpu_only else {})}
 
     async def is_ready(self, server: ServerClient) -> bool:
