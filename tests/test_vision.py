@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
+import itertools
 
 import msgspec
 import numpy as np
@@ -158,7 +160,7 @@ async def test_an_image_that_is_gone_is_a_failure_by_name_and_no_training_row(mo
             trajectory = await harness.finished(opened)
             rows, refused = rows_of(trajectory, harness.images)
             assert rows == []
-            assert refused[0].cause.startswith("image: ")
+            assert refused[0].cause.startswith("image at token ")
             assert file.name in refused[0].cause
             # Sent again, it is stored again.
             opened = await harness.open(harness.work("1.0"))
@@ -206,26 +208,26 @@ async def test_completions_in_flight_see_their_images_under_new_weights_and_the_
     tokens = processor.tokens(stored[0][1])
     text = list(range(20, 60))
     prompt = [*text, *[processor.placeholder] * tokens, 61, 62]
-    sampling = SamplingParams(max_tokens=60, logit_bias={processor.placeholder: -100.0, **dict.fromkeys((269, 267), -100.0)})
+    sampling = SamplingParams(logit_bias={processor.placeholder: -100.0, **dict.fromkeys((269, 267), -100.0)})
     engine = TransformersEngine(model, ENGINE)
 
-    async def sampled(index, count, resumed=()):
+    async def sampled(index, count, resumed=(), version=None):
+        """A completion about an image; with `version`, these weights are loaded as soon as it runs."""
         image = ImageRef(digest=stored[index][0], start=len(text), grid=stored[index][1], tokens=tokens)
         asked_for = msgspec.structs.replace(sampling, max_tokens=count, seed=7)
         shown = PromptImages((image,), folder)
         chunks = engine.generate("r", [*prompt, *resumed], asked_for, stream=True, resumed_tokens=len(resumed), images=shown)
-        columns, swapped = None, False
+        columns = None
         async for chunk in chunks:
+            if columns is None and version is not None:
+                await engine.load_weights(location_of((newer, model)[version % 2 == 0]), version)
             columns = chunk.columns if columns is None else columns.joined(chunk.columns)
-            if count == 60 and not swapped:
-                swapped = True
-                await engine.load_weights(location_of(newer), 1)
         return columns
 
     def assert_exact(columns, index):
         ids, versions = columns.ids_array().tolist(), columns.versions_array()
         for version in set(versions.tolist()):
-            own = plain_logprobs(plains[version], [*prompt, *ids], [pictures[index]])[len(prompt) - 1 :]
+            own = plain_logprobs(plains[version % 2], [*prompt, *ids], [pictures[index]])[len(prompt) - 1 :]
             assert np.abs(own - columns.logprobs_array())[versions == version].max() < EXACT
 
     try:
@@ -238,8 +240,11 @@ async def test_completions_in_flight_see_their_images_under_new_weights_and_the_
         assert engine.take_counters().cached_tokens >= len(text)
         rest = await sampled(0, 5, resumed=first.ids_array()[:3].tolist())
         assert rest.token_ids == first.token_ids[12:]
-        both = await sampled(1, 60)
-        assert {span.weight_version for span in both.versions} == {0, 1}
-        assert_exact(both, 1)
+        async with asyncio.timeout(300):
+            for version in itertools.count(1):
+                both = await sampled(1, 300, version=version)
+                assert_exact(both, 1)
+                if len(both.versions) > 1:  # a fast engine may have ended the completion before the update
+                    break
     finally:
         await engine.close()

@@ -85,7 +85,7 @@ def chat_body(*urls):
 REFUSED = {
     "not base64": (data_url(b"x")[:-1] + "?", "is not valid base64"),
     "no image": (data_url(b"hello"), "is no PNG, JPEG, GIF or WebP file"),
-    "cut short": (data_url(picture(1)[:200]), "cannot be decoded"),
+    "cut short": (data_url(picture(1)[:60]), "cannot be decoded"),
     "too many pixels": (data_url(picture(1, 1400, 1000)), "1400 by 1000 pixels, and gateway.images.max_megapixels is 1"),
     "too narrow": (data_url(picture(1, 2, 900)), "one side may be at most 200 times as long"),
     "too large": (data_url(b"x" * (2**20 + 1)), "gateway.images.max_mb = 1 MiB"),

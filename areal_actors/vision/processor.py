@@ -1,4 +1,4 @@
-"""Image processor of Qwen2-VL and Qwen2.5-VL, in PIL and NumPy: the size at which the model sees an image, and its patches.
+"""Image processor of Qwen2.5-VL, in PIL and NumPy: the size at which the model sees an image, and its patches.
 
 The same numbers as transformers' `Qwen2VLImageProcessor` gives, without loading torch. An image is stored at the size at which
 the model sees it, so that every processor of the family, whatever library resizes its images, takes the same pixels.
@@ -18,7 +18,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from areal_actors.core.values import Value
 from areal_actors.tokenization.tokenizer import read_json
 
-MODEL_TYPES = ("qwen2_vl", "qwen2_5_vl")
+MODEL_TYPES = ("qwen2_5_vl",)
 """`model_type` of the supported models."""
 MAX_ASPECT_RATIO = 200
 """Longest by shortest side; the processor refuses images beyond it."""
