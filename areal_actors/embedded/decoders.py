@@ -191,7 +191,7 @@ def make_decoder(
     Raises:
         SetupError: decoding from slots does not reproduce the model.
     """
-    kind = FusedDecoder if FusedDecoder.fits(model) else unfused
+    kind: type[FusedDecoder | ModelDecoder] = FusedDecoder if FusedDecoder.fits(model) else unfused
     decoder: SlotDecoder = kind(model, slots, context, batch_invariant=batch_invariant)
     difference, bound = sampled_logprob_difference(decoder, model), logprob_bound(model)
     if not difference < bound:

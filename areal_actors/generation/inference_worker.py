@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, suppress
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -182,7 +183,7 @@ class InferenceWorker(Actor):
     async def _completion(self, engine: GenerationEngine, request: Generate, request_id: str) -> AsyncGenerator[Generated, None]:
         refuse_unable(engine, request.sampling, request.images)
         prompt = unpack_ids(request.prompt_ids)
-        shown = {"images": PromptImages(request.images, ImageFolder.of_run(self.run_folder))} if request.images else {}
+        shown: dict[str, Any] = {"images": PromptImages(request.images, ImageFolder.of_run(self.run_folder))} if request.images else {}
         chunks = engine.generate(
             request_id, prompt, request.sampling, stream=request.stream, resumed_tokens=request.resumed_tokens, **shown
         )
