@@ -1,4 +1,4 @@
-"""A genuine SGLang server that sees: images by reference, and log-probabilities that the trainer's equal."""
+"""SGLang's requests with images, and a genuine server that sees: images by reference, and log-probabilities that the trainer's equal."""
 
 from __future__ import annotations
 
@@ -10,14 +10,44 @@ from support.gateway_harness import client
 from support.tiny_vision import CONTEXT, picture, write_vision_model
 from support.vision_harness import asked, rows_of, seeing, trainer_of, worse
 
-from areal_actors.generation.engine import EnginePlace
+from areal_actors.core.errors import EngineError
+from areal_actors.core.values import ImageRef, SamplingParams
+from areal_actors.generation.engine import EnginePlace, PromptImages
+from areal_actors.generation.servers.dialect import Segment
 from areal_actors.generation.servers.http_engine import HttpEngine
+from areal_actors.generation.servers.server_process import ServerClient
 from areal_actors.generation.servers.sglang import SGLang
 from areal_actors.generation.settings import GenerationSettings
 from areal_actors.messages import WeightsLoaded, WeightsPublished
+from areal_actors.vision.files import ImageFolder
 
 ROOT = Path(__file__).parent.parent
 EXACT = 1e-4
+PAD = 9
+
+
+@pytest.mark.parametrize("made", [10, 12])
+async def test_sglang_gets_the_path_of_an_image_and_one_placeholder_and_has_to_make_the_same_tokens_of_it(tmp_path, made):
+    sent = []
+
+    class Server(ServerClient):
+        async def post(self, path, body, seconds=None):
+            sent.append(body)
+            reason = {"type": "length"}
+            return 200, {"meta_info": {"output_token_logprobs": [[-0.5, 7, None]], "finish_reason": reason, "prompt_tokens": made}}
+
+    ids = [1, 2, PAD, PAD, PAD, 3, PAD, PAD, 4, 5]
+    images = (ImageRef(digest="a", start=2, grid=(1, 2, 6), tokens=3), ImageRef(digest="b", start=6, grid=(1, 4, 2), tokens=2))
+    shown = PromptImages(images, ImageFolder(tmp_path))
+    segment = Segment("r", ids, SamplingParams(max_tokens=1), 1, (), streamed=False, images=shown)
+    parts = SGLang().sample(Server("sglang", "http://127.0.0.1:1"), segment)
+    if made != len(ids):
+        with pytest.raises(EngineError, match="has made 12 tokens of a prompt of 10 tokens with images"):
+            [part async for part in parts]
+        return
+    assert [part.token_ids async for part in parts] == [[7]]
+    assert sent[0]["input_ids"] == [1, 2, PAD, 3, PAD, 4, 5]
+    assert sent[0]["image_data"] == [str(tmp_path / "a.png"), str(tmp_path / "b.png")]
 
 
 @pytest.mark.long

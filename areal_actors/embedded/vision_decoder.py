@@ -58,6 +58,7 @@ class VisionDecoder(ModelDecoder):
             RequestError: an image is not within the prompt, or is its end.
             ImageLost: a file is missing or damaged.
         """
+        shown.verify()
         keyed = token_ids.copy()
         for image in shown.images:
             end = image.start + image.tokens
@@ -65,7 +66,6 @@ class VisionDecoder(ModelDecoder):
                 raise RequestError(
                     f"'images': tokens {image.start} to {end} of the prompt are not placeholders that text follows", "images"
                 )
-            shown.folder.load(image.digest)
             keyed[image.start : end] = KEYS + self._number(image, shown.folder) * PLACES + np.arange(image.tokens)
         return keyed
 

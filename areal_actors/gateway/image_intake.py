@@ -78,7 +78,7 @@ class ImageIntake:
 
     def _stored(self, content: bytes | str, processor: VisionProcessor) -> dict[str, Any]:
         """The reference to an image, given as a file or as a `data:` URL; clients send those of earlier turns again and again."""
-        name = xxhash.xxh3_128_digest(content)
+        name = xxhash.xxh3_128_digest(content.encode(errors="surrogatepass") if isinstance(content, str) else content)
         with self._lock:
             known = self._known.get(name)
         if known is not None and self._folder.holds(known["digest"]):

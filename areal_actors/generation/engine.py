@@ -77,6 +77,11 @@ class PromptImages(NamedTuple):
     folder: ImageFolder
     """Their files."""
 
+    def verify(self) -> None:
+        """Check that the files are there and undamaged; raises ImageLost."""
+        for image in self.images:
+            self.folder.load(image.digest)
+
 
 class EngineCounters(Value):
     """Counters of an engine since the last call, and its current load."""

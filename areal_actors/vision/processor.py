@@ -112,7 +112,8 @@ class VisionProcessor(Value):
         Patches that become a token are neighbours.
         """
         pixels = np.asarray(Image.open(io.BytesIO(png)).convert("RGB"), dtype=np.float32).transpose(2, 0, 1) * np.float32(1 / 255)
-        scaled = (pixels - np.float32(self.mean)[:, None, None]) / np.float32(self.std)[:, None, None]
+        mean, std = (np.asarray(column, dtype=np.float32)[:, None, None] for column in (self.mean, self.std))
+        scaled = (pixels - mean) / std
         _, height, width = scaled.shape
         blocks = (height // self.unit, self.merge, self.patch, width // self.unit, self.merge, self.patch)
         arranged = scaled.reshape(3, *blocks).transpose(1, 4, 2, 5, 0, 3, 6)

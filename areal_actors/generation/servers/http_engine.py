@@ -103,8 +103,8 @@ class HttpEngine:
         """
         validate_prompt(prompt_ids, sampling, resumed_tokens, self.vocabulary_size, self.context)
         self._refuse_inexact(request_id, sampling, resumed_tokens)
-        for image in images.images if images else ():
-            await asyncio.to_thread(images.folder.load, image.digest)
+        if images is not None:
+            await asyncio.to_thread(images.verify)
         completion = ServerCompletion(
             list(prompt_ids), sampling, self.tokenizer, resumed_tokens, images=images, routes=self._routes, routes_from=routes_from
         )
