@@ -124,6 +124,17 @@ async def test_a_conversation_with_images_is_sampled_recorded_and_trained_in_the
     assert any("visual" in name for name in changed)
 
 
+async def test_batch_invariant_decoding_sees_images(model, plain, tmp_path):
+    settings = msgspec.structs.replace(ENGINE, batch_invariant="on", threads=1)
+    async with seeing(model, tmp_path, lambda: TransformersEngine(model, settings)) as harness:
+        opened = await harness.open(harness.work())
+        async with client(opened) as openai:
+            await openai.chat.completions.create(model="m", messages=[asked("Which?", picture(1))])
+        (row,), _ = rows_of(await harness.finished(opened), harness.images)
+    own = plain_logprobs(plain, row.token_ids.tolist(), [picture(1)])
+    assert np.abs(own - row.logprobs[1:])[row.loss_mask[1:]].max() < EXACT
+
+
 @pytest.mark.parametrize("harm", ["another image", "no image", "moved"])
 async def test_parity_notices_a_wrong_image(model, tmp_path, harm):
     async with seeing(model, tmp_path) as harness:

@@ -48,7 +48,7 @@ def _meta_model(folder: str, head: Literal["tokens", "value"]) -> Any:
     kind, labels = (AutoModelForSequenceClassification, {"num_labels": 1}) if head == "value" else (auto_model(folder), {})
     config = AutoConfig.from_pretrained(folder, **labels)
     with torch.device("meta"):
-        return kind.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+        return kind.from_config(config, dtype=torch.float32)
 
 
 def _load_value_model(folder: str) -> Any:
