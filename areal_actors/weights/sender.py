@@ -23,6 +23,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed import distributed_c10d as c10d
 
 from areal_actors.weights.parts import Named, delta, parts_of
@@ -97,13 +98,13 @@ def open_group(request: Join) -> Any:
         RuntimeError: the other ranks have not come within the time limit.
     """
     limit = timedelta(seconds=request.seconds)
-    store = dist.TCPStore(request.address, request.port, request.ranks, is_master=True, timeout=limit)
+    store = TCPStore(request.address, request.port, request.ranks, is_master=True, timeout=limit)
     group, _ = c10d._new_process_group_helper(  # noqa: SLF001 - torch has no public way to a group across programs
         request.ranks,
         0,
         [],
         dist.Backend(request.backend),
-        dist.PrefixStore(request.name, store),
+        PrefixStore(request.name, store),
         group_name=cast("Any", request.name),
         timeout=limit,
     )
@@ -113,7 +114,8 @@ def open_group(request: Join) -> Any:
 def handle_of(part: list[Named]) -> str:
     """Returns a handle by which another process on this host maps a copy of these tensors in shared memory."""
     buffer = io.BytesIO()
-    ForkingPickler(buffer).dump([(name, tensor.clone().share_memory_()) for name, tensor in part])
+    shared = [(name, tensor.clone().share_memory_()) for name, tensor in part]  # type: ignore[no-untyped-call]
+    ForkingPickler(buffer).dump(shared)
     return base64.b64encode(buffer.getvalue()).decode()
 
 
@@ -131,7 +133,7 @@ def main(device: str) -> None:
     os.dup2(2, 1)
     torch.set_num_threads(1)
     # A server can map files by their names, but not descriptors of a process that is not its parent.
-    torch.multiprocessing.set_sharing_strategy("file_system")
+    torch.multiprocessing.set_sharing_strategy("file_system")  # type: ignore[no-untyped-call]
     with suppress(KeyboardInterrupt):
         serve(sys.stdin, answers, Sender(torch.device(device)))
 
