@@ -24,7 +24,7 @@ from areal_actors.generation.servers import weight_channels
 from areal_actors.generation.servers.dialect import Group
 from areal_actors.generation.servers.server_process import SERVER_SIDE, ServerClient
 from areal_actors.generation.servers.server_side import sglang_weights
-from areal_actors.generation.servers.server_side.areal_weights import Received, join_group, receive_part
+from areal_actors.generation.servers.server_side.areal_weights import ReceivedWeights, join_group, receive_part
 from areal_actors.generation.servers.sglang import SGLang
 from areal_actors.generation.servers.weight_channels import WeightChannel
 from areal_actors.generation.settings import GenerationSettings, ServerSettings
@@ -50,8 +50,8 @@ def changed(tensors: Tensors) -> Tensors:
     return after
 
 
-def take(received: Received, weights: Sequence[tuple[str, torch.Tensor]], part_bytes: int = 10**6, **control: Any) -> Tensors:
-    """What the model is given, after all parts."""
+def take(received: ReceivedWeights, weights: Sequence[tuple[str, torch.Tensor]], part_bytes: int = 10**6, **control: Any) -> Tensors:
+    """Returns the tensors that the model is given, after all parts."""
     loaded: Tensors = {}
     for part in parts_of(weights, {"kind": "whole", "keep": True, "base": "", **control}, part_bytes):
         offsets = torch.tensor([0, *(tensor.nbytes for _, tensor in part)]).cumsum(0).tolist()
@@ -71,14 +71,14 @@ def assert_equal(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch
 
 @pytest.mark.parametrize("part_bytes", [1, 700, 10**6])
 def test_a_version_in_parts_is_whole_and_its_checksum_that_of_the_folder(part_bytes: int) -> None:
-    received, tensors = Received(), some_tensors()
+    received, tensors = ReceivedWeights(), some_tensors()
     assert_equal(take(received, in_order(tensors), part_bytes, checksum=checksum(tensors)), tensors)
     assert received.report == {"checksum": checksum(tensors), "tensors": 4}
 
 
 @pytest.mark.parametrize("loads_all", [False, True])
 def test_a_delta_gives_the_next_version_from_what_changed_alone(*, loads_all: bool) -> None:
-    received, before = Received(loads_all=loads_all), some_tensors()
+    received, before = ReceivedWeights(loads_all=loads_all), some_tensors()
     take(received, in_order(before), checksum=checksum(before))
     after = changed(before)
     sent = list(delta(before, after))
@@ -101,7 +101,7 @@ def test_a_delta_compares_bits_and_refuses_other_tensors() -> None:
 
 
 def test_what_does_not_belong_together_never_reaches_the_model() -> None:
-    received, before = Received(), some_tensors()
+    received, before = ReceivedWeights(), some_tensors()
     after = changed(before)
     sent = list(delta(before, after))
     base = {"kind": "delta", "base": checksum(before), "checksum": checksum(after)}
@@ -177,7 +177,7 @@ class Receiver:
         self.folders = 0
         self.refuses = self.sleeps = False
         self.orders: list[str] = []
-        self._received = Received()
+        self._received = ReceivedWeights()
         self._groups: dict[str, Any] = {}
 
     async def load(self, server: ServerClient, folder: str, weight_version: int, seconds: float) -> None:

@@ -19,7 +19,7 @@ from torch.distributed import distributed_c10d as c10d
 CONTROL, PAD, AT, TO = "areal.control", "areal.pad", "#at", "#to"
 
 
-class Received:
+class ReceivedWeights:
     """Weights that one process of a server was sent."""
 
     def __init__(self, *, loads_all: bool = False) -> None:
