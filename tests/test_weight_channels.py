@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from support.tiny_engine import random_qwen, save
@@ -182,7 +183,7 @@ class Receiver:
 
     async def load(self, server: ServerClient, folder: str, weight_version: int, seconds: float) -> None:
         self.folders += 1
-        self.weights = dict(read_weights(WeightsLocation(folder, checksum_in(folder), "")))
+        self.weights = dict(read_weights(WeightsLocation(folder=folder, checksum=checksum_in(folder), model="")))
 
     async def join_group(self, server: ServerClient, group: Group, seconds: float) -> dict[str, Any]:
         self._groups[group.name] = await asyncio.to_thread(
@@ -295,7 +296,7 @@ async def test_versions_arrive_and_those_that_do_not_are_loaded_from_their_folde
         await bring(channel, versions[3], 6)
         assert channel.arrival.failure == ""
         assert_equal(receiver.weights, read_weights(versions[3]))
-        damaged = WeightsLocation(versions[1].folder, "0" * 32, versions[1].model)
+        damaged = msgspec.structs.replace(versions[1], checksum="0" * 32)
         with pytest.raises(EngineError, match="have checksum") as refused:
             await bring(channel, damaged, 7)
         assert not isinstance(refused.value, EngineUnavailable)

@@ -29,8 +29,6 @@ from torch.distributed import distributed_c10d as c10d
 from areal_actors.weights.parts import Named, delta, parts_of
 from areal_actors.weights.sending import (
     Answer,
-    SenderDone,
-    SenderFailed,
     Held,
     Join,
     Part,
@@ -38,6 +36,8 @@ from areal_actors.weights.sending import (
     PreparedVersion,
     Request,
     Send,
+    SenderDone,
+    SenderFailed,
     Share,
     Shared,
 )

@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from areal_actors.core.errors import WeightTransferFailed
-from areal_actors.weights.sending import Answer, SenderDone, SenderFailed, Request
+from areal_actors.weights.sending import Answer, Request, SenderDone, SenderFailed
 
 LINE_BYTES = 64 * 2**20
 """Longest answer: handles of the tensors of a part."""
