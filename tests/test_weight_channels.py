@@ -16,11 +16,14 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from support.samples import published
 from support.tiny_engine import random_qwen, save
 
 from areal_actors.core.errors import EngineError, EngineUnavailable, WeightTransferFailed
 from areal_actors.core.values import WeightsLocation
-from areal_actors.generation.engine import EnginePlace
+from areal_actors.display.sentences import plain_line
+from areal_actors.generation.engine import Arrival, EnginePlace
+from areal_actors.generation.inference_worker import InferenceWorker
 from areal_actors.generation.servers import weight_channels
 from areal_actors.generation.servers.dialect import Group
 from areal_actors.generation.servers.server_process import SERVER_SIDE, ServerClient
@@ -29,6 +32,7 @@ from areal_actors.generation.servers.server_side.areal_weights import ReceivedWe
 from areal_actors.generation.servers.sglang import SGLang
 from areal_actors.generation.servers.weight_channels import WeightChannel
 from areal_actors.generation.settings import GenerationSettings, ServerSettings
+from areal_actors.messages import WeightsLoaded, WeightTransferRefused
 from areal_actors.weights.parts import delta, parts_of
 from areal_actors.weights.sending import Part
 from areal_actors.weights.transfer import checksum, read_weights, write_weights
@@ -163,6 +167,29 @@ async def test_sglang_answers_with_the_checksum_of_what_arrived_and_with_its_err
     assert report == {"checksum": checksum(tensors), "tensors": 4}
     with pytest.raises(WeightTransferFailed, match="SGLang answered 200 to /flush_cache: done"):
         await SGLang()._update(server, "/flush_cache", {}, 5)
+
+
+class Brought:
+    """An engine with the report of its last version."""
+
+    def __init__(self, arrival: Arrival) -> None:
+        self.arrival = arrival
+
+    async def load_weights(self, location: WeightsLocation, weight_version: int) -> None:
+        """Nothing is loaded."""
+
+
+async def test_the_worker_reports_what_arrived_and_why_it_was_a_folder(send: Any) -> None:
+    engine, name = Brought(Arrival("delta", "ab", 7, 100)), "inference_worker-0"
+    worker = InferenceWorker(lambda _: engine, name=name, concurrency=1)  # type: ignore[arg-type, return-value]
+    assert await send(worker, published(1)) == [
+        WeightsLoaded(worker=name, weight_version=1, checksum="ab", channel="delta", sent_bytes=7, whole_bytes=100)
+    ]
+    engine.arrival = Arrival("folder", "cd", failure="no group")
+    refused, loaded = await send(worker, published(2))
+    assert refused == WeightTransferRefused(worker=name, weight_version=2, reason="no group")
+    assert plain_line(refused) == f"weight version 2 came to {name} as a folder: no group"
+    assert loaded == WeightsLoaded(worker=name, weight_version=2, checksum="cd")
 
 
 # ---------------------------------------------------------------- a genuine sender, group and shared memory
