@@ -13,13 +13,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
+from support.samples import published
 from support.tiny_engine import random_qwen, save
 
 from areal_actors.core.errors import EngineError, EngineUnavailable, WeightTransferFailed
 from areal_actors.core.values import WeightsLocation
-from areal_actors.generation.engine import EnginePlace
+from areal_actors.display.sentences import plain_line
+from areal_actors.generation.engine import Arrival, EnginePlace
+from areal_actors.generation.inference_worker import InferenceWorker
 from areal_actors.generation.servers import weight_channels
 from areal_actors.generation.servers.dialect import Group
 from areal_actors.generation.servers.server_process import SERVER_SIDE, ServerClient
@@ -28,6 +32,7 @@ from areal_actors.generation.servers.server_side.areal_weights import ReceivedWe
 from areal_actors.generation.servers.sglang import SGLang
 from areal_actors.generation.servers.weight_channels import WeightChannel
 from areal_actors.generation.settings import GenerationSettings, ServerSettings
+from areal_actors.messages import WeightsLoaded, WeightTransferRefused
 from areal_actors.weights.parts import delta, parts_of
 from areal_actors.weights.sending import Part
 from areal_actors.weights.transfer import checksum, read_weights, write_weights
@@ -164,6 +169,29 @@ async def test_sglang_answers_with_the_checksum_of_what_arrived_and_with_its_err
         await SGLang()._update(server, "/flush_cache", {}, 5)
 
 
+class Brought:
+    """An engine with the report of its last version."""
+
+    def __init__(self, arrival: Arrival) -> None:
+        self.arrival = arrival
+
+    async def load_weights(self, location: WeightsLocation, weight_version: int) -> None:
+        """Nothing is loaded."""
+
+
+async def test_the_worker_reports_what_arrived_and_why_it_was_a_folder(send: Any) -> None:
+    engine, name = Brought(Arrival("delta", "ab", 7, 100)), "inference_worker-0"
+    worker = InferenceWorker(lambda _: engine, name=name, concurrency=1)  # type: ignore[arg-type, return-value]
+    assert await send(worker, published(1)) == [
+        WeightsLoaded(worker=name, weight_version=1, checksum="ab", channel="delta", sent_bytes=7, whole_bytes=100)
+    ]
+    engine.arrival = Arrival("folder", "cd", failure="no group")
+    refused, loaded = await send(worker, published(2))
+    assert refused == WeightTransferRefused(worker=name, weight_version=2, reason="no group")
+    assert plain_line(refused) == f"weight version 2 came to {name} as a folder: no group"
+    assert loaded == WeightsLoaded(worker=name, weight_version=2, checksum="cd")
+
+
 # ---------------------------------------------------------------- a genuine sender, group and shared memory
 
 
@@ -182,7 +210,7 @@ class Receiver:
 
     async def load(self, server: ServerClient, folder: str, weight_version: int, seconds: float) -> None:
         self.folders += 1
-        self.weights = dict(read_weights(WeightsLocation(folder, checksum_in(folder), "")))
+        self.weights = dict(read_weights(WeightsLocation(folder=folder, checksum=checksum_in(folder), model="")))
 
     async def join_group(self, server: ServerClient, group: Group, seconds: float) -> dict[str, Any]:
         self._groups[group.name] = await asyncio.to_thread(
@@ -295,7 +323,7 @@ async def test_versions_arrive_and_those_that_do_not_are_loaded_from_their_folde
         await bring(channel, versions[3], 6)
         assert channel.arrival.failure == ""
         assert_equal(receiver.weights, read_weights(versions[3]))
-        damaged = WeightsLocation(versions[1].folder, "0" * 32, versions[1].model)
+        damaged = msgspec.structs.replace(versions[1], checksum="0" * 32)
         with pytest.raises(EngineError, match="have checksum") as refused:
             await bring(channel, damaged, 7)
         assert not isinstance(refused.value, EngineUnavailable)

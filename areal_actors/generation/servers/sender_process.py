@@ -11,7 +11,7 @@ from typing import TypeVar
 import msgspec
 
 from areal_actors.core.errors import WeightTransferFailed
-from areal_actors.weights.sending import Answer, OrderDone, OrderFailed, Request
+from areal_actors.weights.sending import Answer, Request, SenderDone, SenderFailed
 
 LINE_BYTES = 64 * 2**20
 """Longest answer: handles of the tensors of a part."""
@@ -31,7 +31,7 @@ class SenderProcess:
         """Process id; 0 if it does not run."""
         return self._process.pid if self._process is not None else 0
 
-    async def ask(self, request: Request, expected: type[Expected] = OrderDone) -> Expected:  # type: ignore[assignment]
+    async def ask(self, request: Request, expected: type[Expected] = SenderDone) -> Expected:  # type: ignore[assignment]
         """Returns the answer to a request; a caller that no longer waits for it ends the process.
 
         Raises:
@@ -55,7 +55,7 @@ class SenderProcess:
         answer = msgspec.json.decode(line, type=Answer)
         if isinstance(answer, expected):
             return answer
-        raise WeightTransferFailed(answer.reason if isinstance(answer, OrderFailed) else f"the sender of weights answered {answer}")
+        raise WeightTransferFailed(answer.reason if isinstance(answer, SenderFailed) else f"the sender of weights answered {answer}")
 
     async def _started(self) -> asyncio.subprocess.Process:
         command = (sys.executable, "-m", "areal_actors.weights.sender", self._device)

@@ -28,7 +28,7 @@ class ReceivedWeights:
         """Copy of the weights by their published names, on the CPU, if deltas are sent."""
         self.held_checksum = ""
         self.report: dict[str, Any] = {}
-        """`checksum` and `tensors` of the last complete version."""
+        """`checksum` and `tensors` of the last complete version; empty in the middle of one."""
         self._loads_all = loads_all
         self._digest: Any = None
         self._changed: dict[str, None] = {}
