@@ -25,6 +25,8 @@ class SenderProcess:
         self._device, self._log = device, log
         self._process: asyncio.subprocess.Process | None = None
         self._asking = asyncio.Lock()
+        self._ending: set[asyncio.Task[int]] = set()
+        """Waits for processes that were killed; without them their pipes stay open."""
 
     @property
     def pid(self) -> int:
@@ -80,10 +82,11 @@ class SenderProcess:
         if process is not None:
             with suppress(ProcessLookupError):
                 process.kill()
+            ending = asyncio.get_running_loop().create_task(process.wait())
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
 
     async def close(self) -> None:
-        """End the process and wait until it has ended."""
-        process = self._process
+        """End the process and wait until it, and all that were killed before, have ended."""
         self.kill()
-        if process is not None:
-            await process.wait()
+        await asyncio.gather(*self._ending)
