@@ -56,7 +56,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     hub = None
 
-    def do_POST(self):
+    def do_POST(self):  # noqa: PLR0911 - one answer for each kind of request
         place, body = unquote(urlsplit(self.path).path), self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if self.headers.get("Authorization") != f"Bearer {TOKEN}":
             return self.answer(401, {"error": "Invalid credentials"})
