@@ -39,7 +39,7 @@ from areal_actors.weights.transfer import checksum, read_weights, write_weights
 
 Tensors = dict[str, torch.Tensor]
 SENT = ("broadcast", "tensors", "delta")
-GUARD_SECONDS = 300.0
+GUARD_SECONDS = 800.0
 
 
 def some_tensors() -> Tensors:
@@ -272,9 +272,9 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> list[WeightsLocation]:
 
 
 @asynccontextmanager
-async def channel_of(weights: str, model: str, logs: Path, seconds: float = GUARD_SECONDS) -> AsyncIterator[tuple[WeightChannel, Receiver]]:
+async def channel_of(weights: str, model: str, logs: Path) -> AsyncIterator[tuple[WeightChannel, Receiver]]:
     receiver = Receiver()
-    settings = GenerationSettings(engine="sglang", device="cpu", server=ServerSettings(weights=weights, weights_seconds=seconds))  # type: ignore[arg-type]
+    settings = GenerationSettings(engine="sglang", device="cpu", server=ServerSettings(weights=weights, weights_seconds=GUARD_SECONDS))  # type: ignore[arg-type]
     channel = WeightChannel(receiver, ServerClient("Receiver", "http://127.0.0.1:9"), model, settings, EnginePlace(logs=logs))  # type: ignore[arg-type]
     try:
         yield channel, receiver
@@ -331,7 +331,9 @@ async def test_versions_arrive_and_those_that_do_not_are_loaded_from_their_folde
 
 
 async def test_a_server_that_does_not_take_a_version_in_time_is_unavailable(versions: list[WeightsLocation], tmp_path: Path) -> None:
-    async with channel_of("broadcast", versions[0].model, tmp_path, 20.0) as (channel, receiver), asyncio.timeout(GUARD_SECONDS):
+    async with channel_of("broadcast", versions[0].model, tmp_path) as (channel, receiver), asyncio.timeout(GUARD_SECONDS):
+        await bring(channel, versions[0], 0)
+        channel._settings = msgspec.structs.replace(channel._settings, weights_seconds=20.0)
         receiver.sleeps = True
         late = "broadcast of weight version 1 to Receiver at http://127.0.0.1:9 did not end within generation.server.weights_seconds = 20"
         with pytest.raises(EngineUnavailable, match=late):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -79,9 +81,9 @@ class SenderProcess:
     def kill(self) -> None:
         """End the process; its peers see that the connection is closed."""
         process, self._process = self._process, None
-        if process is not None:
+        if process is not None and process.returncode is None:
             with suppress(ProcessLookupError):
-                process.kill()
+                os.kill(process.pid, signal.SIGKILL)  # the process's own `kill` takes its exit status, for which the event loop waits
             ending = asyncio.get_running_loop().create_task(process.wait())
             self._ending.add(ending)
             ending.add_done_callback(self._ending.discard)
