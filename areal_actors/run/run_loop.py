@@ -50,7 +50,7 @@ from areal_actors.run.next_commands import next_commands
 from areal_actors.run.phase_times import keep_times, usual_times
 from areal_actors.run.run_folder import DEFAULT_FOLDER, RunFolder
 from areal_actors.run.server import RunServer
-from bus.errors import BusError
+from bus.errors import BusError, LogUnavailable, NoReply, ServerUnavailable
 from bus.message import Message
 from bus.nats import NatsBus
 
@@ -160,7 +160,7 @@ class RunLoop(Launch):
         while True:
             try:
                 return await follow(self.bus, self.view, console, live=is_screen(console), after=after)
-            except (BusError, OSError) as error:
+            except (LogUnavailable, NoReply, ServerUnavailable, OSError) as error:
                 sys.stderr.write(f"the display was interrupted: {error}\n")
             await asyncio.sleep(LOOK_SECONDS)
             self.view.state = RunState()
