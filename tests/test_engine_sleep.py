@@ -81,13 +81,17 @@ async def test_the_process_has_less_memory_while_its_engine_sleeps(folder, new_w
     async with running(folder, msgspec.structs.replace(SETTINGS, max_num_seqs=slots)) as engine:
         for pair in engine._loop._decoder.kv_cache._layers:
             for storage in pair:
-                storage.fill_(1)  # memory that was never written takes no room
+                with torch.inference_mode():
+                    storage.fill_(1)  # memory that was never written takes no room
         awake = process.memory_info().rss
         released = await engine.release_memory()
         assert released == 2 * 2 * slots * 2 * CONTEXT * 16 * 4, "layers, keys and values, slots, heads, positions, head size, float32"
         assert awake - process.memory_info().rss > 0.9 * released
         await engine.load_weights(new_weights, 1)
-        assert difference(random_qwen(1), prompt_of(9), (await complete(engine, prompt_of(9), SamplingParams())).columns, 1.0) < 1e-5
+        assert (
+            difference(random_qwen(1), prompt_of(9), (await complete(engine, prompt_of(9), SamplingParams(max_tokens=8))).columns, 1.0)
+            < 1e-5
+        )
 
 
 async def test_weights_that_do_not_fit_are_refused_and_it_sleeps_on_until_others_come(folder, new_weights, tmp_path):
@@ -104,7 +108,7 @@ async def test_weights_that_do_not_fit_are_refused_and_it_sleeps_on_until_others
 async def test_a_sleeping_engine_can_be_closed_and_then_releases_nothing_more(folder):
     async with running(folder) as engine:
         await engine.release_memory()
-        waiting = asyncio.create_task(complete(engine, prompt_of(5), SamplingParams()))
+        waiting = asyncio.create_task(complete(engine, prompt_of(5), SamplingParams(max_tokens=8)))
         await asyncio.sleep(0)
     with pytest.raises(EngineError, match="closed"):
         await waiting
@@ -245,12 +249,12 @@ async def test_a_run_whose_engines_sleep_takes_the_same_steps(live):
     settings = ("steps=2", "staleness_gate.max_staleness=0", "evaluation.baseline=none", "evaluation.tasks=0")
     logs = []
     for sleep in ("on", "off"):
-        run = live(*settings, f"generation.sleep={sleep}", "actors.inference_worker.count=2")
+        run = live(*settings, f"generation.sleep={sleep}")
         assert await run.ended() == 0
         logs.append([message for _, message in await run.log()])
     on, off = logs
     slept = [message for message in on if isinstance(message, EngineSlept | StepCompleted)]
-    assert [type(message) for message in slept] == [EngineSlept, EngineSlept, StepCompleted] * 2
+    assert [type(message) for message in slept] == [EngineSlept, StepCompleted] * 2
     assert all(message.released_bytes > 0 for message in slept if isinstance(message, EngineSlept))
     assert not [message for message in off if isinstance(message, EngineSlept)]
     weights = [[message.location.checksum for message in log if isinstance(message, WeightsPublished)] for log in logs]

@@ -26,13 +26,17 @@ def model(tmp_path_factory):
 @pytest.fixture(scope="module")
 def batch(model):
     """Rows with experts drawn at random, of which the trainer's routers would choose few; one row has those of a few positions only."""
-    shape, rng = route_shape_of(model), np.random.default_rng(0)
+    trainer, shape, rng = make_trainer(model), route_shape_of(model), np.random.default_rng(0)
     rows = []
-    for row in sequences_of(make_trainer(model), off=0.5):
+    for row in sequences_of(trainer):
         size = (len(row.token_ids) - 1, len(shape.layers))
         chosen = np.array([rng.choice(shape.experts, shape.top_k, replace=False) for _ in range(size[0] * size[1])])
         rows.append(msgspec.structs.replace(row, routes=shape.pack(chosen.reshape(*size, shape.top_k))))
     rows[0] = msgspec.structs.replace(rows[0], routes=rows[0].routes[: 2 * shape.position_bytes])
+    logp = iter(trainer.logp(rows).numpy() + rng.uniform(-0.5, 0.5, sum(int(row.loss_mask.sum()) for row in rows)))
+    for place, row in enumerate(rows):
+        sampled = np.array([next(logp) if trained else 0 for trained in row.loss_mask], dtype=np.float32)
+        rows[place] = msgspec.structs.replace(row, logprobs=sampled)
     return rows
 
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from areal_actors.training.packing import packed_tree, tree_attention
+from areal_actors.training.packing import packed_tree
 from areal_actors.training.packing.block_mask import BLOCK, block_mask, depth_first_intervals
 from areal_actors.training.packing.packed_tree import PackedTree
 from areal_actors.training.packing.prefix_tree import build_prefix_tree
@@ -173,20 +173,3 @@ def test_the_descendants_of_a_token_are_an_interval_of_the_depth_first_order():
     entries, exits = depth_first_intervals(tree.groups, len(tree.token_ids))
     assert sorted(entries) == list(range(len(entries)))
     assert (exits - entries == visible_pairs(tree).sum(0)).all()
-
-
-@pytest.mark.long
-def test_compiled_to_a_kernel_that_skips_blocks_the_outputs_are_the_same(monkeypatch):
-    """As on a GPU, whose kernel has gradients too; micro-batches of other shapes take no further compilation."""
-    monkeypatch.setattr(packed_tree, "PLANNED_DEVICES", ())
-    monkeypatch.setattr(tree_attention, "_all_scores", tree_attention._compiled_kernel())
-    compilations = []
-    for number, kind in enumerate([many_long, long, many_long, group, many_long]):
-        tree = build_prefix_tree(kind(np.random.default_rng(number)))
-        parts = [part.detach() for part in columns(len(tree.token_ids))]
-        with torch.no_grad():
-            out = attend(*parts, PackedTree.of(tree, torch.device("cpu")), SCALE)
-        wanted, _ = one_by_one([part.requires_grad_() for part in parts], tree, torch.zeros_like(parts[0]))
-        torch.testing.assert_close(out, wanted, atol=1e-5, rtol=1e-5)
-        compilations.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
-    assert compilations[-1] == compilations[1]

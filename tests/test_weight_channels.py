@@ -13,28 +13,33 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
+from support.samples import published
 from support.tiny_engine import random_qwen, save
 
 from areal_actors.core.errors import EngineError, EngineUnavailable, WeightTransferFailed
 from areal_actors.core.values import WeightsLocation
-from areal_actors.generation.engine import EnginePlace
+from areal_actors.display.sentences import plain_line
+from areal_actors.generation.engine import Arrival, EnginePlace
+from areal_actors.generation.inference_worker import InferenceWorker
 from areal_actors.generation.servers import weight_channels
 from areal_actors.generation.servers.dialect import Group
 from areal_actors.generation.servers.server_process import SERVER_SIDE, ServerClient
 from areal_actors.generation.servers.server_side import sglang_weights
-from areal_actors.generation.servers.server_side.areal_weights import Received, join_group, receive_part
+from areal_actors.generation.servers.server_side.areal_weights import ReceivedWeights, join_group, receive_part
 from areal_actors.generation.servers.sglang import SGLang
 from areal_actors.generation.servers.weight_channels import WeightChannel
 from areal_actors.generation.settings import GenerationSettings, ServerSettings
+from areal_actors.messages import WeightsLoaded, WeightTransferRefused
 from areal_actors.weights.parts import delta, parts_of
 from areal_actors.weights.sending import Part
 from areal_actors.weights.transfer import checksum, read_weights, write_weights
 
 Tensors = dict[str, torch.Tensor]
 SENT = ("broadcast", "tensors", "delta")
-GUARD_SECONDS = 300.0
+GUARD_SECONDS = 800.0
 
 
 def some_tensors() -> Tensors:
@@ -50,7 +55,7 @@ def changed(tensors: Tensors) -> Tensors:
     return after
 
 
-def take(received: Received, weights: Sequence[tuple[str, torch.Tensor]], part_bytes: int = 10**6, **control: Any) -> Tensors:
+def take(received: ReceivedWeights, weights: Sequence[tuple[str, torch.Tensor]], part_bytes: int = 10**6, **control: Any) -> Tensors:
     """Returns the tensors that the model is given, after all parts."""
     loaded: Tensors = {}
     for part in parts_of(weights, {"kind": "whole", "keep": True, "base": "", **control}, part_bytes):
@@ -71,14 +76,14 @@ def assert_equal(found: Mapping[str, torch.Tensor], expected: Mapping[str, torch
 
 @pytest.mark.parametrize("part_bytes", [1, 700, 10**6])
 def test_a_version_in_parts_is_whole_and_its_checksum_that_of_the_folder(part_bytes: int) -> None:
-    received, tensors = Received(), some_tensors()
+    received, tensors = ReceivedWeights(), some_tensors()
     assert_equal(take(received, in_order(tensors), part_bytes, checksum=checksum(tensors)), tensors)
     assert received.report == {"checksum": checksum(tensors), "tensors": 4}
 
 
 @pytest.mark.parametrize("loads_all", [False, True])
 def test_a_delta_gives_the_next_version_from_what_changed_alone(*, loads_all: bool) -> None:
-    received, before = Received(loads_all=loads_all), some_tensors()
+    received, before = ReceivedWeights(loads_all=loads_all), some_tensors()
     take(received, in_order(before), checksum=checksum(before))
     after = changed(before)
     sent = list(delta(before, after))
@@ -101,7 +106,7 @@ def test_a_delta_compares_bits_and_refuses_other_tensors() -> None:
 
 
 def test_what_does_not_belong_together_never_reaches_the_model() -> None:
-    received, before = Received(), some_tensors()
+    received, before = ReceivedWeights(), some_tensors()
     after = changed(before)
     sent = list(delta(before, after))
     base = {"kind": "delta", "base": checksum(before), "checksum": checksum(after)}
@@ -164,6 +169,29 @@ async def test_sglang_answers_with_the_checksum_of_what_arrived_and_with_its_err
         await SGLang()._update(server, "/flush_cache", {}, 5)
 
 
+class Brought:
+    """An engine with the report of its last version."""
+
+    def __init__(self, arrival: Arrival) -> None:
+        self.arrival = arrival
+
+    async def load_weights(self, location: WeightsLocation, weight_version: int) -> None:
+        """Nothing is loaded."""
+
+
+async def test_the_worker_reports_what_arrived_and_why_it_was_a_folder(send: Any) -> None:
+    engine, name = Brought(Arrival("delta", "ab", 7, 100)), "inference_worker-0"
+    worker = InferenceWorker(lambda _: engine, name=name, concurrency=1)  # type: ignore[arg-type, return-value]
+    assert await send(worker, published(1)) == [
+        WeightsLoaded(worker=name, weight_version=1, checksum="ab", channel="delta", sent_bytes=7, whole_bytes=100)
+    ]
+    engine.arrival = Arrival("folder", "cd", failure="no group")
+    refused, loaded = await send(worker, published(2))
+    assert refused == WeightTransferRefused(worker=name, weight_version=2, reason="no group")
+    assert plain_line(refused) == f"weight version 2 came to {name} as a folder: no group"
+    assert loaded == WeightsLoaded(worker=name, weight_version=2, checksum="cd")
+
+
 # ---------------------------------------------------------------- a genuine sender, group and shared memory
 
 
@@ -177,12 +205,12 @@ class Receiver:
         self.folders = 0
         self.refuses = self.sleeps = False
         self.orders: list[str] = []
-        self._received = Received()
+        self._received = ReceivedWeights()
         self._groups: dict[str, Any] = {}
 
     async def load(self, server: ServerClient, folder: str, weight_version: int, seconds: float) -> None:
         self.folders += 1
-        self.weights = dict(read_weights(WeightsLocation(folder, checksum_in(folder), "")))
+        self.weights = dict(read_weights(WeightsLocation(folder=folder, checksum=checksum_in(folder), model="")))
 
     async def join_group(self, server: ServerClient, group: Group, seconds: float) -> dict[str, Any]:
         self._groups[group.name] = await asyncio.to_thread(
@@ -244,9 +272,9 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> list[WeightsLocation]:
 
 
 @asynccontextmanager
-async def channel_of(weights: str, model: str, logs: Path, seconds: float = GUARD_SECONDS) -> AsyncIterator[tuple[WeightChannel, Receiver]]:
+async def channel_of(weights: str, model: str, logs: Path) -> AsyncIterator[tuple[WeightChannel, Receiver]]:
     receiver = Receiver()
-    settings = GenerationSettings(engine="sglang", device="cpu", server=ServerSettings(weights=weights, weights_seconds=seconds))  # type: ignore[arg-type]
+    settings = GenerationSettings(engine="sglang", device="cpu", server=ServerSettings(weights=weights, weights_seconds=GUARD_SECONDS))  # type: ignore[arg-type]
     channel = WeightChannel(receiver, ServerClient("Receiver", "http://127.0.0.1:9"), model, settings, EnginePlace(logs=logs))  # type: ignore[arg-type]
     try:
         yield channel, receiver
@@ -295,7 +323,7 @@ async def test_versions_arrive_and_those_that_do_not_are_loaded_from_their_folde
         await bring(channel, versions[3], 6)
         assert channel.arrival.failure == ""
         assert_equal(receiver.weights, read_weights(versions[3]))
-        damaged = WeightsLocation(versions[1].folder, "0" * 32, versions[1].model)
+        damaged = msgspec.structs.replace(versions[1], checksum="0" * 32)
         with pytest.raises(EngineError, match="have checksum") as refused:
             await bring(channel, damaged, 7)
         assert not isinstance(refused.value, EngineUnavailable)
@@ -303,7 +331,9 @@ async def test_versions_arrive_and_those_that_do_not_are_loaded_from_their_folde
 
 
 async def test_a_server_that_does_not_take_a_version_in_time_is_unavailable(versions: list[WeightsLocation], tmp_path: Path) -> None:
-    async with channel_of("broadcast", versions[0].model, tmp_path, 20.0) as (channel, receiver), asyncio.timeout(GUARD_SECONDS):
+    async with channel_of("broadcast", versions[0].model, tmp_path) as (channel, receiver), asyncio.timeout(GUARD_SECONDS):
+        await bring(channel, versions[0], 0)
+        channel._settings = msgspec.structs.replace(channel._settings, weights_seconds=20.0)
         receiver.sleeps = True
         late = "broadcast of weight version 1 to Receiver at http://127.0.0.1:9 did not end within generation.server.weights_seconds = 20"
         with pytest.raises(EngineUnavailable, match=late):

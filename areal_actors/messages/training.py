@@ -253,7 +253,7 @@ class WeightsLoaded(Event):
     worker: str
     weight_version: int
     checksum: str
-    """Checksum of the loaded tensors, as the inference server reports it, or of the files that it was given."""
+    """Checksum of the loaded tensors as the inference server reports it, or of the files that it was given."""
     channel: str = "folder"
     """Way of the weights to the engine: `folder`, `broadcast`, `tensors`, `delta` or `adapter`."""
     sent_bytes: int = 0

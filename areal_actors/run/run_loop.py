@@ -50,7 +50,7 @@ from areal_actors.run.next_commands import next_commands
 from areal_actors.run.phase_times import keep_times, usual_times
 from areal_actors.run.run_folder import DEFAULT_FOLDER, RunFolder
 from areal_actors.run.server import RunServer
-from bus.errors import BusError
+from bus.errors import BusError, LogUnavailable, NoReply, ServerUnavailable
 from bus.message import Message
 from bus.nats import NatsBus
 
@@ -120,7 +120,7 @@ class RunLoop(Launch):
         await self.publish(opening)
         console = Console(file=sys.stdout)
         on_interrupt(self.interrupted, self._answer_signal)
-        showing = asyncio.create_task(follow(self.bus, self.view, console, live=is_screen(console), after=self.known))
+        showing = asyncio.create_task(self._show(console))
         if described := self.recipe.chaos.described():
             sys.stderr.write(f"chaos is on: FAULTS ARE INJECTED INTO THIS RUN: {described}\n")
         injecting = self.chaos.run(lambda: self.all_started, self._is_ending)
@@ -153,6 +153,19 @@ class RunLoop(Launch):
                 option = "" if self.recipe.folder == DEFAULT_FOLDER else f" --folder {self.recipe.folder}"
                 sys.stderr.write(f"to resume: {program('areal')} resume {self.folder.path.name}{option}\n")
         return INTERRUPTED if self.interrupted.is_set() else FAILED if error else FINISHED
+
+    async def _show(self, console: Console) -> None:
+        """Show the run until it is finished; where the bus fails a display, it begins again with the state of the run."""
+        after = self.known
+        while True:
+            try:
+                return await follow(self.bus, self.view, console, live=is_screen(console), after=after)
+            except (LogUnavailable, NoReply, ServerUnavailable, OSError) as error:
+                sys.stderr.write(f"the display was interrupted: {error}\n")
+            await asyncio.sleep(LOOK_SECONDS)
+            self.view.state = RunState()
+            self.view.state.restore(self.state.snapshot())
+            after = self.read_to
 
     def _answer_signal(self, name: str) -> None:
         """Show at once what a signal does; the log has it when the bus has answered."""

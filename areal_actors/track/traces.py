@@ -68,7 +68,7 @@ class Span(NamedTuple):
     error: str = ""
 
 
-class Call(NamedTuple):
+class TracedCall(NamedTuple):
     """A model call that was recorded."""
 
     id: str
@@ -86,7 +86,7 @@ class Exported(NamedTuple):
     reward: float
 
 
-class Batch(NamedTuple):
+class TracedBatch(NamedTuple):
     """A batch whose step is not completed."""
 
     place: Place
@@ -105,7 +105,7 @@ class Traces:
         self._sampling: dict[str, float] = {}
         """Time of the first `Generate` of each model request, by the request's id."""
         self._granted: dict[int, float] = {}
-        self._calls: dict[str, list[Call]] = defaultdict(list)
+        self._calls: dict[str, list[TracedCall]] = defaultdict(list)
         """Calls of the present attempt at each episode."""
         self._scored: dict[str, tuple[str, str, float]] = {}
         """Id, cause and time of the score of each episode."""
@@ -113,7 +113,7 @@ class Traces:
         """By position in the log."""
         self._positions: dict[str, int] = {}
         """Position of the newest trajectory of each episode."""
-        self._batches: dict[int, Batch] = {}
+        self._batches: dict[int, TracedBatch] = {}
         self._weights: dict[int, tuple[Place, float]] = {}
         """Last span of each weight version, and its end: the step, then the publication."""
 
@@ -144,7 +144,7 @@ class Traces:
             case CapacityGranted():
                 self._granted |= dict.fromkeys(range(event.first_group, event.first_group + event.groups), time)
             case InteractionRecorded():
-                self._calls[event.episode].append(Call(envelope.id, envelope.cause, time, event))
+                self._calls[event.episode].append(TracedCall(envelope.id, envelope.cause, time, event))
             case EpisodeScored():
                 self._scored[event.work.episode] = (envelope.id, envelope.cause, time)
             case EpisodeAbandoned():
@@ -203,7 +203,7 @@ class Traces:
             inferred = {} if since is not None else INFERRED
             yield Span("score", Place(root.trace, _digest(8, id_)), root.span, since if since is not None else before, time, inferred)
 
-    def _call(self, call: Call, root: Place, before: float, sampled: Interaction | None) -> Iterator[Span]:
+    def _call(self, call: TracedCall, root: Place, before: float, sampled: Interaction | None) -> Iterator[Span]:
         event, place = call.event, Place(root.trace, _digest(8, call.id))
         asked = self._began.pop(call.cause, None)
         begin = min(asked if asked is not None else before, call.time)
@@ -242,7 +242,7 @@ class Traces:
         for ref in refs:
             self._positions.pop(ref.episode, None)
         place = Place(self._trace("step", event.step), _digest(8, envelope.id))
-        self._batches[event.step + 1] = Batch(place, envelope.time, members)
+        self._batches[event.step + 1] = TracedBatch(place, envelope.time, members)
 
     def _step(self, envelope: Envelope, event: StepCompleted) -> Iterator[Span]:
         batch = self._batches.pop(event.step, None)
@@ -271,7 +271,7 @@ class Traces:
         return Span(name, place, before.span, min(ended, envelope.time), envelope.time, {"areal.weight_version": version})
 
 
-def _segments(call: Place, since: float, made: Call, sampled: Interaction | None) -> Iterator[Span]:
+def _segments(call: Place, since: float, made: TracedCall, sampled: Interaction | None) -> Iterator[Span]:
     """Yield the parts of a completion that one weight version sampled; their times divide that of sampling by tokens."""
     versions = sampled.completion.versions if sampled else ()
     tokens, seconds = versions[-1].end if versions else 0, made.time - since

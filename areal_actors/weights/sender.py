@@ -27,7 +27,20 @@ from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined
 from torch.distributed import distributed_c10d as c10d
 
 from areal_actors.weights.parts import Named, delta, parts_of
-from areal_actors.weights.sending import Answer, Done, Failed, Held, Join, Part, Prepare, Prepared, Request, Send, Share, Shared
+from areal_actors.weights.sending import (
+    Answer,
+    Held,
+    Join,
+    Part,
+    Prepare,
+    PreparedVersion,
+    Request,
+    Send,
+    SenderDone,
+    SenderFailed,
+    Share,
+    Shared,
+)
 
 
 class Sender:
@@ -57,10 +70,10 @@ class Sender:
                 case Held():
                     self._base, self._base_checksum = self._tensors, self._checksum
         except Exception as error:  # noqa: BLE001 - the worker decides
-            return Failed(f"{type(error).__name__}: {error}")
-        return Done()
+            return SenderFailed(f"{type(error).__name__}: {error}")
+        return SenderDone()
 
-    def _prepare(self, request: Prepare) -> Prepared:
+    def _prepare(self, request: Prepare) -> PreparedVersion:
         self._tensors, self._checksum = mapped(request.location.folder), request.location.checksum
         control: dict[str, Any] = {"kind": "whole", "keep": request.keep, "base": "", "checksum": self._checksum}
         weights: list[Named] = [(name, self._tensors[name]) for name in sorted(self._tensors)]
@@ -74,7 +87,7 @@ class Sender:
             for part in self._parts
         ]
         sent = sum(tensor.nbytes for part in self._parts for _, tensor in part)
-        return Prepared(described, control["kind"], sent, whole)
+        return PreparedVersion(described, control["kind"], sent, whole)
 
     def _send(self, request: Send) -> None:
         flat = torch.cat([tensor.flatten().view(torch.uint8) for _, tensor in self._parts[request.part]]).to(self._device)
@@ -114,7 +127,8 @@ def open_group(request: Join) -> Any:
 def handle_of(part: list[Named]) -> str:
     """Returns a handle by which another process on this host maps a copy of these tensors in shared memory."""
     buffer = io.BytesIO()
-    ForkingPickler(buffer).dump([(name, tensor.clone().share_memory_()) for name, tensor in part])  # type: ignore[no-untyped-call]
+    shared = [(name, tensor.clone().share_memory_()) for name, tensor in part]  # type: ignore[no-untyped-call]
+    ForkingPickler(buffer).dump(shared)
     return base64.b64encode(buffer.getvalue()).decode()
 
 

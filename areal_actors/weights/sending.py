@@ -8,7 +8,7 @@ from areal_actors.core.values import WeightsLocation
 
 
 class Prepare(msgspec.Struct, tag=True, frozen=True):
-    """Map a version, which has been verified, and divide it; answered by `Prepared`."""
+    """Map a version, which has been verified, and divide it; answered by `PreparedVersion`."""
 
     location: WeightsLocation
     keep: bool = False
@@ -63,7 +63,7 @@ class Part(msgspec.Struct, frozen=True):
     shapes: list[list[int]]
 
 
-class Prepared(msgspec.Struct, tag=True, frozen=True):
+class PreparedVersion(msgspec.Struct, tag=True, frozen=True):
     """A version that can be sent."""
 
     parts: list[Part]
@@ -81,14 +81,14 @@ class Shared(msgspec.Struct, tag=True, frozen=True):
     handles: list[str]
 
 
-class Done(msgspec.Struct, tag=True, frozen=True):
+class SenderDone(msgspec.Struct, tag=True, frozen=True):
     """A request was fulfilled."""
 
 
-class Failed(msgspec.Struct, tag=True, frozen=True):
+class SenderFailed(msgspec.Struct, tag=True, frozen=True):
     """A request failed."""
 
     reason: str
 
 
-Answer = Prepared | Shared | Done | Failed
+Answer = PreparedVersion | Shared | SenderDone | SenderFailed

@@ -68,7 +68,7 @@ class Group(NamedTuple):
 
     name: str
     address: str
-    """Of the sender, as the server reaches it."""
+    """Address of the sender, as the server reaches it."""
     port: int
     ranks: int
     backend: str

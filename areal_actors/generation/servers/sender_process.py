@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import TypeVar
 import msgspec
 
 from areal_actors.core.errors import WeightTransferFailed
-from areal_actors.weights.sending import Answer, Done, Failed, Request
+from areal_actors.weights.sending import Answer, Request, SenderDone, SenderFailed
 
 LINE_BYTES = 64 * 2**20
 """Longest answer: handles of the tensors of a part."""
@@ -25,13 +27,15 @@ class SenderProcess:
         self._device, self._log = device, log
         self._process: asyncio.subprocess.Process | None = None
         self._asking = asyncio.Lock()
+        self._ending: set[asyncio.Task[int]] = set()
+        """Waits for processes that were killed; without them their pipes stay open."""
 
     @property
     def pid(self) -> int:
         """Process id; 0 if it does not run."""
         return self._process.pid if self._process is not None else 0
 
-    async def ask(self, request: Request, expected: type[Expected] = Done) -> Expected:  # type: ignore[assignment]
+    async def ask(self, request: Request, expected: type[Expected] = SenderDone) -> Expected:  # type: ignore[assignment]
         """Returns the answer to a request; a caller that no longer waits for it ends the process.
 
         Raises:
@@ -55,7 +59,7 @@ class SenderProcess:
         answer = msgspec.json.decode(line, type=Answer)
         if isinstance(answer, expected):
             return answer
-        raise WeightTransferFailed(answer.reason if isinstance(answer, Failed) else f"the sender of weights answered {answer}")
+        raise WeightTransferFailed(answer.reason if isinstance(answer, SenderFailed) else f"the sender of weights answered {answer}")
 
     async def _started(self) -> asyncio.subprocess.Process:
         command = (sys.executable, "-m", "areal_actors.weights.sender", self._device)
@@ -77,13 +81,14 @@ class SenderProcess:
     def kill(self) -> None:
         """End the process; its peers see that the connection is closed."""
         process, self._process = self._process, None
-        if process is not None:
+        if process is not None and process.returncode is None:
             with suppress(ProcessLookupError):
-                process.kill()
+                os.kill(process.pid, signal.SIGKILL)  # the process's own `kill` takes its exit status, for which the event loop waits
+            ending = asyncio.get_running_loop().create_task(process.wait())
+            self._ending.add(ending)
+            ending.add_done_callback(self._ending.discard)
 
     async def close(self) -> None:
-        """End the process and wait until it has ended."""
-        process = self._process
+        """End the process and wait until it, and all that were killed before, have ended."""
         self.kill()
-        if process is not None:
-            await process.wait()
+        await asyncio.gather(*self._ending)

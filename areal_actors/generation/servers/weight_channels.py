@@ -26,7 +26,7 @@ from areal_actors.generation.servers.sender_process import SenderProcess
 from areal_actors.generation.servers.server_process import ServerClient, free_port
 from areal_actors.generation.settings import GenerationSettings, is_here
 from areal_actors.weights.folders import holds_adapter
-from areal_actors.weights.sending import Held, Join, Part, Prepare, Prepared, Send, Share, Shared
+from areal_actors.weights.sending import Held, Join, Part, Prepare, PreparedVersion, Send, Share, Shared
 from areal_actors.weights.weight_files import stored_tensors, verify_adapter, verify_weights
 
 LOAD_SECONDS = 600.0
@@ -63,7 +63,7 @@ class WeightChannel:
         """Checksum of the copy that the server keeps for deltas; empty if it keeps none."""
         self._failures = 0
 
-    async def prepare(self, location: WeightsLocation) -> Prepared | WeightTransferFailed | None:
+    async def prepare(self, location: WeightsLocation) -> PreparedVersion | WeightTransferFailed | None:
         """Verify a version, and map and compare it, while the server samples; returns None if its folder is loaded.
 
         Raises:
@@ -80,14 +80,14 @@ class WeightChannel:
         deltas = self._settings.weights == "delta"
         try:
             async with asyncio.timeout(self._settings.weights_seconds):
-                return await self._sender.ask(Prepare(location, deltas, self._held if deltas else "", PART_BYTES), Prepared)
+                return await self._sender.ask(Prepare(location, deltas, self._held if deltas else "", PART_BYTES), PreparedVersion)
         except (TimeoutError, WeightTransferFailed) as error:
             self._drop_group()
             late = f"the sender of weights did not map {location.folder} within {self._limit()}"
             return WeightTransferFailed(late) if isinstance(error, TimeoutError) else error
 
     async def load(
-        self, location: WeightsLocation, weight_version: int, prepared: Prepared | WeightTransferFailed | None, replaced: str
+        self, location: WeightsLocation, weight_version: int, prepared: PreparedVersion | WeightTransferFailed | None, replaced: str
     ) -> str:
         """Have the server load a version that `prepare` accepted; nothing is being sampled. Returns the name of its adapter, if it is one.
 
@@ -107,7 +107,7 @@ class WeightChannel:
             self.arrival = Arrival("adapter", location.checksum)
             return adapter
         failure = prepared
-        if isinstance(prepared, Prepared):
+        if isinstance(prepared, PreparedVersion):
             try:
                 self.arrival = await self._send(location, weight_version, prepared)
             except WeightTransferFailed as error:
@@ -130,7 +130,7 @@ class WeightChannel:
         await self._dialect.load(self._server, str(Path(location.folder)), weight_version, LOAD_SECONDS)
         self.arrival = Arrival("folder", location.checksum, failure=str(failure or ""))
 
-    async def _send(self, location: WeightsLocation, weight_version: int, prepared: Prepared) -> Arrival:
+    async def _send(self, location: WeightsLocation, weight_version: int, prepared: PreparedVersion) -> Arrival:
         """Send a version.
 
         Raises:
@@ -153,7 +153,7 @@ class WeightChannel:
         channel = "broadcast" if self._settings.weights == "delta" and prepared.kind == "whole" else self._settings.weights
         return Arrival(channel, location.checksum, prepared.sent_bytes, prepared.whole_bytes)
 
-    async def _transfer(self, location: WeightsLocation, weight_version: int, prepared: Prepared) -> None:
+    async def _transfer(self, location: WeightsLocation, weight_version: int, prepared: PreparedVersion) -> None:
         """Send the parts of a version and compare the checksum that the server reports."""
         if self._settings.weights != "tensors" and not self._group:
             await self._join()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import structlog
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -36,6 +37,8 @@ PROBE_IDS = ((1, 2, 3, 4, 5, 6, 7), (1, 2, 3, 4, 5, 0, 6, 3), (1, 2, 3, 4, 5, 7)
 """Three sequences with a common prefix, and one without."""
 PROBE_WEIGHTS = 4
 """Number of parameters whose gradient is compared: the first of the model, which depend on all layers after them."""
+
+logger = structlog.get_logger(__name__)
 
 
 class HiddenStates:
@@ -138,7 +141,8 @@ class HiddenStates:
             with torch.set_grad_enabled(not sharded):
                 shared = _outputs_and_gradients(self.base_model, self._forward_chains(token_ids, chains))
                 unshared = _outputs_and_gradients(self.base_model, self.forward_ids(padded).flatten(0, 1)[slots])
-        except (TypeError, ValueError, RuntimeError):  # the model's forward does not take our arguments
+        except (TypeError, ValueError, RuntimeError) as error:  # the model's forward does not take our arguments, or a kernel is missing
+            logger.warning("prefix sharing cannot be computed", model=type(self.base_model).__name__, error=str(error))
             return False
         same = all(_close(ours, own) for ours, own in zip(shared, unshared, strict=True))
         # Only the last pipeline stage has hidden states, but all stages must lay out their micro-batches alike.

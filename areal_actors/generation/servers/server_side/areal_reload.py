@@ -10,7 +10,7 @@ import pickle
 from collections.abc import Callable
 from typing import Any
 
-from areal_weights import Received, join_group, receive_part
+from areal_weights import ReceivedWeights, join_group, receive_part
 
 
 class Reload:
@@ -45,7 +45,7 @@ class Reload:
     def _areal_state(self: Any) -> dict[str, Any]:
         # The changed tensors alone would leave the other parts of a fused layer empty: vLLM makes the tensors of a layer anew.
         state: dict[str, Any] = self.__dict__.setdefault(
-            "areal_state", {"groups": {}, "received": Received(loads_all=True), "loading": False}
+            "areal_state", {"groups": {}, "received": ReceivedWeights(loads_all=True), "loading": False}
         )
         return state
 
@@ -54,7 +54,7 @@ class Reload:
         from vllm.model_executor.model_loader.reload.layerwise import finalize_layerwise_reload, initialize_layerwise_reload
 
         state, model = self._areal_state(), self.model_runner.get_model()
-        received: Received = state["received"]
+        received: ReceivedWeights = state["received"]
         with set_current_vllm_config(self.vllm_config):
             try:
                 if loaded := received.take(weights):

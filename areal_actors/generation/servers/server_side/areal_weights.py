@@ -19,7 +19,7 @@ from torch.distributed import distributed_c10d as c10d
 CONTROL, PAD, AT, TO = "areal.control", "areal.pad", "#at", "#to"
 
 
-class Received:
+class ReceivedWeights:
     """Weights that one process of a server was sent."""
 
     def __init__(self, *, loads_all: bool = False) -> None:
@@ -28,7 +28,7 @@ class Received:
         """Copy of the weights by their published names, on the CPU, if deltas are sent."""
         self.held_checksum = ""
         self.report: dict[str, Any] = {}
-        """`checksum` and `tensors` of the last complete version."""
+        """`checksum` and `tensors` of the last complete version; empty in the middle of one."""
         self._loads_all = loads_all
         self._digest: Any = None
         self._changed: dict[str, None] = {}

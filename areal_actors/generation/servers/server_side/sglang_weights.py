@@ -33,13 +33,13 @@ def receive() -> None:
 
 
 class _Loading:
-    """A model whose `load_weights` passes through `Received`."""
+    """A model whose `load_weights` passes through `ReceivedWeights`."""
 
     def __init__(self, model: Any) -> None:
-        from areal_weights import Received
+        from areal_weights import ReceivedWeights
 
         if not hasattr(model, "areal_received"):
-            model.areal_received = Received()
+            model.areal_received = ReceivedWeights()
         self.model, self.received = model, model.areal_received
 
     def load_weights(self, weights: Any) -> None:
