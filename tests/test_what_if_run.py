@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -32,7 +33,7 @@ async def test_the_first_step_that_differs_is_that_of_a_run_with_the_setting(liv
     setting = setting.format(folder=tmp_path)
     was, now = live(*SYNCHRONOUS), live(*SYNCHRONOUS, setting)
     assert [await was.ended(), await now.ended()] == [0, 0], was.output() + now.output()
-    assert cli.main(["what-if", str(was.folder), setting, "--train", "--json"]) == 0
+    assert await asyncio.to_thread(cli.main, ["what-if", str(was.folder), setting, "--train", "--json"]) == 0
     asked = json.loads(capsys.readouterr().out)
     recorded, trained = (side["checksums"] for side in asked["trained"])
     assert recorded == await checksums(was)
