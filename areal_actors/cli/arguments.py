@@ -200,7 +200,6 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
 
     _reads_runs(command)
     _tracks(command)
-    _pushes(command)
 
     about = "Write the durable log of a run to one portable file."
     export = command("export", "reading:export", "write the log of a run to one file", about)
@@ -262,7 +261,7 @@ def _serves_tinker(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 def _reads_runs(command: Callable[..., argparse.ArgumentParser]) -> None:
     about = "List the runs of a folder: status, steps, first and last reward and held-out result."
-    listed = command("runs", "listing:runs", "list the runs of a folder", about)
+    listed = command("runs", "reading:runs", "list the runs of a folder", about)
     listed.add_argument("--json", action="store_true", help="print the same as JSON, nothing else")
     _takes_folder(listed)
 
@@ -270,7 +269,7 @@ def _reads_runs(command: Callable[..., argparse.ArgumentParser]) -> None:
         "Print the latest episodes of a live, finished or exported run, or one episode call by call: prompt and completion as sampled,\n"
         "weight versions, reward, and the step that trained it."
     )
-    shown = command("show", "showing:show", "show episodes of a run, or one of them call by call", about)
+    shown = command("show", "reading:show", "show episodes of a run, or one of them call by call", about)
     shown.add_argument("run", nargs="?", default="", metavar="RUN|FILE", help="the run (default: the latest), or an exported log")
     shown.add_argument("episode", nargs="?", default="", metavar="EPISODE", help="name of an episode (default: a list of the latest)")
     shown.add_argument("--last", type=_count, default=20, metavar="COUNT", help="number of episodes in the list (default: %(default)s)")
@@ -297,7 +296,7 @@ def _replays(command: Callable[..., argparse.ArgumentParser]) -> None:
         "not affected. Exit status 1 at a difference, which is printed with its event and the state of the actor.\n\n"
         "With KEY=VALUE the actors have other settings than the run; the first difference is where they would have decided otherwise."
     )
-    played = command("replay", "replaying:replay", "replay a run from its log, and compare", about)
+    played = command("replay", "reading:replay", "replay a run from its log, and compare", about)
     played.add_argument("words", nargs="*", metavar="RUN|FILE|KEY=VALUE", help="the run (default: the latest) or exported log; settings")
     played.add_argument(
         "--actor", action="append", default=[], metavar="NAME", help="replay only this actor, as in batcher; may be repeated"
@@ -311,7 +310,7 @@ def _replays(command: Callable[..., argparse.ArgumentParser]) -> None:
         "Print the state of a run after an event of its log, after a step, or at a time: which bound the gate had reached,\n"
         "groups and episodes in flight, the batch, the weights that each worker had, the evaluation. The run is not affected."
     )
-    looked = command("state", "replaying:state", "print the state of a run at any moment of its log", about)
+    looked = command("state", "reading:state", "print the state of a run at any moment of its log", about)
     looked.add_argument("run", nargs="?", default="", metavar="RUN|FILE", help="the run (default: the latest), or an exported log")
     looked.add_argument("--at", default="", metavar="MOMENT", help="event as 1200, step as step-12, or seconds as 90s (default: the end)")
     looked.add_argument("--json", action="store_true", help="print the same as JSON, with all episodes in flight")
@@ -334,29 +333,13 @@ def _tracks(command: Callable[..., argparse.ArgumentParser]) -> None:
         "Send the steps, evaluations and recipe of a live, finished or exported run to experiment trackers, and follow it until it ends.\n"
         "The run is not affected. Each tracker gets only what it does not have yet. `[track]` in the recipe does the same beside the run."
     )
-    sent = command("track", "tracking:track", "send a run to TensorBoard, W&B, MLflow, Trackio or OpenTelemetry", about)
+    sent = command("track", "tracking:track", "send a run to TensorBoard, W&B, MLflow or Trackio", about)
     sent.add_argument("run", nargs="?", default="", metavar="RUN|FILE", help="the run (default: the latest), or an exported log")
-    where = sent.add_mutually_exclusive_group(required=True)
-    where.add_argument("--to", default="", metavar="NAMES", help="tensorboard, wandb, mlflow, trackio; several with commas")
-    where.add_argument("--otlp", default="", metavar="URL", help="send traces to this OpenTelemetry collector instead, over HTTP")
+    sent.add_argument("--to", required=True, metavar="NAMES", help="tensorboard, wandb, mlflow, trackio; several with commas")
     sent.add_argument("--once", action="store_true", help="send what is there, and end")
     sent.add_argument("--project", default="", help="project or experiment (default: the library's own variable, or areal)")
     sent.add_argument("--python", default="", metavar="FILE", help="Python interpreter that has the trackers (default: this one)")
     _takes_folder(sent)
-
-
-def _pushes(command: Callable[..., argparse.ArgumentParser]) -> None:
-    about = (
-        "Upload the best or newest checkpoint of a run to the Hugging Face hub as a model, with a card, the recipe and the curve, in one\n"
-        "commit. HF_TOKEN, or `hf auth login`, gives the access; HF_ENDPOINT names another hub."
-    )
-    pushed = command("push", "pushing:push", "upload a checkpoint, or the episodes, to the Hugging Face hub", about)
-    pushed.add_argument("run", metavar="RUN", help="the run's name or folder")
-    pushed.add_argument("repo", metavar="OWNER/NAME", help="repository; it is made if it is missing")
-    pushed.add_argument("--checkpoint", default="", metavar="step-N", help="another checkpoint (default: the best, else the newest)")
-    pushed.add_argument("--episodes", action="store_true", help="upload tables of episodes and calls as a dataset instead")
-    pushed.add_argument("--private", action="store_true", help="make a new repository private")
-    _takes_folder(pushed)
 
 
 def _count(text: str) -> int:

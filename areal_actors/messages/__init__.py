@@ -95,7 +95,6 @@ from areal_actors.messages.training import (
     EngineLoad,
     EngineLost,
     EngineMismatch,
-    EngineSlept,
     EngineStarting,
     EvaluationCompleted,
     ExamplesDrawn,
@@ -103,9 +102,7 @@ from areal_actors.messages.training import (
     FilterExhausted,
     LoadLevel,
     LossEvaluated,
-    MemoryReleased,
     RefusedSequence,
-    ReleaseMemory,
     SaveCheckpoint,
     StepCompleted,
     StepDiffered,
@@ -114,7 +111,6 @@ from areal_actors.messages.training import (
     TrajectoryRef,
     WeightsLoaded,
     WeightsPublished,
-    WeightTransferRefused,
 )
 from bus.message import Message
 
@@ -143,7 +139,6 @@ __all__ = [
     "EngineLoad",
     "EngineLost",
     "EngineMismatch",
-    "EngineSlept",
     "EngineStarting",
     "EpisodeAbandoned",
     "EpisodeEvaluated",
@@ -168,7 +163,6 @@ __all__ = [
     "LogRecovered",
     "LogTrimmed",
     "LossEvaluated",
-    "MemoryReleased",
     "ModelRequest",
     "ModelResponsePart",
     "OpenCall",
@@ -176,7 +170,6 @@ __all__ = [
     "Purpose",
     "Refusal",
     "RefusedSequence",
-    "ReleaseMemory",
     "ReserveCapacity",
     "RewardSet",
     "RunEpisode",
@@ -213,7 +206,6 @@ __all__ = [
     "TrajectoryReply",
     "Wait",
     "WatchProbe",
-    "WeightTransferRefused",
     "WeightsLoaded",
     "WeightsPublished",
 ]

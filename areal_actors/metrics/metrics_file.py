@@ -47,7 +47,6 @@ class Metrics(Actor):
         | messages.EngineMismatch
         | messages.EngineLoad
         | messages.EngineLost
-        | messages.WeightTransferRefused
         | messages.RunStalled
         | messages.RunResumed
         | messages.CheckpointDamaged

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
+import numpy as np
 
-from areal_actors.core.lazy import LazyModule
 from areal_actors.core.values import PROMPT_VERSION, Interaction, SequenceCall, TrainingSequence, Trajectory
 from areal_actors.sequences.credit import Credit, call_rewards, sequence_ends
-
-if TYPE_CHECKING:
-    import numpy as np
-else:
-    np = LazyModule("numpy")
-
 
 EPISODE = Credit()
 """One reward applies to every call of the episode."""
@@ -113,5 +106,4 @@ def _row(
         truncated=path[-1].finish_reason == "length",
         episode=trajectory.episode,
         calls=calls,
-        routes=b"".join(call.routes for call in takewhile(lambda call: call.routes, path)),
     )
