@@ -109,18 +109,27 @@ async def test_work_of_a_silent_holder_is_redelivered_after_the_lease(buses: Bus
 
 
 async def test_a_lease_that_is_extended_holds(buses: Buses) -> None:
-    await buses.here.publish(Do(n=1), stamp())
-    async with buses.here.work(Do) as busy, buses.there.work(Do) as idle:
-        (item,) = await soon(busy)
-        waiting = asyncio.create_task(idle.take(1))
-        for _ in range(6):
-            await asyncio.sleep(LEASE / 2)
-            await item.extend()
-        assert not waiting.done()
-        await item.acknowledge()
-        await asyncio.sleep(LEASE + 0.1)
-        assert not waiting.done()
-        waiting.cancel()
+    loop = asyncio.get_running_loop()
+    while True:  # a machine that stands still for a lease loses it: then it is no test
+        await buses.here.publish(Do(n=1), stamp())
+        async with buses.here.work(Do) as busy, buses.there.work(Do) as idle:
+            (item,) = await soon(busy)
+            waiting, longest = asyncio.create_task(idle.take(1)), 0.0
+            for _ in range(6):
+                began = loop.time()
+                await asyncio.sleep(LEASE / 2)
+                await item.extend()
+                longest = max(longest, loop.time() - began)
+            if longest < LEASE * 0.8:
+                assert not waiting.done()
+                await item.acknowledge()
+                await asyncio.sleep(LEASE + 0.1)
+                assert not waiting.done()
+                waiting.cancel()
+                return
+            for taken in (item, *(await waiting if waiting.done() else ())):
+                await taken.acknowledge()
+            waiting.cancel()
 
 
 async def test_released_work_is_handed_out_again_at_once(buses: Buses) -> None:
