@@ -64,7 +64,7 @@ WITH_TORCH = (
     "run.tensor_process",
     "run.recompute",
     "run.served_model",
-    "replay.what_if",
+    *("replay.what_if", "cli.asking"),
     "library",
     "tinker",
 )
