@@ -10,6 +10,8 @@ ROOT = Path(__file__).parent.parent
 HEAVY = ("torch", "transformers")
 
 WITH_TENSORS = (
+    "replay.what_if",
+    "cli.asking",
     "training",
     "embedded",
     "weights",
