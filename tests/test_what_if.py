@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from areal_actors import cli
 from areal_actors.messages import RunStarted, StepCompleted, WeightsPublished
 from areal_actors.replay import what_if
-from bus.recorded import FORMAT_VERSION, read_log
+from bus.base import Envelope, Stamp
+from bus.recorded import FORMAT_VERSION, LogWriter, read_log
 
 LOG = Path(__file__).parent / "recordings" / f"log-{FORMAT_VERSION}.xz"
 
@@ -109,14 +111,43 @@ def test_answered_settings_exist():
         assert not rest or rest[0] in recipe[table]
 
 
+def recorded_checksums(log):
+    published = [envelope.open(WeightsPublished) for envelope in read_log(log) if envelope.subject == WeightsPublished.subject]
+    return {str(one.weight_version): one.location.checksum for one in published}
+
+
 @pytest.mark.slow
 def test_the_trainer_repeats_the_recorded_weights_and_differs_where_the_reward_does(capsys, tmp_path):
-    published = [envelope.open(WeightsPublished) for envelope in read_log(LOG) if envelope.subject == WeightsPublished.subject]
-    checksums = {str(one.weight_version): one.location.checksum for one in published}
     was, now = asked("algorithm.clip=0.2", capsys=capsys, train=True)["trained"]
-    assert was["checksums"] == now["checksums"] == checksums
+    assert was["checksums"] == now["checksums"]
+    assert was["checksums"].keys() == recorded_checksums(LOG).keys()
+    here = was["repeated"]  # this machine computes other bits than the one that recorded
+    assert (was["checksums"] == recorded_checksums(LOG)) == (not here)
     was, now = asked(rewarded(tmp_path, "return float(len(output))"), capsys=capsys, train=True)["trained"]
-    assert was["checksums"] == checksums
-    assert [version for version in checksums if now["checksums"][version] == checksums[version]] == ["0"]
+    assert was["repeated"] == here
+    assert [version for version, found in was["checksums"].items() if now["checksums"][version] == found] == ["0"]
     assert len(now["metrics"]) == 4
     assert now["metrics"][-1]["effective_sample_size"] < was["metrics"][-1]["effective_sample_size"]
+
+
+def of_another_machine(envelope):
+    """Returns an event of the log with weights that no trainer here computes."""
+    if envelope.subject != WeightsPublished.subject:
+        return envelope
+    event = envelope.open(WeightsPublished)
+    other = msgspec.structs.replace(event.location, checksum=event.location.checksum[::-1])
+    stamp = Stamp(id=envelope.id, sender=envelope.sender, time=envelope.time, cause=envelope.cause)
+    sealed = Envelope.seal(msgspec.structs.replace(event, location=other), stamp, envelope.run)
+    return msgspec.structs.replace(sealed, sequence=envelope.sequence)
+
+
+@pytest.mark.slow
+def test_weights_of_another_kind_of_machine_are_computed_here_on_both_sides(capsys, tmp_path):
+    path = tmp_path / "other.log"
+    with LogWriter(path, "gsm8k-grpo") as writer:
+        for envelope in read_log(LOG):
+            writer.write(of_another_machine(envelope))
+    assert cli.main(["what-if", str(path), "algorithm.clip=0.2", "--train"]) == 0
+    printed = capsys.readouterr().out
+    assert "both sides were computed here" in printed
+    assert "every version has the same checksum on both sides (5 versions)" in printed

@@ -136,6 +136,9 @@ class WhatIf(msgspec.Struct):
             if not (math.isnan(before) and math.isnan(after)):
                 yield f"{name:<32}  {_number(before):>10}  {_number(after):>10}"
         equal = f"the weights differ from version {changed} on" if changed is not None else "every version has the recorded checksum"
+        if was.repeated:
+            yield "this machine computes other bits than that of the run (processor or torch differ), so both sides were computed here"
+            equal = equal.replace("the recorded checksum", "the same checksum on both sides")
         yield f"{equal} ({len(now.checksums):,} versions)"
         if changed is not None and (sizes := [step.get("effective_sample_size", 1.0) for step in now.metrics[changed:]]):
             yield (
@@ -205,8 +208,7 @@ async def _compared(run: str, settings: list[str], over: Layer, folder: Path, *,
     loss_only = was.recipe.algorithm != now.recipe.algorithm
     found = WhatIf(place.path.name if place else run, settings, _side(was), _side(now), loss_only)
     if train:
-        async with aclosing(log_of(place, Path(run))) as log:
-            found.trained = await trained_again(log, now, place.path if place else None)
+        found.trained = await trained_again(lambda: log_of(place, Path(run)), was, now, place.path if place else None)
     return found
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import aclosing
 from pathlib import Path
 
 import msgspec
@@ -39,22 +40,40 @@ class TrainedSteps(msgspec.Struct):
     metrics: list[dict[str, float]]
     checksums: dict[int, str]
     """Checksum of each weight version."""
+    repeated: bool = False
+    """True if they were computed here, False if they are those of the log."""
 
 
-async def trained_again(log: AsyncIterator[Envelope], found: RecordedBatches, place: Path | None) -> tuple[TrainedSteps, TrainedSteps]:
-    """Returns the recorded steps, and those of a new trainer with the settings and batches of `found`.
+async def trained_again(
+    log: Callable[[], AsyncGenerator[Envelope, None]], was: RecordedBatches, now: RecordedBatches, place: Path | None
+) -> tuple[TrainedSteps, TrainedSteps]:
+    """Returns the recorded steps, and those of a new trainer with the settings and batches of `now`.
+
+    If this machine computes other bits than the one of the run, the recorded steps are computed here too, so that weights can be compared.
 
     Raises:
         SetupError: the trainer cannot repeat the steps; the message has its reason.
     """
-    recorded, trained = TrainedSteps([], {}), TrainedSteps([], {})
+    recorded = TrainedSteps([], {})
+    async with aclosing(log()) as envelopes:
+        async for envelope in envelopes:
+            _note(recorded, envelope)
+    trained = await _repeated(log, now, place)
+    first = min(recorded.checksums, default=0)
+    if recorded.checksums.get(first) != trained.checksums.get(first):
+        recorded = await _repeated(log, was, place)
+    return recorded, trained
+
+
+async def _repeated(log: Callable[[], AsyncGenerator[Envelope, None]], found: RecordedBatches, place: Path | None) -> TrainedSteps:
+    trained = TrainedSteps([], {}, repeated=True)
     with tempfile.TemporaryDirectory(prefix="areal-what-if-") as scratch:
         path = Path(scratch) / "log"
         with LogWriter(path, found.recipe.run) as writer:
-            async for envelope in log:
-                _note(recorded, envelope)
-                for other in _rewritten(envelope, found):
-                    writer.write(other)
+            async with aclosing(log()) as envelopes:
+                async for envelope in envelopes:
+                    for other in _rewritten(envelope, found):
+                        writer.write(other)
         steps, threads = len(found.batches), str(found.recipe.trainer.threads or 1)
         with Console(stderr=True).status("training on the recorded episodes") as shown:
             async with recomputation(path, place or path, steps=steps, threads=threads) as results:
@@ -66,7 +85,7 @@ async def trained_again(log: AsyncIterator[Envelope], found: RecordedBatches, pl
                     if one.step:
                         trained.metrics.append(one.metrics)
                         shown.update(f"training on the recorded episodes: {one.step} of {steps} steps")
-    return recorded, trained
+    return trained
 
 
 def _note(recorded: TrainedSteps, envelope: Envelope) -> None:
