@@ -109,6 +109,18 @@ replay *args: setup
 state *args: setup
     @{{ python }} -m areal_actors state "$@"
 
+# an episode with all of its sampled tokens and what trained them: `just trace gsm8k-grpo 12.3 --html episode.html`
+[group("daily")]
+[no-exit-message]
+trace *args: setup
+    @{{ python }} -m areal_actors trace "$@"
+
+# what limits a run and what to change: `just why gsm8k-grpo`
+[group("daily")]
+[no-exit-message]
+why *args: setup
+    @{{ python }} -m areal_actors why "$@"
+
 # what a run would have trained under other settings: `just what-if gsm8k-grpo batcher.dynamic_sampling=true --train`
 [group("daily")]
 [no-exit-message]

@@ -64,7 +64,7 @@ WITH_TORCH = (
     "run.tensor_process",
     "run.recompute",
     "run.served_model",
-    *("replay.what_if", "cli.asking"),
+    *("replay.what_if", "replay.trained_columns", "replay.episode_trace", "replay.trace", "replay.trace_page", "cli.asking"),
     "library",
     "tinker",
 )

@@ -11,6 +11,7 @@ HEAVY = ("torch", "transformers")
 
 WITH_TENSORS = (
     "replay.what_if",
+    *("replay.trained_columns", "replay.episode_trace", "replay.trace", "replay.trace_page"),
     "cli.asking",
     "training",
     "embedded",

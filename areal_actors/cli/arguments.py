@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from areal_actors import __version__
+from areal_actors.cli.reader_arguments import add_explanations, add_readers, add_replays, takes_folder
 from areal_actors.core.devices import CudaDevices, pretended_cuda
 from areal_actors.core.errors import RecipeError
 from areal_actors.tinker.command import TinkerOptions
@@ -149,7 +150,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
         help="go back to this checkpoint and retrain the later steps from the log (default: the newest; step-0: all steps)",
     )
     _takes_settings(resuming)
-    _takes_folder(resuming)
+    takes_folder(resuming)
 
     serving = command(
         "serve",
@@ -198,7 +199,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     watch.add_argument("--json", action="store_true", help="print every message whole, as one JSON object a line (with subjects: these)")
     watch.add_argument("--prometheus", default="", metavar="[HOST:]PORT", help="serve the run's metrics there instead, for Prometheus")
 
-    _reads_runs(command)
+    add_readers(command)
     _tracks(command)
 
     about = "Write the durable log of a run to one portable file."
@@ -218,9 +219,10 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     )
     audit.add_argument("run", nargs="?", default="", metavar="RUN|FILE", help="the run's name (default: the latest), or an exported log")
     audit.add_argument("--recompute", action="store_true", help="recompute every weight version (takes as long as training)")
-    _takes_folder(audit)
+    takes_folder(audit)
 
-    _replays(command)
+    add_replays(command)
+    add_explanations(command)
 
     about = (
         "Print what this machine has for a run: packages, nats-server, devices, memory, disk, inference servers, and the abilities of\n"
@@ -228,7 +230,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     )
     examine = command("doctor", "machine:doctor", "print what this machine has and lacks for a run", about)
     examine.add_argument("--json", action="store_true", help="print the same as JSON, nothing else")
-    _takes_folder(examine)
+    takes_folder(examine)
     return parser, list(commands.choices)
 
 
@@ -259,75 +261,6 @@ def _serves_tinker(command: Callable[..., argparse.ArgumentParser]) -> None:
     api.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="device (default: cuda if there is one)")
 
 
-def _reads_runs(command: Callable[..., argparse.ArgumentParser]) -> None:
-    about = "List the runs of a folder: status, steps, first and last reward and held-out result."
-    listed = command("runs", "reading:runs", "list the runs of a folder", about)
-    listed.add_argument("--json", action="store_true", help="print the same as JSON, nothing else")
-    _takes_folder(listed)
-
-    about = (
-        "Print the latest episodes of a live, finished or exported run, or one episode call by call: prompt and completion as sampled,\n"
-        "weight versions, reward, and the step that trained it."
-    )
-    shown = command("show", "reading:show", "show episodes of a run, or one of them call by call", about)
-    shown.add_argument("run", nargs="?", default="", metavar="RUN|FILE", help="the run (default: the latest), or an exported log")
-    shown.add_argument("episode", nargs="?", default="", metavar="EPISODE", help="name of an episode (default: a list of the latest)")
-    shown.add_argument("--last", type=_count, default=20, metavar="COUNT", help="number of episodes in the list (default: %(default)s)")
-    shown.add_argument("--step", type=int, help="list only episodes that this step trained")
-    shown.add_argument("--task", default="", metavar="ID", help="list only episodes of this task")
-    shown.add_argument("--outcome", default="", choices=("exported", "evaluated", "abandoned"), help="list only these")
-    shown.add_argument("--tokens", action="store_true", help="print each sampled token with its log-probability and weight version")
-    shown.add_argument("--json", action="store_true", help="print one JSON object per episode, nothing else")
-    _takes_folder(shown)
-
-    about = "Print where the recipes of two or more runs differ, their results side by side, and the course of their metrics."
-    compared = command("compare", "comparing:compare", "compare runs: recipes, results, curves", about)
-    compared.add_argument("words", nargs="+", metavar="RUN|FILE", help="names or folders of runs, or exported logs")
-    compared.add_argument("--metric", action="append", default=[], metavar="NAME", help="a metric to show; may be repeated")
-    compared.add_argument("--plot", type=Path, metavar="FILE", help="write the curves to this image, as in curves.png")
-    compared.add_argument("--json", action="store_true", help="print the same as JSON, nothing else")
-    _takes_folder(compared)
-
-
-def _replays(command: Callable[..., argparse.ArgumentParser]) -> None:
-    about = (
-        "Give the log of a live, finished or exported run to new actors, built as the run built them, and compare each event that they\n"
-        "emit with the log: gate, task source, batcher, evaluator and example source, without inference and without training. The run is\n"
-        "not affected. Exit status 1 at a difference, which is printed with its event and the state of the actor.\n\n"
-        "With KEY=VALUE the actors have other settings than the run; the first difference is where they would have decided otherwise."
-    )
-    played = command("replay", "reading:replay", "replay a run from its log, and compare", about)
-    played.add_argument("words", nargs="*", metavar="RUN|FILE|KEY=VALUE", help="the run (default: the latest) or exported log; settings")
-    played.add_argument(
-        "--actor", action="append", default=[], metavar="NAME", help="replay only this actor, as in batcher; may be repeated"
-    )
-    played.add_argument("--trainer", action="store_true", help="compute every weight version again instead, and compare the checksums")
-    played.add_argument("--all", action="store_true", help="continue after the first difference, and count them")
-    played.add_argument("--json", action="store_true", help="print the same as JSON, nothing else")
-    _takes_folder(played)
-
-    about = (
-        "Print the state of a run after an event of its log, after a step, or at a time: which bound the gate had reached,\n"
-        "groups and episodes in flight, the batch, the weights that each worker had, the evaluation. The run is not affected."
-    )
-    looked = command("state", "reading:state", "print the state of a run at any moment of its log", about)
-    looked.add_argument("run", nargs="?", default="", metavar="RUN|FILE", help="the run (default: the latest), or an exported log")
-    looked.add_argument("--at", default="", metavar="MOMENT", help="event as 1200, step as step-12, or seconds as 90s (default: the end)")
-    looked.add_argument("--json", action="store_true", help="print the same as JSON, with all episodes in flight")
-    _takes_folder(looked)
-
-    about = (
-        "Give the recorded episodes of a run to batcher, credit assignment and algorithm with other settings, or score their outputs with\n"
-        "another reward function, and print what would have been trained beside what was. Nothing is sampled: it is exact up to the first\n"
-        "step that differs, which it names."
-    )
-    asked = command("what-if", "asking:what_if", "compare what a run trained with what other settings would have", about)
-    asked.add_argument("words", nargs="*", metavar="RUN|FILE|KEY=VALUE", help="the run (default: the latest) or exported log; settings")
-    asked.add_argument("--train", action="store_true", help="also repeat the trainer's steps, and compare losses and weights")
-    asked.add_argument("--json", action="store_true", help="print the same as JSON, nothing else")
-    _takes_folder(asked)
-
-
 def _tracks(command: Callable[..., argparse.ArgumentParser]) -> None:
     about = (
         "Send the steps, evaluations and recipe of a live, finished or exported run to experiment trackers, and follow it until it ends.\n"
@@ -339,13 +272,7 @@ def _tracks(command: Callable[..., argparse.ArgumentParser]) -> None:
     sent.add_argument("--once", action="store_true", help="send what is there, and end")
     sent.add_argument("--project", default="", help="project or experiment (default: the library's own variable, or areal)")
     sent.add_argument("--python", default="", metavar="FILE", help="Python interpreter that has the trackers (default: this one)")
-    _takes_folder(sent)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"found '{text}'; write a whole number of at least 1")
-    return int(text)
+    takes_folder(sent)
 
 
 def _takes_recipe(parser: argparse.ArgumentParser) -> None:
@@ -363,14 +290,10 @@ def _takes_recipe(parser: argparse.ArgumentParser) -> None:
 
 def _takes_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", nargs="?", default="", metavar="RUN", help="the run's name, as in its recipe (default: the latest)")
-    _takes_folder(parser)
+    takes_folder(parser)
 
 
 def _takes_settings(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="an override as an explicit option; may be repeated"
     )
-
-
-def _takes_folder(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--folder", default="runs", help="where runs are written (default: %(default)s)")

@@ -1,4 +1,4 @@
-"""The commands that read runs: monitor | runs | show | export | audit | replay | state."""
+"""The commands that read runs: monitor | runs | show | export | audit | replay | state | why."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from areal_actors.core.errors import SetupError
 from areal_actors.reader import episode_page, listing
 from areal_actors.replay import command as replaying
 from areal_actors.replay import state as moments
+from areal_actors.replay import why as reasons
 from areal_actors.run import auditing
 from areal_actors.run import monitor as monitors
 from areal_actors.run.preflight import report_clean_up
@@ -57,3 +58,8 @@ def replay(options: Options) -> int:
 def state(options: Options) -> int:
     """Print the state of a run at a moment."""
     return moments.state(options.run, folder=Path(options.folder), at=options.at, as_json=options.json)
+
+
+def why(options: Options) -> int:
+    """Print what limits a run."""
+    return reasons.why(options.run, folder=Path(options.folder), as_json=options.json)

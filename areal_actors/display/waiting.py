@@ -7,7 +7,7 @@ from areal_actors.display.run_state import RunState
 LONG_SECONDS = 5.0
 """Waits of at least this many seconds are mentioned."""
 
-_BOUNDS = {
+BOUNDS = {
     "none": "no limit reached",
     "staleness": "limit reached: max_staleness ({max_staleness})",
     "concurrency": "limit reached: max_concurrent ({max_concurrent})",
@@ -17,6 +17,7 @@ _BOUNDS = {
     "weights": "weights are still to be loaded",
     "stopped": "the run is stopping",
 }
+"""Words for the bound that the staleness gate has reached."""
 
 
 def waiting_summary(state: RunState) -> str:
@@ -64,7 +65,7 @@ def _longest(state: RunState) -> str:
 
 
 def _bound(state: RunState, bound: str) -> str:
-    words = _BOUNDS.get(bound, bound)
+    words = BOUNDS.get(bound, bound)
     gate = state.setting("staleness_gate") or {}
     concurrent = state.status("staleness_gate").get("max_concurrent", gate.get("max_concurrent", "?"))
     return words.format(max_staleness=gate.get("max_staleness", "?"), max_concurrent=concurrent)

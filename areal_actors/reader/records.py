@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -11,6 +12,7 @@ from areal_actors.core.values import Trajectory
 from areal_actors.display.run_state import RunState
 from areal_actors.messages import (
     BatchFormed,
+    BatchRefused,
     CapacityGranted,
     EpisodeAbandoned,
     EpisodeEvaluated,
@@ -91,6 +93,22 @@ class EndedEpisode(msgspec.Struct, frozen=True):
         return self.event.trajectory if isinstance(self.event, TrajectoryExported) else None
 
 
+class RecordedBatch(msgspec.Struct, frozen=True):
+    """The batch of a step."""
+
+    event: BatchFormed
+    sequence: int
+    """Position of the event in the log."""
+    recipe: dict[str, Any]
+    """Resolved recipe of the run at that time."""
+    refused: BatchRefused | None = None
+    """Sequences that the trainer left out of the step."""
+
+    def episodes(self) -> int:
+        """Returns the number of episodes."""
+        return sum(map(len, self.event.groups))
+
+
 @dataclass(eq=False)
 class Records:
     """Ended episodes with what became of them, and the state of the run."""
@@ -100,6 +118,8 @@ class Records:
     """By position in the log."""
     trained: dict[int, int] = field(default_factory=dict)
     """Step, counted from 1, by position of the trajectory in the log."""
+    batches: dict[int, RecordedBatch] = field(default_factory=dict)
+    """Batch of each step, counted from 1."""
     dropped: dict[str, str] = field(default_factory=dict)
     """Reason by episode."""
     model: str = ""
@@ -143,6 +163,10 @@ class Records:
                 self._end(message, envelope, message.work, scored.output if scored else "")
             case BatchFormed():
                 self.trained |= {member.sequence: message.step + 1 for group in message.groups for member in group}
+                recipe = self.state.started.recipe if self.state.started else {}
+                self.batches[message.step + 1] = RecordedBatch(message, envelope.sequence, recipe)
+            case BatchRefused() if (batch := self.batches.get(message.step + 1)) is not None:
+                self.batches[message.step + 1] = msgspec.structs.replace(batch, refused=message)
             case TrajectoryDropped():
                 self.dropped[message.episode] = message.reason
 

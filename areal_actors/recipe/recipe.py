@@ -5,6 +5,7 @@ A table is defined in the module that uses it, and decodes into the object used 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -12,6 +13,7 @@ import msgspec
 from areal_actors.batching.assembler import BatcherConfig
 from areal_actors.chaos.settings import ChaosSettings
 from areal_actors.core.config import Config, PositiveInt
+from areal_actors.core.errors import SetupError
 from areal_actors.core.settings import (
     NOT_IN_ENVIRONMENTS,
     NOT_ONLINE,
@@ -138,3 +140,15 @@ def redacted(recipe: Recipe) -> dict[str, Any]:
     data["bus"] = {name: without_credentials(value) if isinstance(value, str) else value for name, value in data["bus"].items()}
     data["gateway"]["admin_key"] = ""
     return data
+
+
+def recorded_recipe(data: Mapping[str, Any]) -> Recipe:
+    """Returns the recipe that a log has, without keys and passwords.
+
+    Raises:
+        SetupError: another version wrote it.
+    """
+    try:
+        return msgspec.convert(data, Recipe, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise SetupError(f"the recipe in the log of this run was written by another version of areal-actors: {error}") from error

@@ -23,11 +23,11 @@ from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import Key, Layer, read_override
 from areal_actors.replay.command import log_of
 from areal_actors.replay.recorded_batches import RECEIVED, RecordedBatches
+from areal_actors.replay.trained_columns import without_advantages
 from areal_actors.replay.what_if_training import STEP_METRICS, TrainedSteps, trained_again
 from areal_actors.rewards import MODEL, resolve_reward
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.sequences.step_metrics import batch_metrics
-from areal_actors.training.algorithms.base import Algorithm
 from areal_actors.training.prepared import reward_metrics, step_tokens
 
 EVENTS = {kind.subject: kind for kind in (RunStarted, RunResumed, *RECEIVED)}
@@ -36,8 +36,6 @@ ANSWERED: tuple[Key, ...] = (
     *(("task", name) for name in ("reward", "reward_options", "turn_discount", "export_style", "baseline_over")),
 )
 """Settings that decide what becomes of recorded episodes."""
-MODEL_COLUMNS = frozenset({"reference", "values", "last_values", "teacher", "rescored"})
-"""Columns of `StepTokens` that only a model can compute."""
 COMPARED = (
     *("reward_mean", "reward_std", "groups_without_signal", "advantage_std", "advantage_max", "advantage_min"),
     *("mean_tokens", "length_bias", "masked_frac", "token_staleness_mean", "token_staleness_max"),
@@ -265,7 +263,7 @@ def _without_table_of_another(recorded: dict[str, Any], layer: Layer) -> dict[st
 
 def _side(found: RecordedBatches) -> Side:
     algorithm = found.recipe.algorithm.resolved()
-    side = Side([], [], [], dict(found.dropped), found.unscored, found.exhausted, _without_advantages(algorithm))
+    side = Side([], [], [], dict(found.dropped), found.unscored, found.exhausted, without_advantages(algorithm))
     for batch in found.batches:
         event, sequences = batch.event, found.sequences(batch.event)
         metrics = batch_metrics(sequences, event)
@@ -282,12 +280,6 @@ def _side(found: RecordedBatches) -> Side:
         side.episodes.append(frozenset(member.episode for group in event.groups for member in group))
         side.trained_tokens.append(int(sum(np.count_nonzero(sequence.loss_mask) for sequence in sequences)))
     return side
-
-
-def _without_advantages(algorithm: Algorithm) -> str:
-    if needed := sorted(algorithm.needs & MODEL_COLUMNS):
-        return f"{type(algorithm).__name__} needs {', '.join(needed)}, which only a model can compute"
-    return ""
 
 
 def _mean(values: Sequence[float]) -> float:

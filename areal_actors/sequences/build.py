@@ -52,7 +52,7 @@ def sequences_of(trajectory: Trajectory, group: int, oldest_version: int, credit
                 worker=call.worker,
                 temperature=call.temperature,
             )
-            for call, start, end_of_call in _places(path)
+            for call, start, end_of_call in call_places(path)
             if call.id not in context
         )
         sequences.append(_row(path, context, calls, trajectory, group, oldest_version))
@@ -68,7 +68,7 @@ def token_path(end: Interaction, by_id: Mapping[str, Interaction]) -> list[Inter
     return path[::-1]
 
 
-def _places(path: Sequence[Interaction]) -> Iterator[tuple[Interaction, int, int]]:
+def call_places(path: Sequence[Interaction]) -> Iterator[tuple[Interaction, int, int]]:
     """Yield each call of a path with the range of its sampled tokens."""
     end = 0
     for call in path:

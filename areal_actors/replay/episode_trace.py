@@ -1,0 +1,221 @@
+"""One episode of a run as its log has it: the tree of its calls, and of every sampled token what the training step made of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from areal_actors.core.errors import SetupError
+from areal_actors.core.values import Interaction, unpack_ids
+from areal_actors.reader.records import EndedEpisode
+from areal_actors.reader.run import Run
+from areal_actors.recipe.recipe import Recipe, recorded_recipe
+from areal_actors.replay.trained_columns import TrainedColumns, trained_columns
+from areal_actors.sequences.credit import Credit, call_rewards
+
+
+class CallTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """A model call. Columns have one entry for each sampled token; they are empty if the log has no trajectory of the episode."""
+
+    interaction: str
+    parent: str
+    """Id of the call whose conversation this one continues; empty for the first of a conversation."""
+    prefix: str
+    """Id of the call whose tokens the prompt begins with; empty if there is none."""
+    depth: int
+    """Number of branches of the conversation before this call."""
+    prompt: str | None = None
+    """Text of the prompt's tokens after those of `prefix`; None without the model's tokenizer."""
+    prompt_tokens: int | None = None
+    """Length of the whole prompt; None if the log no longer has it."""
+    completion_tokens: int
+    finish_reason: str
+    worker: str = ""
+    set_reward: float | None = None
+    """Reward that the agent set for this call."""
+    reward: float | None = None
+    """Reward that trains this call, after credit assignment."""
+    token_ids: list[int] = []
+    tokens: list[str | None] = []
+    """Texts; None without the model's tokenizer."""
+    logprobs: list[float] = []
+    """Log-probabilities under the weights that sampled the tokens."""
+    weight_versions: list[int] = []
+    trained: list[bool] = []
+    advantages: list[float | None] = []
+    """None for tokens that are not trained, and where only a model can compute them."""
+    untrained: str = ""
+    """Reasons why some of the tokens, or all, are not trained."""
+
+
+class EpisodeTrace(msgspec.Struct, frozen=True, kw_only=True):
+    """An ended attempt at an episode."""
+
+    run: str
+    episode: str
+    attempt: int
+    task: str
+    task_data: dict[str, Any]
+    purpose: str
+    outcome: str
+    """As in `areal show`: `trained in step 3`, `dropped: stale`, `abandoned: timeout`, `evaluated` or `waiting`."""
+    detail: str
+    """The message of a failure."""
+    reward: float | None
+    metrics: dict[str, float]
+    """Further numbers from the reward function."""
+    output: str
+    """Text that the agent returned."""
+    group_rewards: dict[str, float]
+    """Rewards of the exported episodes of its group, by episode."""
+    step: int | None = None
+    """Step that trained it, counted from 1."""
+    batch_event: int | None = None
+    """Position in the log of the event that formed the batch of that step."""
+    batch_episodes: int = 0
+    oldest_version: int | None = None
+    """Tokens that older weights sampled are not trained in that step."""
+    without_advantages: str = ""
+    """Reason why advantages are not known; empty if they are, or if nothing was trained."""
+    calls: list[CallTrace]
+    """In the order of the tree: each call is followed by those that continue it."""
+
+
+def traced(run: Run, episode: str, attempt: int | None = None) -> EpisodeTrace:
+    """Returns an ended attempt at an episode; without a number the exported one, else the latest.
+
+    Raises:
+        SetupError: the log has no such attempt, or another version wrote the recipe.
+    """
+    ended = _chosen(run, episode, attempt)
+    step = run.records.trained.get(ended.sequence)
+    batch = run.records.batches.get(step) if step else None
+    recipe = recorded_recipe(batch.recipe if batch else run.recipe)
+    columns, missing = None, ""
+    if batch is not None:
+        known = {one.sequence: one.trajectory for one in run.records.ended.values() if one.trajectory}
+        gone = sum(member.sequence not in known for group in batch.event.groups for member in group)
+        if gone:
+            missing = f"the log no longer has {gone} of the {batch.episodes()} episodes of its batch"
+        else:
+            columns = trained_columns(batch, known, recipe)
+    return EpisodeTrace(
+        run=run.name,
+        episode=ended.episode,
+        attempt=ended.attempt,
+        task=ended.task_id,
+        task_data=ended.work.task.data if ended.work else {},
+        purpose=ended.purpose,
+        outcome=run.records.outcome_of(ended),
+        detail=getattr(ended.event, "detail", ""),
+        reward=ended.reward,
+        metrics=ended.trajectory.metrics if ended.trajectory else {},
+        output=ended.output,
+        group_rewards=_group_rewards(run, ended),
+        step=step,
+        batch_event=batch.sequence if batch else None,
+        batch_episodes=batch.episodes() if batch else 0,
+        oldest_version=batch.event.oldest_version if batch else None,
+        without_advantages=columns.without_advantages if columns else missing,
+        calls=list(_calls(run, ended, columns, recipe)),
+    )
+
+
+def _chosen(run: Run, episode: str, attempt: int | None) -> EndedEpisode:
+    attempts = list(run.records.of(episode))
+    found = [ended for ended in attempts if attempt in (None, ended.attempt)]
+    if not found:
+        if attempts:
+            there = ", ".join(str(ended.attempt) for ended in attempts)
+            raise SetupError(f"episode '{episode}' of run '{run.name}' has no ended attempt {attempt}; it has {there}")
+        raise SetupError(f"run '{run.name}' has no ended episode '{episode}'; `areal show {run.name}` lists them")
+    return next((ended for ended in found if ended.trajectory), found[-1])
+
+
+def _group_rewards(run: Run, ended: EndedEpisode) -> dict[str, float]:
+    if ended.purpose != "train":
+        return {}
+    group = [one.trajectory for one in run.records.ended.values() if one.trajectory and one.group == ended.group]
+    return {trajectory.episode: trajectory.reward for trajectory in group}
+
+
+def _calls(run: Run, ended: EndedEpisode, columns: TrainedColumns | None, recipe: Recipe) -> Iterator[CallTrace]:
+    recorded = {one.interaction: one for one in ended.recorded}
+    if ended.trajectory is None:
+        for name, depth in tree({one.interaction: one.parent for one in ended.recorded}):
+            one = recorded[name]
+            yield CallTrace(
+                interaction=name,
+                parent=one.parent,
+                prefix=one.prefix,
+                depth=depth,
+                prompt_tokens=one.prompt_tokens,
+                completion_tokens=one.completion_tokens,
+                finish_reason=one.finish_reason,
+            )
+        return
+    rewards = call_rewards(ended.trajectory, Credit.of(recipe.task))
+    calls = {call.id: call for call in ended.trajectory.interactions}
+    for name, depth in tree({call.id: call.parent for call in calls.values()}):
+        call, found = calls[name], columns.by_call.get((ended.episode, name)) if columns else None
+        ids = call.completion.ids_array().tolist()
+        mask, advantages = found or (np.zeros(len(ids), dtype=bool), np.full(len(ids), np.nan))
+        yield CallTrace(
+            interaction=name,
+            parent=call.parent,
+            prefix=call.prefix,
+            depth=depth,
+            prompt=run.text(unpack_ids(call.prompt_suffix)),
+            prompt_tokens=recorded[name].prompt_tokens if name in recorded else None,
+            completion_tokens=len(ids),
+            finish_reason=call.finish_reason,
+            worker=call.worker,
+            set_reward=call.reward,
+            reward=rewards[name],
+            token_ids=ids,
+            tokens=[run.text([number]) for number in ids],
+            logprobs=call.completion.logprobs_array().tolist(),
+            weight_versions=call.completion.versions_array().tolist(),
+            trained=mask.tolist(),
+            advantages=[None if np.isnan(value) else value for value in advantages.tolist()],
+            untrained=_untrained(run, ended, call, mask),
+        )
+
+
+def _untrained(run: Run, ended: EndedEpisode, call: Interaction, mask: NDArray[np.bool_]) -> str:
+    """Returns the reasons why tokens of a call are not trained; empty if all are."""
+    if mask.all():
+        return ""
+    step = run.records.trained.get(ended.sequence)
+    if step is None:
+        return run.records.outcome_of(ended)
+    if not call.trained:
+        return "context only: the agent asked for it with `store: false`"
+    oldest = run.records.batches[step].event.oldest_version
+    stale = call.completion.versions_array() < oldest
+    reasons = [f"weights older than version {oldest}"] if (stale & ~mask).any() else []
+    if (~stale & ~mask).any():
+        refused = run.records.batches[step].refused
+        causes = {one.cause for one in refused.sequences if one.episode == ended.episode} if refused else set()
+        reasons.append(f"refused by the trainer: {'; '.join(sorted(causes))}" if causes else "masked by the algorithm")
+    return ", ".join(reasons)
+
+
+def tree(parents: Mapping[str, str]) -> Iterator[tuple[str, int]]:
+    """Yield the calls of a conversation, each followed by those that continue it, with the number of branches before it.
+
+    The first call that continues another one goes on at its depth; further ones begin a branch.
+    """
+    children: dict[str, list[str]] = {name: [] for name in parents}
+    for name, parent in parents.items():
+        if parent in children:
+            children[parent].append(name)
+    todo = [(name, 0) for name, parent in reversed(list(parents.items())) if parent not in children]
+    while todo:
+        name, depth = todo.pop()
+        yield name, depth
+        todo += [(child, depth + (number > 0)) for number, child in reversed(list(enumerate(children[name])))]

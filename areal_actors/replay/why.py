@@ -1,0 +1,282 @@
+"""`areal why`: who waits for whom in a run, which bound limits it, and what to change."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import aclosing, suppress
+from pathlib import Path
+
+import msgspec
+
+from areal_actors.core.errors import SetupError
+from areal_actors.core.snapshots import SnapshotStore
+from areal_actors.display.attention import attention
+from areal_actors.display.recall import restore_fold
+from areal_actors.display.run_state import RunState
+from areal_actors.display.sentences import duration
+from areal_actors.display.waiting import BOUNDS, waiting_summary
+from areal_actors.messages import Heartbeat, Throughput
+from areal_actors.reader.run_files import run_folder
+from areal_actors.recipe.limits import Limit, limits
+from areal_actors.recipe.recipe import Recipe, recorded_recipe
+from areal_actors.replay.command import log_of
+from areal_actors.replay.control import ControlReplay
+from areal_actors.replay.in_flight import InFlight
+from areal_actors.replay.time_shares import TimeFold, TimeShares, share
+from areal_actors.run.connections import connected
+from areal_actors.run.monitor import open_log
+from areal_actors.run.run_folder import RunFolder
+from bus.base import Envelope
+from bus.message import Message
+
+LISTENED_SECONDS = 2.5
+"""Time in which every actor of a live run sends a heartbeat."""
+BALANCED = 0.1
+"""Share of waiting up to which the trainer counts as busy all the time."""
+MAIN = 0.5
+"""Share of the time from which a bound is named as the cause."""
+LONG_PUBLISHING = 0.2
+"""Share of the time from which publishing weights is mentioned."""
+OPEN_WAITS = 8
+"""Number of open waits that are printed."""
+
+
+class OpenWait(msgspec.Struct, frozen=True):
+    """A wait of an actor of a live run."""
+
+    actor: str
+    name: str
+    seconds: float
+    seconds_left: float
+    """Seconds until its deadline."""
+
+
+class Why(msgspec.Struct, kw_only=True):
+    """What limits a run."""
+
+    run: str
+    status: str
+    """`live`, `finished`, `ended early`, or `not finished`."""
+    step: int
+    steps: int
+    seconds: float
+    shares: TimeShares
+    limits: list[Limit]
+    """Limits of concurrent episodes, the lowest first."""
+    without_gate: str
+    """Reason why the gate's bounds are not known; empty if they are."""
+    now: str
+    """What a live run waits for at present."""
+    open_waits: list[OpenWait]
+    attention: list[str]
+    """Causes for which it may not learn."""
+    verdict: str
+    advice: list[str]
+
+    def to_text(self) -> str:
+        """Returns the findings as lines of text."""
+        lines = [f"{self.run}: {self.status}, step {self.step} of {self.steps}, {duration(self.seconds)}"]
+        lines.append(f"{'trainer':<12}{_shares(self.shares.trainer) or 'no time on record'}")
+        if self.shares.bounds:
+            lines.append(f"{'gate':<12}while the trainer waits: {_bounds(self.shares.bounds)}")
+        if self.shares.bounds_in_training:
+            lines.append(f"{'':<12}while it trains: {_bounds(self.shares.bounds_in_training)}")
+        if self.without_gate:
+            lines.append(f"{'gate':<12}not known: {self.without_gate}")
+        if self.shares.counted_seconds:
+            lines += [f"{'in flight':<12}while the trainer waits, on average: {', '.join(self._in_flight())}"]
+        lines += [f"{'limits' if number == 0 else '':<12}{one.setting}: {one.count}" for number, one in enumerate(self.limits)]
+        lines += [f"{'now':<12}{self.now}"] if self.now else []
+        for wait in self.open_waits[:OPEN_WAITS]:
+            lines.append(f"{'':<12}{wait.actor} waits {wait.seconds:.0f} s for {wait.name}, for {wait.seconds_left:.0f} s more at most")
+        lines += [f"{'attention' if number == 0 else '':<12}{sentence}" for number, sentence in enumerate(self.attention)]
+        return "\n".join([*lines, "", self.verdict, *(f"  - {sentence}" for sentence in self.advice)])
+
+    def _in_flight(self) -> Iterator[str]:
+        seconds = self.shares.counted_seconds
+        yield f"{self.shares.complete / seconds:.1f} complete groups"
+        for stage, spent in sorted(self.shares.stages.items(), key=lambda one: -one[1]):
+            yield f"{spent / seconds:.1f} episodes {stage}"
+
+
+def why(run: str, *, folder: Path, as_json: bool = False) -> int:
+    """Print what limits a live, finished or exported run; returns the exit status.
+
+    Raises:
+        SetupError: there is no such run, or another version wrote its recipe.
+        BusError: its log cannot be read.
+    """
+    found = asyncio.run(_why(run, folder))
+    sys.stdout.write(f"{msgspec.json.encode(found).decode() if as_json else found.to_text()}\n")
+    return 0
+
+
+async def _why(run: str, folder: Path) -> Why:
+    place = None if Path(run).is_file() else run_folder(run, folder)  # noqa: ASYNC240 - nothing else runs in this loop
+    state, shares, without_gate = await _folded(place, Path(run))
+    if state.started is None:
+        raise SetupError(f"the log of {run or 'the run'} has no event of its start; there is nothing to explain yet")
+    recipe = recorded_recipe(state.started.recipe)
+    waits: list[OpenWait] = []
+    live = place is not None and place.live_supervisor() is not None and state.finished is None
+    if place is not None and live:
+        waits = await _listen(place, state)
+    verdict, advice = advise(shares, recipe)
+    return Why(
+        run=state.run,
+        status=_status(state, live=live),
+        step=state.steps[-1].number if state.steps else 0,
+        steps=state.steps_wanted(),
+        seconds=sum(shares.trainer.values()),
+        shares=shares,
+        limits=[] if recipe.learns_from_examples() else sorted(limits(recipe), key=lambda one: one.episodes),
+        without_gate=without_gate,
+        now=waiting_summary(state) if live else "",
+        open_waits=waits,
+        attention=attention(state),
+        verdict=verdict,
+        advice=advice,
+    )
+
+
+async def _folded(place: RunFolder | None, file: Path) -> tuple[RunState, TimeShares, str]:
+    """Returns the state of the run, its shares of time, and the reason why the gate's bounds are not known."""
+    state, times, without_gate = RunState(), TimeFold(), ""
+    gate: ControlReplay | None = ControlReplay(place or RunFolder(Path(f"{file}.run")), only=["staleness_gate"])
+    flying: InFlight | None = None
+    async with aclosing(_messages(place, file, state)) as log:
+        async for envelope, message in log:
+            times.receive(message, envelope.time, bound=_bound(gate), flying=flying)
+            if flying is None and state.started is not None and not state.learns_from_examples():
+                flying = InFlight(state.started.recipe["algorithm"]["group_size"])
+            if flying is not None:
+                flying.receive(message, envelope.time)
+            if gate is not None:
+                try:
+                    await gate.receive(envelope)
+                except SetupError as error:
+                    gate, without_gate = None, "" if state.learns_from_examples() else str(error)
+    return state, times.shares, without_gate
+
+
+async def _messages(place: RunFolder | None, file: Path, state: RunState) -> AsyncGenerator[tuple[Envelope, Message], None]:
+    """Yield the events of a log, which the state has folded; that of a trimmed log begins with a snapshot of the run."""
+    if place is None:
+        async with aclosing(log_of(None, file)) as log:
+            async for envelope in log:
+                if (message := state.receive(envelope)) is not None:
+                    yield envelope, message
+        return
+    async with open_log(place) as bus:
+        known = await restore_fold(bus, SnapshotStore(place.snapshots), state)
+        async for envelope in bus.log():
+            if (message := (RunState() if envelope.sequence <= known else state).receive(envelope)) is not None:
+                yield envelope, message
+
+
+def _bound(gate: ControlReplay | None) -> str:
+    actors = list(gate.actors.values()) if gate is not None else []
+    return str(actors[0].actor.status()["bound"]) if actors else ""
+
+
+async def _listen(place: RunFolder, state: RunState) -> list[OpenWait]:
+    """Fold the heartbeats of a live run; returns the open waits that have a deadline, the longest first."""
+    with suppress(TimeoutError):
+        async with (
+            asyncio.timeout(LISTENED_SECONDS),
+            connected(place.monitor(), place, monitors=True) as bus,
+            bus.telemetry(Heartbeat, Throughput) as inbox,
+        ):
+            async for delivery in inbox:
+                state.receive(delivery.envelope)
+    waits = [
+        OpenWait(actor, wait.name, state.now - wait.since, wait.deadline - state.now)
+        for actor, beat in state.beats.items()
+        for wait in beat.waits
+        if wait.deadline
+    ]
+    return sorted(waits, key=lambda wait: -wait.seconds)
+
+
+def _status(state: RunState, *, live: bool) -> str:
+    if state.finished is None:
+        return "live" if live else "not finished"
+    return "ended early" if state.finished.error else "finished"
+
+
+def advise(shares: TimeShares, recipe: Recipe) -> tuple[str, list[str]]:
+    """Returns the sentence that names what limits a run, and what to change."""
+    if "trains" not in shares.trainer:
+        return "no step has been trained yet: there is nothing to compare", []
+    waiting = shares.waiting()
+    if recipe.learns_from_examples():
+        return f"the trainer limits this run: it waits for examples in {waiting:.0%} of the time", list(_faster_training(shares))
+    if waiting <= BALANCED:
+        return f"training limits this run: the trainer waits for batches in only {waiting:.0%} of the time", [
+            *_faster_training(shares),
+            *_idle_engines(shares),
+        ]
+    return f"generation limits this run: the trainer waits for batches in {waiting:.0%} of the time", list(_more_episodes(shares, recipe))
+
+
+def _faster_training(shares: TimeShares) -> Iterator[str]:
+    if (published := share(shares.trainer, "publishes weights")) > LONG_PUBLISHING:
+        yield f'publishing weights takes {published:.0%} of the time: trainer.published_dtype = "bfloat16" halves their size'
+    yield "more devices or threads for the trainer (actors.trainer, trainer.threads), or fewer tokens a step (trainer.batch_size)"
+
+
+def _idle_engines(shares: TimeShares) -> Iterator[str]:
+    held = share(shares.bounds_in_training, "staleness")
+    if held >= MAIN:
+        yield (
+            f"generation stands still in {held:.0%} of the training time, since staleness_gate.max_staleness is reached: fewer "
+            "inference workers would do"
+        )
+
+
+def _more_episodes(shares: TimeShares, recipe: Recipe) -> Iterator[str]:
+    """Yield what makes batches come sooner, by the bound that the gate had reached most of the time that the trainer waited."""
+    gate, bounds = recipe.staleness_gate, shares.bounds
+    if (held := share(bounds, "staleness")) >= MAIN and gate.max_staleness == 0:
+        yield (
+            f"staleness_gate.max_staleness = 0 makes training synchronous: in {held:.0%} of the waiting time no group may start before "
+            "the next weights; 1 or 2 lets generation go on while a step is trained"
+        )
+    elif held >= MAIN:
+        yield (
+            f"staleness_gate.max_staleness = {gate.max_staleness} is reached in {held:.0%} of the waiting time: the last episodes of a "
+            "batch are waited for; raise it, or cut the longest answers with sampling.max_tokens"
+        )
+    if (held := share(bounds, "concurrency")) >= MAIN:
+        yield (
+            f"staleness_gate.max_concurrent = {gate.max_concurrent} is reached in {held:.0%} of the waiting time: raise it if engines "
+            "have room, else add inference workers"
+        )
+    if (held := share(bounds, "evaluation")) >= MAIN:
+        yield (
+            f"evaluations hold back new groups in {held:.0%} of the waiting time: raise evaluation.every_steps, or lower "
+            "evaluation.periodic_tasks"
+        )
+    if (held := share(bounds, "weights")) >= MAIN:
+        yield f'weights are still to be loaded in {held:.0%} of the waiting time: trainer.published_dtype = "bfloat16" halves their size'
+    if (held := share(bounds, "steps")) >= MAIN:
+        yield f"in {held:.0%} of the waiting time all groups of the remaining steps are running already: a longer run has less of it"
+    if (held := share(bounds, "none")) >= MAIN:
+        yield f"no bound of the gate is reached in {held:.0%} of the waiting time: groups start as fast as workers take them"
+    lowest = min(limits(recipe), key=lambda one: one.episodes)
+    if lowest.episodes < limits(recipe)[0].episodes and not lowest.setting.startswith("staleness_gate"):
+        yield f"{lowest.setting} = {lowest.value} is the lowest limit of concurrent episodes ({lowest.count}): raise it"
+    if share(shares.stages, "waiting for others of the group") >= MAIN:
+        yield "most episodes in flight have ended and wait for slower ones of their groups: cut the longest answers (sampling.max_tokens)"
+
+
+def _shares(seconds: Mapping[str, float]) -> str:
+    found = sorted(seconds, key=lambda name: -seconds[name])
+    return ", ".join(f"{name} {share(seconds, name):.0%}" for name in found if share(seconds, name) >= 0.005)
+
+
+def _bounds(seconds: Mapping[str, float]) -> str:
+    """Returns the bounds with their shares; words without values, which change over a run."""
+    return _shares({BOUNDS.get(name, name).partition(" (")[0]: spent for name, spent in seconds.items()})
