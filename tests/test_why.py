@@ -1,4 +1,4 @@
-"""What limits a run is named from its log."""
+"""The limit of a run is named from its log."""
 
 from __future__ import annotations
 

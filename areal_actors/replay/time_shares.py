@@ -1,4 +1,4 @@
-"""What a run spent its time on: a fold over its log of what the trainer did, and of gate and episodes while it waited for a batch."""
+"""Shares of a run's time: a fold over its log of what the trainer did, and of gate and episodes while it waited for a batch."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ class TimeFold:
     def __init__(self) -> None:
         self.shares = TimeShares()
         self.activity: Activity | None = None
-        """Present activity of the trainer; None before and after a run, and where a trimmed log does not tell."""
+        """Present activity of the trainer; None before and after a run, and at the beginning of a trimmed log."""
         self._since = self._counted_at = 0.0
         self._formed = -1
         """Latest step, counted from 0, whose batch is formed."""
 
     def receive(self, message: Message, time: float, *, bound: str, flying: InFlight | None) -> None:
-        """Fold the next event; `bound` is what the gate had reached before it, empty if it is not known, `flying` what was in flight."""
+        """Fold the next event; `bound` is what the gate had reached before it, empty if unknown, `flying` what was in flight."""
         time = max(time, self._since)  # each process has its own clock
         if self.activity is not None and not isinstance(message, RunResumed):
             self._spend(self.activity, time - self._since, time, bound, flying)

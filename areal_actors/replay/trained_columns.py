@@ -1,4 +1,4 @@
-"""Which sampled tokens of a recorded batch its step trained, and with which advantages: what a trainer computes before a forward pass."""
+"""Masks and advantages of the sampled tokens of a recorded batch: what a trainer computes before its first forward pass."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class OpenWait(msgspec.Struct, frozen=True):
 
 
 class Why(msgspec.Struct, kw_only=True):
-    """What limits a run."""
+    """Findings about the limit of a run."""
 
     run: str
     status: str
@@ -68,7 +68,7 @@ class Why(msgspec.Struct, kw_only=True):
     without_gate: str
     """Reason why the gate's bounds are not known; empty if they are."""
     now: str
-    """What a live run waits for at present."""
+    """Sentence about the present wait of a live run."""
     open_waits: list[OpenWait]
     attention: list[str]
     """Causes for which it may not learn."""
