@@ -79,6 +79,12 @@ compare *args: setup
 track *args: setup
     @{{ python }} -m areal_actors track "$@"
 
+# upload a checkpoint of a run to the Hugging Face hub: `just push gsm8k-grpo owner/name`
+[group("daily")]
+[no-exit-message]
+push *args: setup
+    @{{ python }} -m areal_actors push "$@"
+
 # write the log of a run to a file
 [group("daily")]
 [no-exit-message]
@@ -144,6 +150,12 @@ environments *names: setup
 [no-exit-message]
 test *args: setup lint
     @{{ python }} -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder "$@"
+
+# trainer and engine with the oldest torch and transformers that are supported; `just test-torch torch==2.12.1` with another
+[group("check")]
+[no-exit-message]
+test-torch *versions: setup
+    @./scripts/test_torch.sh "$@"
 
 # format, ruff, mypy
 [group("check")]

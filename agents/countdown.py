@@ -28,9 +28,9 @@ class CountdownAgent:
     def __init__(self) -> None:
         self._client = AsyncOpenAI(base_url="http://localhost", api_key="given per episode", max_retries=0)
 
-    async def run(self, task: dict[str, Any], *, base_url: str, api_key: str) -> str:
+    async def run(self, task: dict[str, Any], *, base_url: str, api_key: str, http_client: Any = None) -> str:
         """Ask, and return the answer's text."""
-        client = self._client.with_options(base_url=base_url, api_key=api_key)
+        client = self._client.with_options(base_url=base_url, api_key=api_key, http_client=http_client)
         messages: list[Any] = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": task["question"]}]
         completion = await client.chat.completions.create(model="default", messages=messages)
         return completion.choices[0].message.content or ""

@@ -27,9 +27,9 @@ class McpToolsAgent:
         self._server = server
         self._client = AsyncOpenAI(base_url="http://localhost", api_key="given per episode", max_retries=0)
 
-    async def run(self, task: dict[str, Any], *, base_url: str, api_key: str) -> str:
+    async def run(self, task: dict[str, Any], *, base_url: str, api_key: str, http_client: Any = None) -> str:
         """Let the model call tools until it answers without one, and return that answer."""
-        client = self._client.with_options(base_url=base_url, api_key=api_key)
+        client = self._client.with_options(base_url=base_url, api_key=api_key, http_client=http_client)
         messages: list[Any] = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": task["question"]}]
         async with ToolingEnv(percentage) as env:
             await env.connect(self._server)

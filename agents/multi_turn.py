@@ -15,12 +15,12 @@ class MultiTurnAgent:
     def __init__(self) -> None:
         self._client = AsyncOpenAI(base_url="http://localhost", api_key="given per episode", max_retries=0)
 
-    async def run(self, task: dict[str, Any], *, base_url: str, api_key: str) -> str:
+    async def run(self, task: dict[str, Any], *, base_url: str, api_key: str, http_client: Any = None) -> str:
         """Ask until the answer is right or the turns are used up, and return the last one, which the reward function scores.
 
         With `task.turn_discount` in the recipe, part of that reward reaches the earlier turns.
         """
-        client = self._client.with_options(base_url=base_url, api_key=api_key)
+        client = self._client.with_options(base_url=base_url, api_key=api_key, http_client=http_client)
         messages: list[Any] = [{"role": "user", "content": task["question"]}]
         for _ in range(TURNS):
             completion = await client.chat.completions.create(model="default", messages=messages)

@@ -33,9 +33,9 @@ class PythonToolsAgent:
         self._client = AsyncOpenAI(base_url="http://localhost", api_key="given per episode", max_retries=0)
         self._programs = asyncio.Semaphore(os.cpu_count() or 1)
 
-    async def run(self, task: dict[str, Any], *, base_url: str, api_key: str) -> str:
+    async def run(self, task: dict[str, Any], *, base_url: str, api_key: str, http_client: Any = None) -> str:
         """Let the model call tools until it answers without one, and return that answer."""
-        client = self._client.with_options(base_url=base_url, api_key=api_key)
+        client = self._client.with_options(base_url=base_url, api_key=api_key, http_client=http_client)
         messages: list[Any] = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": task["question"]}]
         for _ in range(TURNS):
             completion = await client.chat.completions.create(model="default", messages=messages, tools=TOOLS)

@@ -27,9 +27,9 @@ class SearchAgent:
         self._client = AsyncOpenAI(base_url="http://localhost", api_key="given per episode", max_retries=0)
         self._index = Index(ARTICLES.read_text(encoding="utf-8").splitlines())
 
-    async def run(self, task: dict[str, Any], *, base_url: str, api_key: str) -> str:
+    async def run(self, task: dict[str, Any], *, base_url: str, api_key: str, http_client: Any = None) -> str:
         """Let the model search until it answers, and return the answer."""
-        client = self._client.with_options(base_url=base_url, api_key=api_key)
+        client = self._client.with_options(base_url=base_url, api_key=api_key, http_client=http_client)
         messages: list[Any] = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": task["question"]}]
         tools: list[Any] = [{"type": "function", "function": SEARCH}]
         for _ in range(TURNS):

@@ -16,8 +16,8 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-LAST = ("learning", "staleness", "trainer")
-"""The first two take hours; the last needs TRL in an environment of its own."""
+LAST = ("learning", "staleness", "trainer", "race_trl")
+"""The first two take hours; the last two need TRL in an environment of its own."""
 
 
 def benchmarks() -> list[str]:

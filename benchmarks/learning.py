@@ -6,7 +6,8 @@
     python benchmarks/learning.py staleness_gate.max_staleness=0 --seeds 0
 
 Without `--recipes` there is a line for each seed of the main recipe; with it a line for each recipe: lowest, median and highest of
-its seeds. A recipe without a `[task]` table is an overlay of recipes/gsm8k_grpo.toml, and `grpo` is that recipe itself. A teacher or
+its seeds. A recipe is named by its name in recipes/ or by its file. One without a `[task]` table is an overlay of
+recipes/gsm8k_grpo.toml, and `grpo` is that recipe itself. A teacher or
 reward model of a recipe is trained before it, with the same seed. All recipes of a seed start from the same model. Results are cached
 in FOLDER, and not measured again with the same settings.
 
@@ -172,7 +173,7 @@ def measure_recipe(name: str, seed: int, folder: Path, settings: Sequence[str]) 
         words.append(setting + measure_recipe(before, seed, folder, settings)["checkpoint"])
     files = files_of(name)
     recipe = load_recipe(files, [f"seed={seed}", f"folder={folder}", *words])
-    own = Path(tempfile.mkdtemp(prefix=f"{name}-{seed}-", dir=folder))
+    own = Path(tempfile.mkdtemp(prefix=f"{recipe.run}-{seed}-", dir=folder))
     result = marks | run(files, seed, own, [*words, f"model={recipe.model}"])
     if recipe.algorithm.head == "tokens" and ("loss before" in result or recipe.task.reward.startswith("model:")):
         for when, model in (("before", recipe.model), ("after", str(result["checkpoint"]))):
@@ -185,7 +186,7 @@ def files_of(name: str) -> list[Path]:
     """The recipe's files: below it the main recipe, unless it has a `[task]` table."""
     if name == "grpo":
         return [RECIPE]
-    file = ROOT / "recipes" / f"{name}.toml"
+    file = Path(name).absolute() if name.endswith(".toml") else ROOT / "recipes" / f"{name}.toml"
     return [file] if "task" in tomllib.loads(file.read_text(encoding="utf-8")) else [RECIPE, file]
 
 

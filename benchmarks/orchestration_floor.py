@@ -81,6 +81,7 @@ def measure(runner: asyncio.Runner, episodes: int, concurrency: int) -> dict[str
         seconds, agents = time.perf_counter() - began, time.process_time() - agents_before
         server_seconds = sum(process.cpu_times()[:2]) - server_before
         others = others_share(busy_seconds() - busy, agents + server_seconds, seconds)
+        runner.run(agent.close())
         server.stdin.close()
     return {"seconds": seconds, "agents": agents, "server": server_seconds, "others": others}
 

@@ -30,12 +30,14 @@ from areal_actors.embedded.transformers import TransformersEngine
 from areal_actors.generation.engine import EnginePlace, GenerationEngine
 from areal_actors.generation.named import ENGINES_WITHOUT_TORCH, engine_factory
 from areal_actors.generation.servers.server_process import interpreter
-from areal_actors.generation.settings import SERVER_ENGINES, GenerationSettings
+from areal_actors.generation.settings import SERVER_ENGINES, Channel, GenerationSettings, ServerSettings
 from areal_actors.weights.transfer import write_weights
 
 HEAD = 32
 """Narrowest attention head that vLLM has on a CPU."""
 CONTEXT = 256
+WEIGHTS_SECONDS = 600.0
+"""Time limit of a server for a version: the machine may be busy."""
 ENGINES = {**ENGINES_WITHOUT_TORCH, "transformers": TransformersEngine}
 QUICK = {"tokens": 8, "repeats": 1, "together": [1, 4], "engines": ["transformers"]}
 
@@ -53,11 +55,14 @@ def available(names: list[str], report: Callable[[str], None]) -> list[str]:
     return found
 
 
-async def started(name: str, folder: str, location: WeightsLocation, adapter_rank: int = 0) -> tuple[GenerationEngine, float]:
+async def started(
+    name: str, folder: str, location: WeightsLocation, adapter_rank: int = 0, weights: Channel = "folder"
+) -> tuple[GenerationEngine, float]:
     """Return an engine with weights, which are adapters if they have a rank, and the seconds until it had sampled a token."""
     # The model has no end-of-sequence token, so that all completions have the same length; grammars need one.
     options = {"grammar-backend": "none"} if name == "sglang" else {}
-    settings = GenerationSettings(engine=name, device="cpu", max_num_seqs=128, max_model_len=CONTEXT, options=options)
+    server = ServerSettings(weights=weights, weights_seconds=WEIGHTS_SECONDS)
+    settings = GenerationSettings(engine=name, device="cpu", max_num_seqs=128, max_model_len=CONTEXT, options=options, server=server)
     began = time.perf_counter()
     make = engine_factory(settings, ENGINES, Path.cwd(), EnginePlace(logs=Path(folder) / "logs", adapter_rank=adapter_rank))
     engine = await asyncio.to_thread(make, folder)

@@ -1,16 +1,18 @@
 """Seconds and CPU seconds of short commands, and of the main recipe to its first step and to its end: the first time, and again.
 
-    python benchmarks/startup.py [--repeat 5] [--seed 0] [--trackers PYTHON] [SETTING ...]
+    python benchmarks/startup.py [--repeat 5] [--seed 0] [--trackers PYTHON] [--before FOLDER] [SETTING ...]
 
 The main recipe runs twice in one new folder: the first run makes the embedded model, the second finds it kept. CPU seconds are of all
 processes together. With `--trackers`, an interpreter with the libraries of all trackers, the second run is repeated with none, one and
-all of them, in turn: CPU seconds of the run's own processes must not differ, those of the trackers are their own.
+all of them, in turn: CPU seconds of the run's own processes must not differ, those of the trackers are their own. With `--before`, the
+folder of another checkout, its runs alternate with those of this one, and the second run is made `--pairs` times.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import statistics
 import subprocess
@@ -45,10 +47,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="*", default=list(COMMANDS), choices=COMMANDS, help="commands to measure")
     parser.add_argument("--trackers", default="", metavar="PYTHON", help="interpreter with the trackers' libraries")
+    parser.add_argument("--before", type=Path, metavar="FOLDER", help="another checkout, whose runs alternate with this one's")
+    parser.add_argument("--pairs", type=int, default=2, help="second runs of each checkout, with --before")
     arguments = parse_arguments(parser, QUICK)
     commands = {name: measure_command(COMMANDS[name], arguments.repeat) for name in arguments.only}
     print(table(("areal", "wall s", "CPU s"), [(name, found["wall s"], found["CPU s"]) for name, found in commands.items()]), flush=True)
-    runs = list(measure_runs(arguments.seed, arguments.settings, arguments.trackers))
+    if arguments.before:
+        runs = list(measure_pairs(arguments.seed, arguments.settings, arguments.before.absolute(), arguments.pairs))
+    else:
+        runs = list(measure_runs(arguments.seed, arguments.settings, arguments.trackers))
     header = ("run", "to step 1, s", "wall s", "CPU s", "of the run", "others' share")
     print("\n" + table(header, [[run[name] for name in header] for run in runs]))
     print("\nCPU s by process: " + ", ".join(f"{name} {value:.1f}" for name, value in runs[-1]["by process"].items()))
@@ -79,15 +86,28 @@ def measure_runs(seed: int, settings: Sequence[str], trackers: str) -> Iterator[
             yield {"run": name, **measure_run(words, Path(folder) / name.replace(" ", "-"))}
 
 
-def measure_run(words: Sequence[str], run_folder: Path) -> Figures:
-    """Run the main recipe once.
+def measure_pairs(seed: int, settings: Sequence[str], other: Path, pairs: int) -> Iterator[Figures]:
+    """Yields the figures of the main recipe's runs in two checkouts, each in a new folder, in turn."""
+    with tempfile.TemporaryDirectory() as temporary:
+        for number in range(pairs + 1):
+            for name, root in (("before", other), ("now", ROOT)):
+                folder, run = Path(temporary) / name, f"{'second' if number else 'first'}-{number}"
+                words = [f"seed={seed}", f"folder={folder}", f"run={run}", *settings]
+                found = {"run": f"{run}, {name}", **measure_run(words, folder / run, root)}
+                print(found["run"], round(found["wall s"], 1), round(found["CPU s"], 1), found["by process"], flush=True)
+                yield found
+
+
+def measure_run(words: Sequence[str], run_folder: Path, root: Path = ROOT) -> Figures:
+    """Run the main recipe once, with the code in `root`.
 
     Raises:
         CalledProcessError: the run failed.
     """
     before, busy, started, at = children_seconds(), busy_seconds(), time.monotonic(), time.time()
     command = [sys.executable, "-m", "areal_actors", "run", RECIPE, *words]
-    subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    subprocess.run(command, cwd=root, env=environment, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wall, cpu = time.monotonic() - started, children_seconds() - before
     lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
     first = next(line["time"] for line in lines if line["kind"] == "step.completed")

@@ -1,11 +1,13 @@
-"""Seconds from an optimizer step to the first token with new weights, by the size of the weights and by engine.
+"""Seconds from an optimizer step to the first token with new weights, by size, engine and way of the weights.
 
-    python benchmarks/weight_updates.py [--engines transformers sglang vllm] [--megabytes 1 10 100 1000] [--repeats 3] [--rank 16]
+    python benchmarks/weight_updates.py [--engines transformers sglang vllm] [--megabytes 1 10 100 1000] [--repeats 3]
+        [--ways folder broadcast tensors delta adapter] [--dtype float32] [--lr 1e-6] [--rank 16]
 
-`publish` writes the trainer's tensors as a folder in shared memory, with their checksum; `load` is from the order to load the folder to
-the first token that it sampled, while 8 completions run. Each size twice: the whole model, and an adapter of all linear layers of its
-blocks. The fastest repetition counts. Random models in float32; servers need their environments (`just environments sglang vllm`), an
-engine without one is left out.
+`publish` writes the trainer's tensors as a folder in shared memory, with their checksum, which every way begins with; `load` is from the
+order to load the version to the first token that it sampled, while 8 completions run. `adapter` is one of all linear layers of the blocks.
+Before each version the model takes a step of AdamW on random tokens, so that `delta` has something to send: `sent` is the share of bytes.
+The fastest repetition counts. Random models; servers need their environments (`just environments sglang vllm`), an engine without one is
+left out. The last table is the share of bytes that a delta of one step has, by learning rate and dtype, on the model of 10 MB.
 """
 
 from __future__ import annotations
@@ -17,24 +19,33 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import torch
-from engine import make_folder
+from engine import VOCABULARY, make_folder
 from history import append, parse_arguments
 from servers import HEAD, available, started, update_seconds
 from transformers import AutoModelForCausalLM
 
 from areal_actors.core.values import WeightsLocation
-from areal_actors.generation.settings import SERVER_ENGINES
+from areal_actors.generation.abilities import WEIGHT_CHANNELS
+from areal_actors.generation.engine import Arrival
+from areal_actors.generation.settings import SERVER_ENGINES, Channel
 from areal_actors.training.lora import Lora
 from areal_actors.training.settings import LoraSettings
 from areal_actors.weights.folders import SHARED_MEMORY
-from areal_actors.weights.transfer import write_weights
+from areal_actors.weights.parts import delta
+from areal_actors.weights.transfer import published_tensors, write_weights
 
 TOGETHER = 8
 MEGABYTE = 10**6
 LAYER_BYTES = 4 * (12 * HEAD * 512 + 3 * 512 * 2048)
 """Bytes of a layer of 512 hidden and 2,048 inner units, with four heads of queries and two of keys and values."""
+WAYS = ("folder", "broadcast", "tensors", "delta", "adapter")
+SHARE_MEGABYTES = 10
+SHARE_RATES = (1e-6, 1e-5, 8e-4)
+SHARE_STEPS = 4
+"""Steps before a delta: the first steps of AdamW change more than later ones."""
 QUICK = {"megabytes": [1, 2], "repeats": 1, "engines": ["transformers"]}
 
 
@@ -45,31 +56,74 @@ def shape_of(megabytes: int) -> dict[str, int]:
     return {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": round(megabytes * MEGABYTE / LAYER_BYTES)}
 
 
-def publisher(folder: str, rank: int) -> Callable[[Path], WeightsLocation]:
-    """Return what publishes the model of a folder, or an adapter of this rank, into another folder."""
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    if not rank:
-        return lambda published: write_weights(model.state_dict(), published, folder)
-    lora = Lora(model, folder, LoraSettings(rank=rank), seed=0)
-    return lambda published: lora.publish(model.state_dict(), str(published))
+class Trained:
+    """A model that takes optimizer steps and is published, whole or as an adapter of this rank; rank 0 for whole models."""
+
+    def __init__(self, folder: str, rank: int, dtype: torch.dtype, lr: float) -> None:
+        self.model = AutoModelForCausalLM.from_pretrained(folder)
+        self._folder, self._dtype = folder, dtype
+        self._lora = Lora(self.model, folder, LoraSettings(rank=rank), seed=0) if rank else None
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        self._optimizer = torch.optim.AdamW(trained, lr=lr, betas=(0.9, 0.95), weight_decay=0.0)
+        self._random = torch.Generator().manual_seed(0)
+
+    def step(self) -> None:
+        """Take a step on random tokens."""
+        tokens = torch.randint(VOCABULARY, (2, 16), generator=self._random)
+        self._optimizer.zero_grad()
+        self.model(tokens, labels=tokens).loss.backward()
+        self._optimizer.step()
+
+    def publish(self, folder: Path) -> WeightsLocation:
+        """Write the current weights."""
+        if self._lora is not None:
+            return self._lora.publish(self.model.state_dict(), str(folder))
+        return write_weights(self.model.state_dict(), folder, self._folder, dtype=self._dtype)
 
 
-async def one_size(name: str, megabytes: int, repeats: int, rank: int) -> dict[str, float]:
-    """Return bytes and seconds of one engine for one size; rank 0 for whole models."""
+async def one_case(name: str, megabytes: int, way: str, options: argparse.Namespace) -> dict[str, float]:
+    """Return bytes and seconds of one engine for one size and one way of the weights."""
+    rank = options.rank if way == "adapter" else 0
     with tempfile.TemporaryDirectory() as temporary, tempfile.TemporaryDirectory(dir=_shared_memory()) as shared:
         folder = make_folder(Path(temporary), HEAD, **shape_of(megabytes))
-        publish_into = publisher(folder, rank)
-        publish, load, location = [], [], publish_into(Path(shared) / "v0")
-        engine, start = await started(name, folder, location, rank)
+        trained = Trained(folder, rank, getattr(torch, options.dtype), options.lr)
+        publish, load, sent, location = [], [], 1.0, trained.publish(Path(shared) / "v0")
+        engine, start = await started(name, folder, location, rank, "folder" if rank else cast("Channel", way))
         try:
-            for version in range(1, repeats + 1):
+            for version in range(1, options.repeats + 1):
+                trained.step()
                 began = time.perf_counter()
-                location = publish_into(Path(shared) / f"v{version % 2}")
+                location = trained.publish(Path(shared) / f"v{version % 2}")
                 publish.append(time.perf_counter() - began)
                 load.append(await update_seconds(engine, location, TOGETHER))
+                arrival: Arrival | None = getattr(engine, "arrival", None)
+                if arrival is not None and arrival.failure:
+                    raise RuntimeError(arrival.failure)
+                if arrival is not None and arrival.whole_bytes:
+                    sent = arrival.sent_bytes / arrival.whole_bytes
         finally:
             await engine.close()
-        return {"bytes": _bytes(location), "start": start, "publish": min(publish), "load": min(load)}
+        return {"bytes": _bytes(location), "start": start, "publish": min(publish), "load": min(load), "sent": sent}
+
+
+def delta_shares(lr: float) -> dict[str, float]:
+    """Return the share of bytes of a delta, and of changed tensors sent whole, after a step with this learning rate, by dtype."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = make_folder(Path(temporary), HEAD, **shape_of(SHARE_MEGABYTES))
+        trained = Trained(folder, 0, torch.float32, lr)
+        for _ in range(SHARE_STEPS):
+            trained.step()
+        kinds = (torch.float32, torch.bfloat16)
+        before = [{name: tensor.clone() for name, tensor in published_tensors(trained.model.state_dict(), kind).items()} for kind in kinds]
+        trained.step()
+        shares = {}
+        for kind, base in zip(kinds, before, strict=True):
+            after, name = published_tensors(trained.model.state_dict(), kind), str(kind)[6:]
+            whole = sum(tensor.nbytes for tensor in after.values())
+            shares[name] = sum(tensor.nbytes for _, tensor in delta(base, after)) / whole
+            different = [tensor for key, tensor in after.items() if not torch.equal(tensor, base[key])]
+            shares[f"{name} tensors"] = sum(tensor.nbytes for tensor in different) / whole
+        return shares
 
 
 def _shared_memory() -> str | None:
@@ -81,17 +135,22 @@ def _bytes(location: WeightsLocation) -> int:
 
 
 async def measure(options: argparse.Namespace, report: Callable[[str], None]) -> dict[str, object]:
-    """All sizes and engines, one after the other, reported line by line and returned as one table."""
+    """All sizes, engines and ways, one after the other, reported line by line and returned as two tables."""
     torch.set_num_threads(1)
-    report(f"{'engine':>14}{'model MB':>10}{'weights':>10}{'MB':>10}{'publish s':>12}{'load s':>12}")
+    report(f"{'engine':>14}{'model MB':>10}{'way':>11}{'MB':>10}{'sent':>8}{'publish s':>12}{'load s':>12}")
     rows = []
     for name in available(options.engines, report):
-        for megabytes, rank in itertools.product(options.megabytes, (0, options.rank)):
-            figures = await one_size(name, megabytes, options.repeats, rank)
-            rows.append({"engine": name, "megabytes": megabytes, "rank": rank, **figures})
-            size, kind = figures["bytes"] / MEGABYTE, "adapter" if rank else "whole"
-            report(f"{name:>14}{megabytes:>10,}{kind:>10}{size:>10,.1f}{figures['publish']:>12.3f}{figures['load']:>12.3f}")
-    return {"together": TOGETHER, "cases": rows}
+        for megabytes, way in itertools.product(options.megabytes, options.ways):
+            if way != "adapter" and way not in WEIGHT_CHANNELS[name]:
+                continue
+            figures = await one_case(name, megabytes, way, options)
+            rows.append({"engine": name, "megabytes": megabytes, "way": way, **figures})
+            line = f"{name:>14}{megabytes:>10,}{way:>11}{figures['bytes'] / MEGABYTE:>10,.1f}{figures['sent']:>8.1%}"
+            report(f"{line}{figures['publish']:>12.3f}{figures['load']:>12.3f}")
+    shares = {f"{lr:g}": delta_shares(lr) for lr in SHARE_RATES}
+    for rate, by_dtype in shares.items():
+        report(f"delta of a step with lr {rate}: " + ", ".join(f"{name} {share:.1%}" for name, share in by_dtype.items()))
+    return {"together": TOGETHER, "dtype": options.dtype, "lr": options.lr, "cases": rows, "delta_shares": shares}
 
 
 def main() -> None:
@@ -99,6 +158,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", nargs="+", default=["transformers", *SERVER_ENGINES], help="engines to measure")
     parser.add_argument("--megabytes", type=int, nargs="+", default=[1, 10, 100, 1000], help="sizes of the weights in float32")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="ways of the weights to the engine")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="dtype of the published weights")
+    parser.add_argument("--lr", type=float, default=1e-6, help="learning rate of the steps between versions")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--rank", type=int, default=16, help="rank of the adapters")
     arguments = parse_arguments(parser, QUICK)

@@ -3,6 +3,7 @@
 #
 #   PYTHON        the interpreter to build .venv from (default: the newest python3 that is 3.11 or later)
 #   PIP_INDEX_URL and the rest of pip's own settings hold as usual
+# With uv on the PATH its cache and speed are used, from the same indexes.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -10,16 +11,17 @@ venv_python=.venv/bin/python
 stamp=.venv/areal-setup.stamp
 log=.venv/areal-setup.log
 
-source scripts/torch.sh
-
 fail() {
     printf 'set-up: %s\n' "$1" >&2
     exit 1
 }
 
+source scripts/install.sh
+source scripts/torch.sh
+
 # Inputs of the environment: these files, the path (the package is installed in editable mode), the interpreter.
 fingerprint() {
-    { cat pyproject.toml scripts/bootstrap.sh scripts/torch.sh scripts/locks/dev.txt; pwd; printf '%s' "${PYTHON:-}"; } | cksum
+    { cat pyproject.toml scripts/{bootstrap,install,torch}.sh scripts/locks/dev.txt; pwd; printf '%s' "${PYTHON:-}"; } | cksum
 }
 
 has_python_311() {
@@ -42,16 +44,6 @@ find_python() {
     fail "no Python 3.11 or later on the PATH; install one, or set PYTHON=/path/to/python3"
 }
 
-pip_install() {
-    "$venv_python" -m pip install --quiet --disable-pip-version-check --no-input --no-compile --constraint scripts/locks/dev.txt "$@" >>"$log" 2>&1
-}
-
-pip_failed() {
-    tail -n 15 "$log" >&2
-    fail "pip could not install $1 (the lines above are the end of $log).
-        No network? Behind a proxy set HTTPS_PROXY; with a mirror set PIP_INDEX_URL; then start again; completed steps are kept."
-}
-
 # An incomplete .venv of an earlier set-up is kept if it works and has the same Python.
 usable() {
     "$venv_python" -c 'import pip' 2>/dev/null && [ "$(origin "$venv_python")" = "$(origin "$python")" ]
@@ -67,23 +59,27 @@ if [ -x "$venv_python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && "$v
 fi
 
 python=$(find_python)
-echo "set-up: .venv from $("$python" --version) (once; a few minutes with a slow network)"
+installer=pip
+if command -v uv >/dev/null; then installer=$(uv --version | cut -d ' ' -f 1,2); fi
+echo "set-up: .venv from $("$python" --version) with $installer (once; about a minute, longer with a slow network)"
 if ! usable; then
-    "$python" -m venv --clear .venv ||
+    make_venv "$python" .venv ||
         fail "$python -m venv did not work (its message is above). On Debian and Ubuntu: apt install python3-venv"
 fi
 rm -f "$stamp"
 : >"$log"
-install_torch
-echo "set-up: everything else ..."
+install_torch set-up
 extras=dev
 if nvidia_device; then
     extras=dev,data # the CUDA profile reads its tasks from the Hugging Face hub
 fi
-pip_install --editable ".[$extras]" || pip_failed "areal-actors[$extras]"
+progress "set-up: the other packages"
+install_packages --constraint scripts/locks/dev.txt --editable ".[$extras]" || install_failed "areal-actors[$extras]"
 if [ -n "${PYTHONDONTWRITEBYTECODE:-}" ]; then
     # Python writes no bytecode at run time here: without this every process compiles torch again
+    progress "set-up: bytecode"
     "$venv_python" -m compileall -q -j 0 "$("$venv_python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" >>"$log" 2>&1 || true
 fi
+progress_end
 printf '%s\n' "$wanted" >"$stamp"
-echo "set-up: done"
+echo "set-up: done in $SECONDS s"

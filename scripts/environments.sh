@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Creates .environments/NAME for each agents/environments/NAME.txt, separate interpreters for agents and clients whose framework conflicts
 # with our dependencies, and for each scripts/engines/NAME.txt, those of inference servers. A second start does nothing.
-# An environment that pins torch gets our version of it, in the build that fits the machine.
+# An environment that pins torch gets the locked version of ours, in the build that fits the machine.
 # `scripts/environments.sh camel sglang` creates only these two. Programs from npm, agents/environments/NAME.npm, and `docs`, which builds
 # the documentation (scripts/docs.txt), are installed only by name.
 #
@@ -18,26 +18,19 @@ fail() {
 python=${PYTHON:-.venv/bin/python}
 [ -x "$python" ] || python=$(command -v "${PYTHON:-python3}") || fail "found no ${PYTHON:-python3}; set PYTHON to a Python 3.11 or later"
 
+source scripts/install.sh
 source scripts/torch.sh
-
-pip_install() {
-    "$venv_python" -m pip install --quiet --disable-pip-version-check --no-input --no-compile "$@" >>"$log" 2>&1
-}
-
-pip_failed() {
-    tail -n 15 "$log" >&2
-    fail "pip could not install $1 (the lines above are the end of $log)"
-}
 
 # An engine's requirements are complete, so that pip has nothing to resolve; on a machine with a GPU its own ones hold.
 install_engine() {
     if nvidia_device; then
         local wanted
         wanted=$(sed -n 's/^# gpu: //p' "$1")
-        pip_install "$wanted" || pip_failed "$wanted"
+        install_packages "$wanted" || install_failed "$wanted"
     else
-        install_torch
-        pip_install --no-deps --requirement "$1" || pip_failed "$1"
+        install_torch "environments: $folder"
+        progress "environments: $folder"
+        install_packages --no-deps --requirement "$1" || install_failed "$1"
     fi
 }
 
@@ -74,20 +67,21 @@ make_environment() {
     if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && "$folder/bin/python" -c '' 2>/dev/null; then
         return
     fi
-    echo "environments: $folder ..."
-    "$python" -m venv --clear "$folder"
+    make_venv "$python" "$folder"
     : >"$log"
     case $requirements in
     scripts/engines/*) install_engine "$requirements" ;;
     *)
-        if grep -q '^torch==' "$requirements"; then install_torch; fi
-        pip_install --requirement "$requirements" --constraint "$lock" || pip_failed "$requirements"
+        if grep -q '^torch==' "$requirements"; then install_torch "environments: $folder"; fi
+        progress "environments: $folder"
+        install_packages --requirement "$requirements" --constraint "$lock" || install_failed "$requirements"
         ;;
     esac
     if [ -n "${PYTHONDONTWRITEBYTECODE:-}" ]; then
         # Python writes no bytecode at run time here: without this every process compiles its framework again
         "$folder/bin/python" -m compileall -q -j 0 "$folder"/lib/python*/site-packages >>"$log" 2>&1 || true
     fi
+    progress_end
     printf '%s\n' "$wanted" >"$stamp"
 }
 

@@ -1,4 +1,4 @@
-# Installs torch into the environment of $venv_python; sourced, and needs pip_install and pip_failed.
+# Installs torch into the environment of $venv_python; sourced after install.sh.
 
 torch_cpu_index=https://download.pytorch.org/whl/cpu
 
@@ -16,18 +16,20 @@ nvidia_device() {
     [ -e /dev/nvidia0 ] || command -v nvidia-smi >/dev/null
 }
 
-# The default index's build on Linux includes gigabytes of CUDA libraries, which a machine without a GPU cannot use.
+# The first argument begins the lines that are shown; the second is a version (`torch==2.11.0`), by default the locked one. The default
+# index's build on Linux includes gigabytes of CUDA libraries, which a machine without a GPU cannot use.
 install_torch() {
-    local torch
-    torch=$("$venv_python" -c 'import tomllib; wanted = tomllib.load(open("pyproject.toml", "rb"))["project"]["dependencies"]
-print(next(name for name in wanted if name.startswith("torch==")))')
+    local torch=${2:-}
+    [ -n "$torch" ] || torch=$(grep -m 1 '^torch==' scripts/locks/dev.txt)
     if [ "$(uname -s)" = Linux ] && ! nvidia_device; then
-        echo "set-up: $torch for the CPU (no NVIDIA device) ..."
-        if torch_index_reachable && pip_install --index-url "$torch_cpu_index" "$torch"; then
+        progress "$1: $torch for the CPU (no NVIDIA device)"
+        if torch_index_reachable && install_packages --index-url "$torch_cpu_index" "$torch"; then
+            progress_end
             return
         fi
     else
-        echo "set-up: $torch ..."
+        progress "$1: $torch"
     fi
-    pip_install "$torch" || pip_failed "$torch"
+    install_packages "$torch" || install_failed "$torch"
+    progress_end
 }

@@ -56,9 +56,12 @@ async def test_an_agent_takes_base_url_and_http_client_and_needs_no_key(runner_o
         assert [(call.reward, len(call.completion)) for call in (await trajectory(result)).interactions] == [(reward, len("hi there") + 1)]
 
 
-async def test_the_episodes_of_an_agent_share_one_http_client(tmp_path):
+@pytest.mark.parametrize(
+    ("parameters", "client"), [("**extra_kwargs", "extra_kwargs['http_client']"), ("*, base_url, api_key, http_client=None", "http_client")]
+)
+async def test_the_episodes_of_an_agent_share_one_http_client(tmp_path, parameters, client):
     (tmp_path / "program.py").write_text(
-        "clients = []\nclass Agent:\n    async def run(self, data, **extra_kwargs):\n        clients.append(extra_kwargs['http_client'])\n"
+        f"clients = []\nclass Agent:\n    async def run(self, data, {parameters}):\n        clients.append({client})\n"
         "        return float(clients[0] is clients[-1] and not clients[0].is_closed)\n"
     )
     runner = InlineRunner.named("program.py:Agent", tmp_path)

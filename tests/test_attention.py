@@ -94,7 +94,7 @@ def printed(renderable):
 def test_view_and_summary_show_it():
     view = RunView()
     view.state = state_after(*[{"truncated_frac": 0.6}] * WINDOW)
-    assert "attention 60% of the answers are cut" in printed(view.render())
+    assert "attention 60% of the answers are cut" in printed(view)
     assert "attention 60% of the answers are cut" in printed(summary(view.state, []))
 
 
@@ -105,4 +105,4 @@ def test_held_out_results_are_mean_rewards_where_rewards_are_graded():
             weight_version=4, mode="sampled", tasks=10, failed=0, accuracy=0.71, mean_tokens=3.0, reward_mean=reward_mean
         )
         view.receive(story.sealed(event, 9))
-        assert words in printed(view.render())
+        assert words in printed(view)

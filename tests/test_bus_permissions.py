@@ -91,7 +91,7 @@ def test_a_process_may_publish_what_its_actors_declare_and_nothing_else(denied: 
             "EventLoopBlocked",
         },
         "reward_worker": {"EpisodeScored", "EpisodeAbandoned", "DescribeSession"},
-        "inference_worker": {"EngineLoad", "EngineLost", "EngineStarting", "Throughput", "WeightsLoaded"},
+        "inference_worker": {"EngineLoad", "EngineLost", "EngineStarting", "Throughput", "WeightTransferRefused", "WeightsLoaded"},
     }
     always = {"ActorStarted", "ActorStopped", "Heartbeat", "SnapshotRefused", "SnapshotStored"}
     for user, kinds in declared.items():

@@ -87,7 +87,7 @@ def test_faults_are_shown_where_they_happen_and_counted_at_the_end():
     view = RunView()
     for number in range(2):
         view.receive(story.sealed(event, number))
-    for picture in (view.render(), summary(view.state, [])):
+    for picture in (view, summary(view.state, [])):
         console = Console(width=200, file=io.StringIO())
         console.print(picture)
         assert "2 × kill of gateway" in console.file.getvalue()

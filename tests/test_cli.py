@@ -126,6 +126,24 @@ except SystemExit as ended:
         assert done.stderr == ""
 
 
+@pytest.mark.parametrize(
+    "words", [["runs"], ["check", RECIPE, "profile=embedded", "--static"], ["explain", "steps"]], ids=lambda words: words[0]
+)
+def test_commands_that_read_settings_or_lists_load_none_of_what_a_run_needs(words, tmp_path):
+    (tmp_path / "runs").mkdir()
+    heavy = ["numpy", "jinja2", "tokenizers", "aiohttp", "nats", "prometheus_client", "structlog", "matplotlib", "torch"]
+    program = f"""
+import os, sys
+from areal_actors.cli import main
+os.chdir({str(tmp_path)!r})
+main({[str(ROOT / word) if word == RECIPE else word for word in words]})
+sys.stderr.write(" ".join(name for name in {heavy} if name in sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True, cwd=ROOT)
+    assert done.stdout
+    assert done.stderr == ""
+
+
 def test_a_shipped_recipe_is_found_by_its_name_in_any_folder(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("gsm8k_grpo", "recipes/gsm8k_grpo.toml"):

@@ -145,6 +145,24 @@ def test_weights_that_exceed_a_device_are_refused_before_the_start(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("devices", "staleness", "sleep"),
+    [("1", 0, "on"), ("1", 2, "off"), ("2", 0, "off"), ("0", 0, "auto")],
+)
+def test_engines_sleep_where_synchronous_training_shares_their_device(devices, staleness, sleep):
+    assert resolved(devices, f"staleness_gate.max_staleness={staleness}").recipe.generation.sleep == sleep
+
+
+def test_beside_an_engine_that_sleeps_the_trainer_counts_with_what_it_keeps_between_steps(tmp_path):
+    (tmp_path / "config.json").write_text("{}")
+    save_file({"weight": np.zeros((4096, 4096), np.uint8)}, tmp_path / "model.safetensors")
+    settings = [f"model={tmp_path}", "task.dataset=arithmetic", "staleness_gate.max_staleness=0", "trainer.memory_fraction=0.9"]
+    assert resolved("1x1", *settings, "generation.memory_fraction=0.7").recipe.generation.sleep == "on"
+    for crowding in (["generation.memory_fraction=0.8"], ["generation.memory_fraction=0.7", "generation.sleep=off"]):
+        with pytest.raises(RecipeError, match=r"would have these shares of its memory: trainer 90%, inference_worker [78]0%"):
+            resolved("1x1", *settings, *crowding)
+
+
+@pytest.mark.parametrize(
     ("profile", "parameters", "ranks", "workers"),
     [
         ("cuda", 1.54e9, 1, 1),

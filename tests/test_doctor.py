@@ -15,7 +15,7 @@ import pytest
 from areal_actors.cli import main
 from areal_actors.core.devices import CudaDevices
 from areal_actors.core.errors import SandboxError
-from areal_actors.generation.abilities import ENGINE_ABILITIES
+from areal_actors.generation.abilities import ENGINE_ABILITIES, engine_abilities
 from areal_actors.run import doctor
 from areal_actors.run.doctor import Report
 
@@ -63,7 +63,8 @@ def test_the_report_can_be_read_by_a_program(tmp_path):
     report = msgspec.json.decode(ended.stdout, type=Report)
     assert (ended.returncode, report.ready) == (0, True)
     assert tuple(finding.name for finding in report.findings) == NAMES
-    assert report.abilities == {engine: sorted(has) for engine, has in ENGINE_ABILITIES.items()}
+    assert report.abilities == {engine: sorted(engine_abilities(engine)) for engine in ENGINE_ABILITIES}
+    assert "weights:delta" in report.abilities["sglang"]
 
 
 def test_without_a_nats_server_the_status_is_1_and_the_remedy_follows(tmp_path):
@@ -112,7 +113,7 @@ def test_a_package_that_is_missing_is_named_as_pip_installs_it(tmp_path, monkeyp
 
     monkeypatch.setattr(metadata, "version", version)
     found = findings(tmp_path)
-    assert "-m pip install 'torch==" in found["torch"].remedy
+    assert "-m pip install 'torch>=" in found["torch"].remedy
     assert found["other packages"].found == "not installed: xxhash"
     assert "-m pip install 'xxhash" in found["other packages"].remedy
     assert found["torch"].is_problem

@@ -19,7 +19,8 @@ from areal_actors.sequences.step_metrics import examples_checksum
 from areal_actors.supervised.example_sequences import ExampleSequences, LengthLimit, sequences_of_example, too_long_examples
 from areal_actors.supervised.example_source import ExampleSource
 from areal_actors.supervised.examples import Example, ExampleConversation
-from areal_actors.tokenization.tokenizer import ChatTokenizer, context_of
+from areal_actors.tokenization.model_config import context_of
+from areal_actors.tokenization.tokenizer import ChatTokenizer
 
 REWRITING = (
     "{% for message in messages %}{{ message.role[0] + ':' }}"

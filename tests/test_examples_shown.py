@@ -63,7 +63,7 @@ def view_of(*envelopes):
 
 
 def test_the_picture_shows_losses_where_other_runs_show_rewards():
-    text = printed(view_of(*whole_run()).render())
+    text = printed(view_of(*whole_run()))
     for part in ("loss 0.300", "from 0.600", "loss 0.700 → 0.300", "accuracy 0.500 → 1.000", "of 64 examples at step 4"):
         assert part in text
     assert "reward" not in text

@@ -131,6 +131,34 @@ async def test_new_weights_take_over_between_two_tokens_of_running_completions(f
         assert np.abs(expected - column.logprobs_array()).max() < 1e-5
 
 
+async def test_new_weights_compute_the_prompt_of_siblings_once(folder: str, new_weights: WeightsLocation) -> None:
+    old, new = random_qwen(0), random_qwen(1)
+    prompts = [prompt_of(48)] * 8 + [prompt_of(7), prompt_of(1), prompt_of(1)]
+    async with running(folder) as engine:
+        streams = [
+            engine.generate(str(index), prompt, SamplingParams(max_tokens=40, seed=index), stream=True)
+            for index, prompt in enumerate(prompts)
+        ]
+        firsts = [await anext(stream) for stream in streams]
+        engine.take_counters()
+        await engine.load_weights(new_weights, 1)
+        prefilled = engine.take_counters().prefilled_tokens
+        columns = []
+        for first, stream in zip(firsts, streams, strict=True):
+            whole = first.columns
+            async for chunk in stream:
+                whole = whole.joined(chunk.columns)
+            columns.append(whole)
+    crossed = [column for column in columns if len(column.versions) == 2]
+    before_the_change = sum(column.versions[0].end for column in crossed)
+    assert len(crossed) > 2
+    assert prefilled <= before_the_change + 48 + 7 + 1
+    for prompt, column in zip(prompts, columns, strict=True):
+        old_version = column.versions_array() == 0
+        expected = np.where(old_version, plain_logprobs(old, prompt, column, 1.0), plain_logprobs(new, prompt, column, 1.0))
+        assert np.abs(expected - column.logprobs_array()).max() < 1e-5
+
+
 async def test_aborts_queueing_and_changes_of_weights_at_once_leave_every_token_right(folder: str, tmp_path: Path) -> None:
     makers = {0: random_qwen(0), 1: random_qwen(1), 2: random_qwen(0), 3: random_qwen(2)}
     locations = {version: write_weights(makers[version].state_dict(), tmp_path / f"v{version}", folder) for version in (1, 2, 3)}

@@ -21,6 +21,7 @@ from transformers import (
 
 from areal_actors.core.errors import EngineError
 from areal_actors.training.models import recompute_activations
+from areal_actors.training.packing import packed_tree
 from areal_actors.training.packing.hidden_states import HiddenStates
 from areal_actors.training.packing.scoring import TokenScorer
 from areal_actors.training.packing.tensors import make_micro_batches
@@ -114,6 +115,27 @@ def test_shared_rows_have_the_log_probabilities_and_the_gradient_of_rows_by_them
     assert computed < 0.6 * in_rows <= in_rows <= padded
 
 
+@pytest.mark.parametrize("make", [qwen3, mistral, gpt2])
+def test_with_the_mask_of_other_devices_they_are_the_same(make, monkeypatch):
+    rows = groups()
+    own_logps, own_gradient, _, in_rows = scored(made(make), rows, "off")
+    monkeypatch.setattr(packed_tree, "PLANNED_DEVICES", ())
+    logps, gradient, computed, _ = scored(made(make), rows, "on")
+    torch.testing.assert_close(logps, own_logps, atol=1e-5, rtol=1e-5)
+    assert (gradient - own_gradient).norm() < 1e-5 * own_gradient.norm()
+    assert computed < 0.6 * in_rows
+
+
+def test_a_mask_is_made_once_for_all_layers_and_passes_of_a_micro_batch(monkeypatch):
+    monkeypatch.setattr(packed_tree, "PLANNED_DEVICES", ())
+    scorer = TokenScorer(made(qwen3), 1.0)
+    assert scorer.hidden_states.resolve_sharing("on") == "on"
+    (batch,) = make_micro_batches(groups(), range(8), 1000, CPU, sharing="on")
+    monkeypatch.setattr(packed_tree, "block_mask", None)
+    first, second = (scorer(batch)[0] for _ in range(2))
+    assert torch.equal(first, second)
+
+
 @pytest.mark.parametrize("make", [qwen3, gpt2])
 def test_groups_with_one_system_prompt_have_the_gradient_of_rows_by_themselves(make):
     rows = with_one_system_prompt(4, 3)
@@ -155,6 +177,13 @@ def test_a_model_that_cannot_share_prefixes_reports_it(make):
     assert (states.resolve_sharing("auto"), states.resolve_sharing("off")) == ("off", "off")
     with pytest.raises(EngineError, match='prefix_sharing = "on"'):
         states.resolve_sharing("on")
+
+
+def test_chains_are_refused_by_a_model_that_cannot_share_prefixes():
+    scorer = TokenScorer(made(mistral_with_a_window), 1.0)
+    (batch,) = make_micro_batches(groups()[:4], range(4), 1000, CPU, sharing="on")
+    with pytest.raises(EngineError, match='prefix_sharing = "on"'):
+        scorer(batch)
 
 
 def test_a_model_that_can_gets_the_recipe_s_settings():

@@ -167,6 +167,20 @@ def test_servers_started_elsewhere_are_given_an_adapter_merged_and_others_the_ad
         main("trainer.lora.rank=1024", "generation.engine=vllm")
 
 
+def test_weights_go_to_servers_on_other_hosts_without_a_folder_unless_it_is_stated(main):
+    near, far = (("generation.engine=vllm", f'generation.server.urls=["http://{host}:8000"]') for host in ("localhost", "10.0.0.7"))
+    assert main(*near).generation.server.weights == "folder"
+    assert main(*far).generation.server.weights == "broadcast"
+    assert main(*far, "generation.server.weights=folder").generation.server.weights == "folder"
+    assert main(*far, "trainer.lora.rank=4", "trainer.lora.published=adapter").generation.server.weights == "folder"
+    with pytest.raises(RecipeError, match=r'`generation.server.weights`: found "tensors", but http://10.0.0.7:8000 is on another host'):
+        main(*far, "generation.server.weights=tensors")
+    with pytest.raises(
+        RecipeError, match=r'found "delta", but adapters are loaded by name from their folder; write "folder", or trainer.lora'
+    ):
+        main("generation.engine=sglang", "generation.server.weights=delta", "trainer.lora.rank=4")
+
+
 HUB = "model=someone/large"
 
 

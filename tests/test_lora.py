@@ -179,7 +179,7 @@ def test_the_initial_reference_is_the_base_and_costs_no_second_model(make):
     prepared = trainer.prepare(rows)
     assert torch.equal(prepared.tokens.reference, base)
     assert (trainer.logp(rows) - base).abs().max() > 1e-3
-    assert trainer._frozen["reference"]._scorer is trainer._scorer
+    assert trainer._frozen["reference"].scorer is trainer._scorer
 
 
 def test_parity_is_checked_under_older_adapters(make):

@@ -17,7 +17,18 @@ from areal_actors.training.engine_mismatch import reported_metrics
 
 PAGE = ROOT / "docs" / "tracking.md"
 LITERAL = re.compile(r'"([a-z_0-9/]+)"')
-OPTIONAL = frozenset({"dual_clip_frac", "overlong_penalty_mean", "reference_kl", "refused_sequences", "skipped", "skipped_updates"})
+OPTIONAL = frozenset(
+    {
+        "dual_clip_frac",
+        "overlong_penalty_mean",
+        "reference_kl",
+        "refused_sequences",
+        "routing_mismatch",
+        "routing_replayed",
+        "skipped",
+        "skipped_updates",
+    }
+)
 """Names of steps with certain settings or damage, which are literals of the code."""
 BY_BOUND = re.compile(r"(weight|mismatch)_(truncated|masked|clipped)_frac")
 """Names that the code puts together."""

@@ -8,8 +8,8 @@ from support.family_templates import ONE_CALL, PARIS, SINGLE_CALL, STOPS, TEMPLA
 
 from areal_actors.core.errors import SetupError
 from areal_actors.tokenization.chat_template import ChatTemplate
-from areal_actors.tokenization.tool_parsers.families import FORMATS
-from areal_actors.tokenization.tool_parsers.round_trip import FORMAT_NAMES, tool_support
+from areal_actors.tokenization.tool_parsers.families import FORMAT_NAMES, FORMATS
+from areal_actors.tokenization.tool_parsers.round_trip import tool_support
 
 CHATML = """{% if tools %}<|im_start|>system
 {{ tools | tojson }}<|im_end|>

@@ -13,7 +13,8 @@ from support import story
 from support.clock import jumping_time
 
 from areal_actors.display.sentences import duration, plain_line
-from areal_actors.display.view import RunView, sparkline
+from areal_actors.display.sheet import sparkline
+from areal_actors.display.view import RunView
 from areal_actors.messages import KINDS, RunFinished, RunStalled, StepCompleted, WeightsPublished
 from areal_actors.run.monitor import follow, print_json, print_messages
 from bus.base import Envelope, Stamp
@@ -25,7 +26,7 @@ BY_SUBJECT = {kind.subject: kind for kind in KINDS}
 
 def shown(view, width=120):
     console = Console(width=width, file=io.StringIO(), record=True, force_terminal=True)
-    console.print(view.render())
+    console.print(view)
     text = console.export_text()
     assert all(len(line) <= width for line in text.splitlines())
     return " ".join(text.replace("│", " ").split())
@@ -161,10 +162,10 @@ def test_speed_is_that_of_busy_time_with_the_share_of_it():
 def test_a_stall_is_red_until_something_moves():
     view = view_of(story.sealed(story.STARTED), story.sealed(RunStalled(sentence="nothing has moved for 61 s [really]", seconds=61.0), 90))
     console = Console(width=100, file=io.StringIO(), force_terminal=True, color_system="standard")
-    console.print(view.render())
-    assert "\x1b[1;31mStalled: nothing has moved for 61 s [really]" in console.file.getvalue()
+    console.print(view)
+    assert "\x1b[1;31mnothing has moved for 61 s [really]" in console.file.getvalue()
     view.receive(story.exported())
-    assert "Stalled" not in shown(view)
+    assert "stalled" not in shown(view)
 
 
 def test_the_end_is_reported_with_its_reason():
@@ -244,7 +245,9 @@ async def test_a_follower_shows_history_then_what_happens_until_the_end(live):
     await asyncio.wait_for(following, 300)
     text = console.file.getvalue()
     if live:
-        assert "Finished after 40 steps." in text
+        assert text.startswith("\x1b[?1049h")
+        assert "\x1b[?1049l" in text, "the ordinary screen is back"
+        assert "Finished after 40 steps." in shown(view)
         assert "trainer-0" in view.state.beats
         assert len(view.state.throughputs) == 1
     else:

@@ -123,7 +123,7 @@ def test_a_number_of_parts_that_does_not_divide_the_experts_is_refused():
 
 @pytest.mark.slow
 def test_a_run_trains_a_mixture_of_experts_on_the_embedded_engine(tmp_path):
-    """Two steps of the main recipe: the engine's log-probabilities are the trainer's, with the weights that it was sent."""
+    """Two steps of the main recipe: the engine's log-probabilities are the trainer's, with the weights and experts that it was sent."""
     root = Path(__file__).parent.parent
     tokenizer = train_tokenizer()
     folder = random_mixture(tmp_path / "model", max_position_embeddings=1024, vocab_size=tokenizer.get_vocab_size())
@@ -139,3 +139,5 @@ def test_a_run_trains_a_mixture_of_experts_on_the_embedded_engine(tmp_path):
     steps = [line for line in map(json.loads, lines) if line["kind"] == "step.completed"]
     assert [step["step"] for step in steps] == [1, 2]
     assert max(step["metrics"]["train_infer_logprob_diff_max"] for step in steps) < 1e-4
+    assert [step["metrics"]["routing_replayed"] for step in steps] == [1.0, 1.0]
+    assert steps[0]["metrics"]["routing_mismatch"] < 0.01

@@ -47,6 +47,18 @@ def test_what_nothing_would_come_of_is_refused(override, words):
     assert words in str(refused.value)
 
 
+def test_routes_are_replayed_where_the_engine_reports_them(tmp_path):
+    assert resolved().trainer.routing_replay == "auto"
+    assert resolved("trainer.routing_replay=off").trainer.routing_replay == "off"
+    for engine in ("scripted", "vllm"):
+        assert resolved(f"generation.engine={engine}").trainer.routing_replay == "off"
+        with pytest.raises(RecipeError, match=rf'found "on", but the engine {engine} reports no experts; set generation.engine to'):
+            resolved(f"generation.engine={engine}", "trainer.routing_replay=on")
+    elsewhere = ["generation.engine=sglang", 'generation.server.urls=["http://localhost:1"]']
+    assert resolved(*elsewhere).trainer.routing_replay == "off"
+    assert resolved(*elsewhere, "trainer.routing_replay=on").trainer.routing_replay == "on"
+
+
 def test_an_adapter_of_a_reward_model_is_refused():
     files = [path.name for path in (ROOT / "recipes").glob("*.toml") if '"reward_model"' in path.read_text()]
     with pytest.raises(RecipeError, match=r"trainer.lora`: found a table, but an adapter has no scalar head"):

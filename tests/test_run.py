@@ -161,6 +161,7 @@ async def test_an_interrupted_run_saves_a_checkpoint_and_leaves_no_process(live)
         await run.until(StepCompleted, 2)
         os.kill(run.process.pid, signal.SIGINT)
         assert await run.ended() == 130, run.output()
+    assert "Ctrl-C: a checkpoint is saved, then the run ends; Ctrl-C again ends it without one" in run.output()
     log = await run.log()
     assert not [event for _, event in log if isinstance(event, EpisodeAbandoned)], "nobody sees what he uses fail because the run is over"
     saved = [event for _, event in log if isinstance(event, CheckpointCommitted)]

@@ -228,6 +228,22 @@ async def test_weights_are_loaded_the_moment_a_completion_has_ended(genuine: Gen
         genuine.assert_exact(joined(await chunks_of(engine, PROMPT, SamplingParams(max_tokens=7))))
 
 
+@genuine_only
+async def test_completions_wait_while_the_engine_sleeps_and_continue_under_the_next_weights(genuine: Genuine) -> None:
+    """On a CPU the servers obey, and keep their memory."""
+    async with serving(genuine) as engine:
+        for version in (1, 2):
+            tasks = [asyncio.create_task(chunks_of(engine, [*PROMPT, 20 + number], SamplingParams(max_tokens=60))) for number in range(4)]
+            await until_it_runs(engine)
+            assert await engine.release_memory() == 0
+            tasks.append(asyncio.create_task(chunks_of(engine, [*PROMPT, 24], SamplingParams(max_tokens=5))))
+            await asyncio.sleep(0.5)
+            assert engine.take_counters().running == 0
+            await engine.load_weights(genuine.versions[version], version)
+            for number, chunks in enumerate(await asyncio.gather(*tasks)):
+                genuine.assert_exact(joined(chunks), prompt=[*PROMPT, 20 + number])
+
+
 async def test_sglang_drops_its_cache_by_an_order_of_its_own_after_the_weights() -> None:
     """It would end with an assertion if both were one order and a request, answered already, had not left its batch."""
     sent = []

@@ -14,6 +14,7 @@ from areal_actors.core.errors import UntrainableBatch
 from areal_actors.sequences.sequence_check import SequenceLimits
 from areal_actors.training.algorithms import Grpo, Ppo
 from areal_actors.training.engine import sequence_limits
+from areal_actors.training.prepared import make_minibatches
 from areal_actors.training.settings import OptimizerSettings
 
 
@@ -70,7 +71,7 @@ def test_a_loss_that_is_not_finite_leaves_weights_and_optimizer_as_they_were(fol
 def test_an_update_that_is_not_finite_is_left_out_of_a_step_that_has_others(folder, monkeypatch):
     trainer = make_trainer(folder, Grpo(minibatches=4))
     rows = sequences_of(trainer, off=0.3)
-    first = trainer._make_minibatches(rows)[0]
+    first = make_minibatches(rows, 4, trainer._generator)[0]
     trainer = make_trainer(folder, Grpo(minibatches=4))
     sound = Grpo.loss
 

@@ -5,9 +5,11 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from areal_actors.training.packing import packed_tree
+from areal_actors.training.packing.block_mask import BLOCK, block_mask, depth_first_intervals
 from areal_actors.training.packing.packed_tree import PackedTree
 from areal_actors.training.packing.prefix_tree import build_prefix_tree
-from areal_actors.training.packing.tree_attention import attend, masked_attend
+from areal_actors.training.packing.tree_attention import attend
 
 SCALE = 0.3
 
@@ -53,14 +55,21 @@ def one_by_one(parts, tree, weights):
     return outputs.detach(), torch.autograd.grad(loss, parts)
 
 
-@pytest.mark.parametrize("attention", [attend, masked_attend])
+@pytest.fixture(params=["planned", "masked"])
+def on_each_device(request, monkeypatch):
+    """The calls of a CPU, and the single one of other devices, with all scores at once."""
+    if request.param == "masked":
+        monkeypatch.setattr(packed_tree, "PLANNED_DEVICES", ())
+
+
+@pytest.mark.usefixtures("on_each_device")
 @pytest.mark.parametrize("kind", [group, branches, bits, long])
-def test_outputs_and_gradients_are_those_of_the_sequences_by_themselves(kind, attention):
+def test_outputs_and_gradients_are_those_of_the_sequences_by_themselves(kind):
     tree = build_prefix_tree(kind(np.random.default_rng(0)))
     chains = PackedTree.of(tree, torch.device("cpu"))
     parts = columns(len(tree.token_ids))
     weights = torch.randn_like(parts[0])
-    out = attention(*parts, chains, SCALE)
+    out = attend(*parts, chains, SCALE)
     found = torch.autograd.grad((out * weights).sum(), parts)
     wanted_out, wanted = one_by_one(parts, tree, weights)
     torch.testing.assert_close(out.detach(), wanted_out, atol=2e-6, rtol=1e-5)
@@ -68,9 +77,9 @@ def test_outputs_and_gradients_are_those_of_the_sequences_by_themselves(kind, at
         assert (ours - own).norm() < 1e-6 * own.norm()
 
 
-@pytest.mark.parametrize("attention", [attend, masked_attend])
+@pytest.mark.usefixtures("on_each_device")
 @pytest.mark.parametrize("kind", [group, branches, bits, long])
-def test_queries_of_what_is_read_alone_have_their_outputs_and_gradients(kind, attention):
+def test_queries_of_what_is_read_alone_have_their_outputs_and_gradients(kind):
     draw = np.random.default_rng(4)
     tree = build_prefix_tree(kind(draw))
     tokens = len(tree.token_ids)
@@ -89,7 +98,7 @@ def test_queries_of_what_is_read_alone_have_their_outputs_and_gradients(kind, at
     at = chains.outputs.tokens
     assert set(read.tolist()) <= set(at.tolist())
     assert torch.equal(at[chains.outputs.indices[torch.from_numpy(read)]], torch.from_numpy(read))
-    out = attention(queries[at], keys, values, chains, SCALE, chains.outputs)
+    out = attend(queries[at], keys, values, chains, SCALE, chains.outputs)
     found = torch.autograd.grad((out * weights[at]).sum(), (queries, keys, values))
     torch.testing.assert_close(out.detach(), wanted_out[at], atol=2e-6, rtol=1e-5)
     for ours, own in zip(found, wanted, strict=True):
@@ -118,3 +127,49 @@ def test_padding_between_chains_is_small():
     slots, tokens = (sum(len(getattr(own, name)) for own, _ in chains.plan.buckets) for name in ("filled", "tokens"))
     assert tokens == len(chains.depths)
     assert slots < 1.2 * tokens
+
+
+def visible_pairs(tree):
+    """bool `[tokens, tokens]`: the keys that each token sees, from the sequences."""
+    seen = np.zeros((len(tree.token_ids),) * 2, dtype=bool)
+    for places in tree.token_positions:
+        for at, token in enumerate(places):
+            seen[token, places[: at + 1]] = True
+    return seen
+
+
+def listed(counts, numbers):
+    """bool `[rows, columns]`: the blocks that a mask lists."""
+    places = torch.arange(numbers.shape[-1]).expand_as(numbers[0, 0]) < counts[0, 0][:, None]
+    return torch.zeros_like(places).scatter_(1, numbers[0, 0].long(), places)
+
+
+def many_long(draw):
+    """Turns that go on from one another's middle, and a group, over several blocks."""
+    return [*long(draw), *(np.concatenate([draw.integers(0, 50, 300)] * 2) for _ in range(2)), *group(draw, prompt=200, members=6)]
+
+
+@pytest.mark.parametrize("kind", [group, branches, bits, long, many_long])
+@pytest.mark.parametrize("some", [False, True])
+def test_a_mask_shows_what_the_sequences_show_in_blocks_that_it_lists(kind, some):
+    draw = np.random.default_rng(7)
+    tree = build_prefix_tree(kind(draw))
+    tokens = len(tree.token_ids)
+    queries = np.flatnonzero(draw.random(tokens) < 0.6) if some else np.arange(tokens)
+    mask = block_mask(tree, torch.device("cpu"), queries if some else None)
+    asking, keys = torch.arange(len(queries))[:, None], torch.arange(tokens)[None]
+    wanted = torch.from_numpy(visible_pairs(tree)[queries])
+    assert torch.equal(mask.mask_mod(torch.tensor(0), torch.tensor(0), asking, keys), wanted)
+    rows, columns = -(-len(queries) // BLOCK), -(-tokens // BLOCK)
+    padded = torch.zeros(rows * BLOCK, columns * BLOCK, dtype=torch.bool)
+    padded[: len(queries), :tokens] = wanted
+    pairs = padded.view(rows, BLOCK, columns, BLOCK).sum((1, 3))
+    assert torch.equal(listed(mask.full_kv_num_blocks, mask.full_kv_indices), pairs == BLOCK * BLOCK)
+    assert torch.equal(listed(mask.kv_num_blocks, mask.kv_indices), (pairs > 0) & (pairs < BLOCK * BLOCK))
+
+
+def test_the_descendants_of_a_token_are_an_interval_of_the_depth_first_order():
+    tree = build_prefix_tree(many_long(np.random.default_rng(8)))
+    entries, exits = depth_first_intervals(tree.groups, len(tree.token_ids))
+    assert sorted(entries) == list(range(len(entries)))
+    assert (exits - entries == visible_pairs(tree).sum(0)).all()

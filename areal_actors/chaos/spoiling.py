@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from areal_actors.core.durable_files import atomic_write
+from areal_actors.core.lazy import LazyModule
 from areal_actors.core.values import SamplingParams, TokenColumns, VersionSpan, WeightsLocation
 from areal_actors.generation.engine import EngineCounters, GenerationEngine, TokenChunk
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = LazyModule("numpy")
+
 
 BEYOND = 2**31
 """Token id beyond any vocabulary."""
@@ -110,6 +116,10 @@ class SpoilingEngine:
         self._engine = engine
         self._order = folder / "chaos" / f"spoil-{worker}"
 
+    def __getattr__(self, name: str) -> Any:
+        """Returns members of the engine that not every engine has, such as `phase` and `release_memory`."""
+        return getattr(self._engine, name)
+
     @property
     def abilities(self) -> frozenset[str]:
         """See `GenerationEngine`."""
@@ -121,10 +131,17 @@ class SpoilingEngine:
         return self._engine.weight_version
 
     async def generate(
-        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool = False, resumed_tokens: int = 0
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        stream: bool = False,
+        resumed_tokens: int = 0,
+        **routes: Any,
     ) -> AsyncGenerator[TokenChunk, None]:
-        """See `GenerationEngine`; streamed completions are corrupted at their ends."""
-        async for chunk in self._engine.generate(request_id, prompt_ids, sampling, stream=stream, resumed_tokens=resumed_tokens):
+        """See `GenerationEngine` and `RoutingEngine`; streamed completions are corrupted at their ends."""
+        async for chunk in self._engine.generate(request_id, prompt_ids, sampling, stream=stream, resumed_tokens=resumed_tokens, **routes):
             if chunk.finish_reason and len(chunk.columns) > 1 and (way := self._ordered()):
                 spoilt = SpoilableCompletion(chunk, sampling)
                 SPOILT[way](spoilt)

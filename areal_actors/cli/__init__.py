@@ -30,6 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
+        print("interrupted by Ctrl-C", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         sys.stderr.close()

@@ -201,6 +201,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
 
     add_readers(command)
     _tracks(command)
+    _pushes(command)
 
     about = "Write the durable log of a run to one portable file."
     export = command("export", "reading:export", "write the log of a run to one file", about)
@@ -266,13 +267,29 @@ def _tracks(command: Callable[..., argparse.ArgumentParser]) -> None:
         "Send the steps, evaluations and recipe of a live, finished or exported run to experiment trackers, and follow it until it ends.\n"
         "The run is not affected. Each tracker gets only what it does not have yet. `[track]` in the recipe does the same beside the run."
     )
-    sent = command("track", "tracking:track", "send a run to TensorBoard, W&B, MLflow or Trackio", about)
+    sent = command("track", "tracking:track", "send a run to TensorBoard, W&B, MLflow, Trackio or OpenTelemetry", about)
     sent.add_argument("run", nargs="?", default="", metavar="RUN|FILE", help="the run (default: the latest), or an exported log")
-    sent.add_argument("--to", required=True, metavar="NAMES", help="tensorboard, wandb, mlflow, trackio; several with commas")
+    where = sent.add_mutually_exclusive_group(required=True)
+    where.add_argument("--to", default="", metavar="NAMES", help="tensorboard, wandb, mlflow, trackio; several with commas")
+    where.add_argument("--otlp", default="", metavar="URL", help="send traces to this OpenTelemetry collector instead, over HTTP")
     sent.add_argument("--once", action="store_true", help="send what is there, and end")
     sent.add_argument("--project", default="", help="project or experiment (default: the library's own variable, or areal)")
     sent.add_argument("--python", default="", metavar="FILE", help="Python interpreter that has the trackers (default: this one)")
     takes_folder(sent)
+
+
+def _pushes(command: Callable[..., argparse.ArgumentParser]) -> None:
+    about = (
+        "Upload the best or newest checkpoint of a run to the Hugging Face hub as a model, with a card, the recipe and the curve, in one\n"
+        "commit. HF_TOKEN, or `hf auth login`, gives the access; HF_ENDPOINT names another hub."
+    )
+    pushed = command("push", "pushing:push", "upload a checkpoint, or the episodes, to the Hugging Face hub", about)
+    pushed.add_argument("run", metavar="RUN", help="the run's name or folder")
+    pushed.add_argument("repo", metavar="OWNER/NAME", help="repository; it is made if it is missing")
+    pushed.add_argument("--checkpoint", default="", metavar="step-N", help="another checkpoint (default: the best, else the newest)")
+    pushed.add_argument("--episodes", action="store_true", help="upload tables of episodes and calls as a dataset instead")
+    pushed.add_argument("--private", action="store_true", help="make a new repository private")
+    takes_folder(pushed)
 
 
 def _takes_recipe(parser: argparse.ArgumentParser) -> None:

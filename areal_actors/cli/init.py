@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 from areal_actors.cli.arguments import Options
@@ -52,10 +53,13 @@ def _tasks() -> list[dict[str, str]]:
 
 def _print_next(folder: Path, names: list[str]) -> None:
     recipe = shlex.quote(str(folder / "recipe.toml"))
+    needs = "" if find_spec("pytest") else "; needs `pip install pytest`"
     lines = (
         f"{folder}: {', '.join(names)}",
         f"  {program('areal')} check {recipe}    validates the recipe and prints the plan",
         f"  {program('areal')} run {recipe}    trains",
-        f"  {program('python')} -m pytest {shlex.quote(str(folder))}    tests agent and reward",
+        f"  {program('python')} -m pytest {shlex.quote(str(folder))}    tests agent and reward{needs}",
+        "The model `embedded` knows word problems like those in tasks.jsonl. Of other tasks it learns what some of its first answers have",
+        f"right: the held-out result before the first step. `{program('areal')} run {recipe} model=FOLDER` trains another model.",
     )
     sys.stdout.write("\n".join(lines) + "\n")

@@ -26,7 +26,7 @@ def positive_count(text: str) -> int:
 def add_readers(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Add runs, show and compare."""
     about = "List the runs of a folder: status, steps, first and last reward and held-out result."
-    listed = command("runs", "reading:runs", "list the runs of a folder", about)
+    listed = command("runs", "listing:runs", "list the runs of a folder", about)
     listed.add_argument("--json", action="store_true", help="print the same as JSON, nothing else")
     takes_folder(listed)
 
@@ -34,7 +34,7 @@ def add_readers(command: Callable[..., argparse.ArgumentParser]) -> None:
         "Print the latest episodes of a live, finished or exported run, or one episode call by call: prompt and completion as sampled,\n"
         "weight versions, reward, and the step that trained it."
     )
-    shown = command("show", "reading:show", "show episodes of a run, or one of them call by call", about)
+    shown = command("show", "showing:show", "show episodes of a run, or one of them call by call", about)
     shown.add_argument("run", nargs="?", default="", metavar="RUN|FILE", help="the run (default: the latest), or an exported log")
     shown.add_argument("episode", nargs="?", default="", metavar="EPISODE", help="name of an episode (default: a list of the latest)")
     shown.add_argument(
@@ -64,7 +64,7 @@ def add_replays(command: Callable[..., argparse.ArgumentParser]) -> None:
         "not affected. Exit status 1 at a difference, which is printed with its event and the state of the actor.\n\n"
         "With KEY=VALUE the actors have other settings than the run; the first difference is where they would have decided otherwise."
     )
-    played = command("replay", "reading:replay", "replay a run from its log, and compare", about)
+    played = command("replay", "replaying:replay", "replay a run from its log, and compare", about)
     played.add_argument("words", nargs="*", metavar="RUN|FILE|KEY=VALUE", help="the run (default: the latest) or exported log; settings")
     played.add_argument(
         "--actor", action="append", default=[], metavar="NAME", help="replay only this actor, as in batcher; may be repeated"
@@ -78,7 +78,7 @@ def add_replays(command: Callable[..., argparse.ArgumentParser]) -> None:
         "Print the state of a run after an event of its log, after a step, or at a time: which bound the gate had reached,\n"
         "groups and episodes in flight, the batch, the weights that each worker had, the evaluation. The run is not affected."
     )
-    looked = command("state", "reading:state", "print the state of a run at any moment of its log", about)
+    looked = command("state", "replaying:state", "print the state of a run at any moment of its log", about)
     looked.add_argument("run", nargs="?", default="", metavar="RUN|FILE", help="the run (default: the latest), or an exported log")
     looked.add_argument("--at", default="", metavar="MOMENT", help="event as 1200, step as step-12, or seconds as 90s (default: the end)")
     looked.add_argument("--json", action="store_true", help="print the same as JSON, with all episodes in flight")
@@ -117,7 +117,7 @@ def add_explanations(command: Callable[..., argparse.ArgumentParser]) -> None:
         "reached and what was in flight while the trainer waited, all limits of concurrent episodes, the open waits of a live run, and\n"
         "what to change. The run is not affected."
     )
-    explained = command("why", "reading:why", "print what limits a run, and what to change", about)
+    explained = command("why", "replaying:why", "print what limits a run, and what to change", about)
     explained.add_argument("run", nargs="?", default="", metavar="RUN|FILE", help="the run (default: the latest), or an exported log")
     explained.add_argument("--json", action="store_true", help="print the same as JSON, nothing else")
     takes_folder(explained)

@@ -8,14 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 from math import inf, isfinite
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
+from areal_actors.core.lazy import LazyModule
 from areal_actors.core.values import TokenColumns, Trajectory
 from bus.message import FrozenMeta
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+else:
+    np = LazyModule("numpy")
 
 LOGPROB_TOLERANCE = 1e-4
 """Nats by which a log-probability may exceed 0. A log-softmax in float32 over logits of magnitude 1000 is off by up to 6e-5;

@@ -12,7 +12,8 @@
     │   └── PromptTooLong      the prompt leaves no room in the model's context
     ├── EngineError      a generation or training engine failed
     │   ├── UntrainableBatch   a training step cannot change any weight; the engine is intact
-    │   └── EngineUnavailable  an inference server is starting, or is gone; another one can answer
+    │   ├── EngineUnavailable  an inference server is starting, or is gone; another one can answer
+    │   └── WeightTransferFailed  weights did not reach a server over the channel of the recipe; their folder is loaded
     ├── RanksLost        ranks of the trainer died; new ones have the initial weights
     ├── CheckpointError  a checkpoint is incomplete or does not match the model
     ├── StepMismatch     a repeated step gave other weights than the log has
@@ -90,6 +91,10 @@ class UntrainableBatch(EngineError):
 
 class EngineUnavailable(EngineError):
     """Raised when an inference server does not answer: it is starting, was killed, or has failed. Nothing was sampled wrongly."""
+
+
+class WeightTransferFailed(EngineError):
+    """Raised when an inference server does not take weights over the channel that the recipe names; it is given their folder."""
 
 
 class RanksLost(ArealError):

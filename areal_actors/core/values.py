@@ -9,14 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import PurePath
-from typing import Annotated, Any, Literal, dataclass_transform
+from typing import TYPE_CHECKING, Annotated, Any, Literal, dataclass_transform
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from areal_actors.core.config import Config, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt
+from areal_actors.core.lazy import LazyModule
 from bus.message import FrozenMeta
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+else:
+    np = LazyModule("numpy")
+
 
 PROMPT_VERSION = -1
 """Weight version of a token that was not sampled by a model of this run."""
@@ -172,6 +178,9 @@ class Interaction(Value):
     """Inference worker that sampled the completion; empty if several did."""
     temperature: float | None = None
     """Sampling temperature if the client set one (`gateway.temperature_policy = "as_asked"`); None for the recipe's."""
+    routes: bytes = b""
+    """Experts of the positions that this call added (`core/routes.py`): from the last token of its prefix, or the first of its prompt
+    if it has none, to the token before its last. Each as first computed. Empty if they were not recorded."""
 
 
 class Trajectory(Value):
@@ -260,3 +269,5 @@ class TrainingSequence(msgspec.Struct, frozen=True):
     """Name of the episode, shared by its rows. Empty for a row that is a separate episode."""
     calls: tuple[SequenceCall, ...] = ()
     """Calls trained in this row, by position; empty for a row with a single call with the row's reward."""
+    routes: bytes = b""
+    """Experts of the first positions (`core/routes.py`), at most n - 1; the trainer's own router chooses those of the rest."""

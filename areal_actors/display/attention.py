@@ -19,13 +19,15 @@ COLLAPSED = 0.1
 """Entropy, as a share of that of the first steps, below which it is mentioned, if the reward has fallen from its best mean, too."""
 FALLEN = 0.05
 """Share of its range that the reward must have lost for that."""
+IDLE = 0.5
+"""Share of the completions that engines could run below which it is mentioned that the rollout workers limit them."""
 
 
 def attention(state: RunState) -> list[str]:
     """Returns a sentence for each cause that the last steps show; empty for a run that learns, or is too young."""
     if len(state.steps) < WINDOW:
         return []
-    return [*_signal(state), *_collapse(state), *_lengths(state), *_staleness(state), *_skipped(state)]
+    return [*_signal(state), *_collapse(state), *_lengths(state), *_staleness(state), *_skipped(state), *_workers(state)]
 
 
 def _signal(state: RunState) -> Iterator[str]:
@@ -83,6 +85,20 @@ def _skipped(state: RunState) -> Iterator[str]:
     skipped = _mean(state, "skipped")
     if skipped is not None and skipped >= SKIPPED:
         yield f"{skipped:.0%} of the last steps changed no weight: loss or gradient is not finite; lower trainer.optimizer.lr"
+
+
+def _workers(state: RunState) -> Iterator[str]:
+    workers = [beat for actor, beat in state.beats.items() if actor.startswith("rollout_worker")]
+    taken = sum(beat.handling.get("RunEpisode", 0) for beat in workers)
+    each = int(state.setting("actors", "rollout_worker", "concurrency") or 0)
+    allowed = int(state.setting("staleness_gate", "max_concurrent") or 0) * int(state.setting("algorithm", "group_size") or 0)
+    engines = {one.actor: one.concurrent for one in state.throughputs if one.side == "generation"}
+    could = min(int(state.setting("generation", "max_num_seqs") or 0) * len(engines), allowed)
+    if each and taken >= each * len(workers) and each * len(workers) < allowed and sum(engines.values()) < IDLE * could:
+        yield (
+            f"all {taken} places of the rollout workers are taken, and engines run {sum(engines.values())} of {could} completions: raise "
+            f"actors.rollout_worker.concurrency = {each}"
+        )
 
 
 def _mean(state: RunState, name: str) -> float | None:

@@ -54,9 +54,11 @@ def _rewards(state: RunState, axes: Axes) -> Axes:
     """Plot rewards, and accuracies on other axes of the same range, so that one grid serves both."""
     numbers = [step.number for step in state.steps if "reward_mean" in step.metrics]
     rewards = state.history("reward_mean")
-    axes.plot(numbers, rewards, color=PALE, linewidth=1, marker=".", label="reward of the step's episodes")
-    smooth = [sum(rewards[max(0, n - SMOOTH_STEPS + 1) : n + 1]) / min(n + 1, SMOOTH_STEPS) for n in range(len(rewards))]
-    axes.plot(numbers, smooth, color=DARK, linewidth=2, label=f"mean of the last {SMOOTH_STEPS} steps")
+    joined = "-" if len(rewards) > 2 else "none"
+    axes.plot(numbers, rewards, color=PALE, linewidth=1, linestyle=joined, marker=".", label="reward of the step's episodes")
+    if len(rewards) > SMOOTH_STEPS:
+        smooth = [sum(rewards[max(0, n - SMOOTH_STEPS + 1) : n + 1]) / min(n + 1, SMOOTH_STEPS) for n in range(len(rewards))]
+        axes.plot(numbers, smooth, color=DARK, linewidth=2, label=f"mean of the last {SMOOTH_STEPS} steps")
     axes.set_ylabel("mean training reward")
     accuracy: Axes = axes.twinx()
     modes: tuple[tuple[Literal["sampled", "greedy"], str, str], ...] = (("sampled", RED, "-"), ("greedy", GREEN, "--"))
@@ -64,7 +66,7 @@ def _rewards(state: RunState, axes: Axes) -> Axes:
         measure, values = held_out_scores(state.accuracy(mode))
         points = list(zip([one.weight_version for one in state.accuracy(mode)], values, strict=True))
         _held_out(accuracy, points, color=color, linestyle=linestyle, label=f"held-out {measure}, {mode}")
-    accuracy.set_ylabel("accuracy or mean reward on held-out tasks")
+    accuracy.set_ylabel(f"{measure} on held-out tasks")
     ranges = [axes.get_ylim(), *([accuracy.get_ylim()] if state.evaluations else [])]
     both = min(low for low, _ in ranges), max(high for _, high in ranges)
     axes.set_ylim(*both)

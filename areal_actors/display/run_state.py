@@ -68,7 +68,7 @@ class CompletedStep(msgspec.Struct, frozen=True):
     metrics: dict[str, float]
 
 
-TELEMETRY = frozenset({"phase", "beats", "beaten_at", "throughputs", "telemetry_since"})
+TELEMETRY = frozenset({"beats", "beaten_at", "throughputs", "telemetry_since"})
 """Fields of a `RunState` that come from telemetry: a snapshot has all others."""
 
 
@@ -89,8 +89,6 @@ class RunState:
     """Reason why the run ends before its last step; empty otherwise."""
     stalled: RunStalled | None = None
     """Set until there is progress again."""
-    phase: TrainerProgress | None = None
-    """Preparation phase of the trainer, until there are weights."""
     steps: list[CompletedStep] = field(default_factory=list)
     evaluations: list[EvaluationCompleted] = field(default_factory=list)
     losses: list[LossEvaluated] = field(default_factory=list)
@@ -174,7 +172,6 @@ class RunState:
             case RunStalled():
                 self.stalled = message
             case TrainerProgress():
-                self.phase = message
                 self.telemetry_since = min(self.telemetry_since, time)
             case StepCompleted():
                 self._progressed()
@@ -198,7 +195,7 @@ class RunState:
                 self.best_checkpoint = message
             case WeightsPublished():
                 self._progressed()
-                self.phase, self.weight_version = None, message.weight_version
+                self.weight_version = message.weight_version
             case WeightsLoaded():
                 self._progressed()
                 self.loaded[message.worker] = message.weight_version

@@ -37,6 +37,7 @@ from areal_actors.messages import (
     ToolsRefused,
     TrainerRolledBack,
     TrainingHalted,
+    WeightTransferRefused,
 )
 from areal_actors.rollout.blocked import format_blocked
 from bus.message import Message
@@ -174,6 +175,9 @@ FAULTS: Mapping[type[Message], Sentence] = {
     DiskLow: lambda it: f"disk nearly full: {it.reason}",
     EngineMismatch: _mismatch,
     EngineLost: lambda it: f"inference server of {it.worker} lost: {it.reason.partition(chr(10))[0]}",
+    WeightTransferRefused: lambda it: (
+        f"weight version {it.weight_version} came to {it.worker} as a folder: {it.reason.partition(chr(10))[0]}"
+    ),
     LogRecovered: _log_recovered,
 }
 """Faults that the live view and the summary count by their sentence."""

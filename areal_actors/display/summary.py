@@ -144,13 +144,13 @@ def _rows(state: RunState, throughputs: list[Throughput]) -> Iterator[tuple[str,
 def _episodes(state: RunState) -> Iterator[tuple[str, str]]:
     """Yields the rows about learning from rewards."""
     yield "trained", f"{state.exported:,} episodes exported, {sum(state.history('trained_tokens')):,.0f} tokens trained"
-    if rewards := state.history("reward_mean"):
-        yield "reward", f"first step {rewards[0]:.3f}, last {rewards[-1]:.3f}, best {max(rewards):.3f}"
     for mode in MODES:
         if found := state.accuracy(mode):
             measure, values = held_out_scores(found)
             named = "" if measure == ACCURACY else f"{measure} "
             yield f"held out, {mode}", f"{named}{_before_after(values, '{:.3f}')} of {found[-1].tasks} tasks"
+    if rewards := state.history("reward_mean"):
+        yield "reward", f"first step {rewards[0]:.3f}, last {rewards[-1]:.3f}, best {max(rewards):.3f}"
     if found := state.accuracy("sampled") or state.accuracy("greedy"):
         yield "answer length", _before_after([one.mean_tokens for one in found], "{:.1f}") + " tokens"
         for name in found[-1].reward_metrics:

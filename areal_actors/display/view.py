@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
 from typing import Literal
 
-from rich.console import Group, RenderableType
-from rich.panel import Panel
-from rich.progress_bar import ProgressBar
-from rich.table import Table
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from areal_actors.display.attention import attention
+from areal_actors.display.phases import Phase, Phases
 from areal_actors.display.run_state import RunState
 from areal_actors.display.sentences import (
     ACCURACY,
@@ -27,9 +24,10 @@ from areal_actors.display.sentences import (
     present,
     without_score,
 )
+from areal_actors.display.sheet import Chart, Fact, bar, columns, in_encoding, sheet, sparkline
 from areal_actors.display.throughput import busy_share, tokens_per_second
 from areal_actors.display.waiting import waiting_summary
-from areal_actors.messages import EvaluationCompleted, Heartbeat, RunFinished, TrainerProgress
+from areal_actors.messages import EvaluationCompleted, Heartbeat, RunFinished
 from areal_actors.rollout.blocked import format_blocked
 from areal_actors.sequences.step_metrics import REWARD_METRIC
 from bus.base import Envelope
@@ -54,106 +52,129 @@ LEARNING = {
 """Metrics of the last step in two lines of the display, with their formats."""
 WINDOW_SECONDS = 30.0
 """Window of the displayed throughput."""
-SPARK_WIDTH = 32
-BARS = "▁▂▃▄▅▆▇█"
 MEBIBYTE = 2**20
+NARROW = 80
+"""Columns below which bars are short."""
 
 
 class RunView:
-    """The live display of a run; feed it envelopes, print what `render` returns."""
+    """The live display of a run, a renderable; feed it envelopes.
 
-    def __init__(self) -> None:
+    Printed, it has as many lines as there is to show; on a whole screen, all lines of the screen, without what does not fit.
+    """
+
+    def __init__(self, usual: Mapping[str, float] | None = None) -> None:
+        """`usual` are seconds of phases in an earlier run."""
         self.state = RunState()
+        self.phases = Phases(usual or {})
+        self.interrupted = ""
+        """Answer to a signal, until the log has the reason."""
+        self.notices: list[str] = []
+        """Last lines on standard error while the display has the screen."""
+        self.hint = ""
+        """Meaning of Ctrl-C."""
+        self.access = ""
+        """Address and key for external agents; empty if there are none."""
+        self.fills_screen = False
 
     def receive(self, envelope: Envelope) -> Message | None:
         """Fold an event or telemetry; returns it, or None for an unknown kind."""
-        return self.state.receive(envelope)
+        message = self.state.receive(envelope)
+        if message is not None:
+            self.phases.receive(message, envelope.time)
+        return message
 
-    def render(self) -> RenderableType:
-        """Returns the display, legible from 80 columns."""
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the lines of the display."""
+        width, state = options.max_width, self.state
+        facts = [Fact("", self._title(width), 0), *self._facts(width)]
+        name, metric = ("loss", "loss") if state.learns_from_examples() else ("reward", "reward_mean")
+        chart = Chart(name, state.history(metric), state.steps_wanted())
+        height = options.max_height if self.fills_screen else None
+        for line in sheet(console, facts, width, height, chart=chart):
+            yield in_encoding(line, ascii_only=options.ascii_only)
+
+    def _title(self, width: int) -> Text:
         state = self.state
-        facts = Table.grid(padding=(0, 2))
-        facts.add_column(style="bold cyan", no_wrap=True)
-        facts.add_column(ratio=1)
-        for label, value in _facts(state):
-            facts.add_row(label, value)
-        parts: list[RenderableType] = [facts]
+        name = f"── areal-actors · {state.run or 'waiting for the run'} "
+        end = f" {duration(state.now - state.started_at)} ──" if state.started_at else ""
+        return Text(f"{name}{'─' * max(width - len(name) - len(end), 0)}{end}", style="bold cyan")
+
+    def _facts(self, width: int) -> Iterator[Fact]:
+        """Yields the non-empty facts from top to bottom."""
+        state, size = self.state, 10 if width < NARROW else 20
+        spark = max(min(width - 64, state.steps_wanted() or 32), 16)
+        step = state.steps[-1].metrics if state.steps else {}
+        over = state.finished is not None
+        held_out = (*(_accuracy(mode, state.accuracy(mode), spark) for mode in MODES), *_losses(state, spark))
+        for rank, label, text, style in (
+            (12, "profile", f"{state.started.profile or 'none'}: {state.started.reason}" if state.started else "", ""),
+            (2, "phase", "\n".join(_phase(self.phases, phase, state.now, size) for phase in self.phases.current.values()), ""),
+            (1, "step", _progress(state, size) if state.steps_wanted() else "", ""),
+            (3, "held out", "\n".join(filter(None, held_out)), ""),
+            (4, "loss", _course(state.history("loss"), spark) if state.learns_from_examples() else "", ""),
+            (4, "reward", _course(state.history("reward_mean"), spark), ""),
+            (9, "answers", " · ".join(_answers(state, step)), ""),
+            (10, "staleness", " · ".join(present(STALENESS, step)), ""),
+            (11, "learning", " · ".join(present(LEARNING, step)), ""),
+            (8, "speed", " · ".join(_speed(state)), ""),
+            (6, "waiting", "" if over else waiting_summary(state), ""),
+            (7, "left out", left_out(state.examples_dropped) if state.examples_dropped else "", "yellow"),
+            (5, "attention", "" if over else "\n".join(attention(state)), "yellow"),
+            (7, "failures", _failures(state), "yellow"),
+            (7, "messages", "\n".join(line for line in self.notices if line != self.interrupted), "yellow"),
+            (3, "agents", "" if over else self.access, ""),
+            (13, "saved", f"step {state.checkpoint.step}, {state.checkpoint.folder}" if state.checkpoint else "", ""),
+            (13, "best", best_checkpoint(state.best_checkpoint) if state.best_checkpoint else "", ""),
+        ):
+            if text:
+                yield Fact(label, Text(text, style=style), rank)
         if state.beats:
-            parts.append(_processes(state.beats.values()))
-        if state.stalled and not state.finished:
-            parts.append(Text(f"Stalled: {state.stalled.sentence}", style="bold red"))
+            yield Fact("", _processes(state.beats.values()), 14)
+        if state.stalled and not over:
+            yield Fact("stalled", Text(state.stalled.sentence, style="bold red"), 0)
+        if ending := "" if over else "\n".join(filter(None, (self.interrupted, state.stopping))):
+            yield Fact("stopping", Text(ending, style="bold yellow"), 0)
         if state.finished:
-            parts.append(_ending(state.finished))
-        return Panel(Group(*parts), title=f"areal-actors · {state.run or 'waiting for the run'}", title_align="left", border_style="cyan")
+            yield Fact("end", _ending(state.finished), 0)
+        elif self.hint and not ending:
+            yield Fact("", Text(self.hint, style="dim"), 13)
 
 
-def _facts(state: RunState) -> Iterator[tuple[str, RenderableType]]:
-    """Yields the non-empty lines of the display."""
-    if state.started:
-        yield "profile", Text(f"{state.started.profile or 'none'}: {state.started.reason}")
-    if state.phase:
-        yield "phase", _phase(state.phase)
-    if state.steps_wanted():
-        yield "step", _progress(state)
-    step = state.steps[-1].metrics if state.steps else {}
-    for label, text, style in (
-        ("reward", _rewards(state.history("reward_mean")), ""),
-        ("loss", _rewards(state.history("loss")) if state.learns_from_examples() else "", ""),
-        ("held out", "\n".join(filter(None, (*(_accuracy(mode, state.accuracy(mode)) for mode in MODES), *_losses(state)))), ""),
-        ("answers", " · ".join(_answers(state, step)), ""),
-        ("staleness", " · ".join(present(STALENESS, step)), ""),
-        ("learning", " · ".join(present(LEARNING, step)), ""),
-        ("speed", " · ".join(_speed(state)), ""),
-        ("waiting", "" if state.finished else waiting_summary(state), ""),
-        ("left out", left_out(state.examples_dropped) if state.examples_dropped else "", "yellow"),
-        ("attention", "" if state.finished else "\n".join(attention(state)), "yellow"),
-        ("stopping", "" if state.finished else state.stopping, "yellow"),
-        ("failures", _failures(state), "yellow"),
-        ("saved", f"step {state.checkpoint.step}, {state.checkpoint.folder}" if state.checkpoint else "", ""),
-        ("best", best_checkpoint(state.best_checkpoint) if state.best_checkpoint else "", ""),
-    ):
-        if text:
-            yield label, Text(text, style=style, overflow="fold")
+def _course(values: Sequence[float], width: int) -> str:
+    return f"{values[-1]:.3f}  {sparkline(values, width)}  from {values[0]:.3f}" if values else ""
 
 
-def _rewards(rewards: Sequence[float]) -> str:
-    return f"{rewards[-1]:.3f}  {sparkline(rewards)}  from {rewards[0]:.3f}" if rewards else ""
-
-
-def _losses(state: RunState) -> Iterator[str]:
+def _losses(state: RunState, width: int) -> Iterator[str]:
     """Yields one line for each metric on held-out examples."""
     for name in MEASURED:
         if values := state.held_out(name):
             last = state.losses[-1]
-            course = f"{values[0]:.3f} → {values[-1]:.3f}  {sparkline(values)}" if len(values) > 1 else f"{values[0]:.3f}"
+            course = f"{values[0]:.3f} → {values[-1]:.3f}  {sparkline(values, width)}" if len(values) > 1 else f"{values[0]:.3f}"
             yield f"{name}  {course}  of {last.examples} examples at step {last.weight_version}"
 
 
-def _phase(phase: TrainerProgress) -> RenderableType:
-    metrics = " · ".join(f"{name} {value:.3g}" for name, value in phase.metrics.items())
-    if not phase.total:
-        return Text(" · ".join(filter(None, [phase.phase, metrics])))
-    row = Table.grid(padding=(0, 1))
-    row.add_row(f"{phase.phase} {phase.done}/{phase.total}", ProgressBar(total=phase.total, completed=phase.done, width=20), metrics)
-    return row
+def _phase(phases: Phases, phase: Phase, now: float, width: int) -> str:
+    left, passed = phases.left(phase, now), now - phase.since
+    counted_units = f" {phase.done}/{phase.total}  {bar(phase.done, phase.total, width)}" if phase.total else ""
+    times = f"about {duration(left)} left" if left is not None else f"for {duration(passed)}" if passed >= 1 else ""
+    return f"{phase.name}{counted_units}  {' · '.join(filter(None, (times, phase.detail)))}".rstrip()
 
 
-def _progress(state: RunState) -> RenderableType:
+def _progress(state: RunState, width: int) -> str:
     done, wanted = (state.steps[-1].number if state.steps else 0), state.steps_wanted()
     pace, left = state.seconds_per_step(), state.seconds_left()
-    times = "" if pace is None or left is None else f"{pace:.1f} s a step, {duration(left)} left"
-    row = Table.grid(padding=(0, 1))
-    row.add_row(f"{done}/{wanted}", ProgressBar(total=wanted, completed=done, width=20), times)
-    return row
+    times = "" if pace is None or left is None else f"  {pace:.1f} s a step, {duration(left)} left"
+    return f"{done}/{wanted}  {bar(done, wanted, width)}{times}"
 
 
-def _accuracy(mode: str, evaluations: Sequence[EvaluationCompleted]) -> str:
+def _accuracy(mode: str, evaluations: Sequence[EvaluationCompleted], width: int) -> str:
     if not evaluations:
         return ""
     last, (measure, values) = evaluations[-1], held_out_scores(evaluations)
-    course = f" → {values[-1]:.3f}  {sparkline(values)} " if len(values) > 1 else ""
+    course = f" → {values[-1]:.3f}  {sparkline(values, width) + '  ' if len(values) > 2 else ''}" if len(values) > 1 else " "
     named = "" if measure == ACCURACY else f"{measure} "
-    return f"{mode}  {named}{values[0]:.3f}{course} of {last.tasks} tasks at step {last.weight_version}{without_score(last)}"
+    return f"{mode}  {named}{values[0]:.3f}{course}of {last.tasks} tasks at step {last.weight_version}{without_score(last)}"
 
 
 def _answers(state: RunState, step: Mapping[str, float]) -> list[str]:
@@ -215,30 +236,19 @@ def injected(state: RunState) -> str:
     return ", ".join(f"{count} × {fault}" for fault, count in state.injected.most_common())
 
 
-def _processes(beats: Iterable[Heartbeat]) -> RenderableType:
+def _processes(beats: Iterable[Heartbeat]) -> Text:
     by_process: dict[str, list[Heartbeat]] = defaultdict(list)
     for beat in beats:
         by_process[beat.process].append(beat)
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
-    for name in ("process", "pid", "CPU s", "peak MiB", "in flight"):
-        table.add_column(name, justify="left" if name in ("process", "in flight") else "right", no_wrap=name != "in flight")
+    rows = [("process", "pid", "CPU s", "peak MiB", "in flight")]
     for process, inside in sorted(by_process.items()):
         handling = ", ".join(f"{count} {name}" for beat in inside for name, count in beat.handling.items() if count)
         cpu, memory = max(beat.cpu_seconds for beat in inside), max(beat.peak_memory_bytes for beat in inside)
-        table.add_row(process, str(inside[0].pid), f"{cpu:.1f}", f"{memory / MEBIBYTE:,.0f}", handling)
-    return table
+        rows.append((process, str(inside[0].pid), f"{cpu:.1f}", f"{memory / MEBIBYTE:,.0f}", handling))
+    return Text("\n".join(columns(rows, right=frozenset({1, 2, 3}))))
 
 
 def _ending(finished: RunFinished) -> Text:
     if finished.error:
         return Text(f"Ended early after {finished.steps} steps: {finished.error}", style="bold red")
     return Text(f"Finished after {finished.steps} steps.", style="bold green")
-
-
-def sparkline(values: Sequence[float], width: int = SPARK_WIDTH) -> str:
-    """Returns a line of bars for a series, scaled from its minimum to its maximum; long series are averaged."""
-    size = max(len(values) / width, 1.0)
-    edges = [round(n * size) for n in range(min(len(values), width) + 1)]
-    means = [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]
-    low, high = min(means), max(means)
-    return "".join(BARS[round((value - low) / (high - low) * (len(BARS) - 1))] if high > low else BARS[0] for value in means)

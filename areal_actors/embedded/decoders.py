@@ -16,8 +16,10 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.utils import logging as transformers_logging
 
 from areal_actors.core.errors import SetupError
+from areal_actors.core.routes import RouteShape
 from areal_actors.embedded.fused_decoder import FusedDecoder
 from areal_actors.embedded.kv_cache import DecodeStep, KVCache, SuffixStep
+from areal_actors.embedded.route_capture import RouteCapture
 from areal_actors.generation.settings import GenerationSettings
 from areal_actors.weights.torch_device import torch_device
 
@@ -98,8 +100,10 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 class ModelDecoder:
     """Runs the model's own forward on the slots' KV cache, with explicit positions and masks."""
 
-    def __init__(self, model: Any, slots: int, context: int, *, batch_invariant: bool = False) -> None:
+    def __init__(self, model: Any, slots: int, context: int, *, batch_invariant: bool = False, routes: RouteShape | None = None) -> None:
+        """With `routes` the KV cache holds the experts of each position, too."""
         layers = model.config.get_text_config().num_hidden_layers
+        self._capture = None if routes is None else RouteCapture(model.base_model, routes)
         self.kv_cache = KVCache(layers, slots, context, batch_invariant=batch_invariant)
         self._model = model
         self._layers = [SlotLayer(self.kv_cache, layer) for layer in range(layers)]
@@ -114,7 +118,8 @@ class ModelDecoder:
         """See `SlotDecoder.prefill`."""
         length = token_ids.shape[1]
         mask = torch.full((length, length), torch.finfo(self._model.dtype).min, dtype=self._model.dtype, device=self._model.device).triu_(1)
-        self._set_target(torch.tensor(rows, device=self._model.device))
+        targets = torch.tensor(rows, device=self._model.device)
+        self._set_target(targets)
         self._model.base_model(
             input_ids=torch.from_numpy(token_ids).to(self._model.device),
             attention_mask=mask[None, None],
@@ -122,6 +127,7 @@ class ModelDecoder:
             use_cache=True,
             **self._cache,
         )
+        self._store_routes(targets)
 
     def extend(self, rows: Sequence[int], token_ids: NDArray[np.int64], starts: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
         """See `SlotDecoder.extend`."""
@@ -134,6 +140,7 @@ class ModelDecoder:
             use_cache=True,
             **self._cache,
         )
+        self._store_routes(step)
 
     def decode(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
         """See `SlotDecoder.decode`."""
@@ -146,8 +153,13 @@ class ModelDecoder:
             use_cache=True,
             **self._cache,
         )
+        self._store_routes(step)
         logits: Tensor = output.logits[:, -1].float()
         return logits
+
+    def _store_routes(self, target: DecodeStep | SuffixStep | Tensor) -> None:
+        if self._capture is not None:
+            self.kv_cache.write_routes(target, self._capture.last())
 
     def _set_target(self, target: DecodeStep | SuffixStep | Tensor) -> None:
         for layer in self._layers:
@@ -184,14 +196,19 @@ def check_context(config: Any, context: int) -> None:
         raise SetupError(f"the embedded engine cannot decode layers of kind {', '.join(sorted(unknown))}: use an inference server")
 
 
-def make_decoder(model: Any, slots: int, context: int, *, batch_invariant: bool = False) -> SlotDecoder:
+def make_decoder(model: Any, slots: int, context: int, *, batch_invariant: bool = False, routes: RouteShape | None = None) -> SlotDecoder:
     """Returns the fastest decoder that supports the model, after a comparison with the model's plain forward.
+
+    With `routes`, its mixtures of experts, the KV cache holds the experts of each position, too.
 
     Raises:
         SetupError: decoding from slots does not reproduce the model.
     """
-    kind = FusedDecoder if FusedDecoder.fits(model) else ModelDecoder
-    decoder: SlotDecoder = kind(model, slots, context, batch_invariant=batch_invariant)
+    decoder: SlotDecoder
+    if FusedDecoder.fits(model):
+        decoder = FusedDecoder(model, slots, context, batch_invariant=batch_invariant)
+    else:
+        decoder = ModelDecoder(model, slots, context, batch_invariant=batch_invariant, routes=routes)
     difference, bound = sampled_logprob_difference(decoder, model), logprob_bound(model)
     if not difference < bound:
         raise SetupError(

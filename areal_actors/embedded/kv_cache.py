@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -79,7 +80,9 @@ class KVCache:
         """Allocates the rows and positions that batch-invariant steps add as padding."""
         self._rows = padded_row_count(slots) if batch_invariant else slots
         self._positions = padded_positions(context) if batch_invariant else context
-        self._layers: list[tuple[Tensor, Tensor] | None] = [None] * layers
+        self._layers: list[tuple[Tensor, ...] | None] = [None] * layers
+        self._routes: Tensor | None = None
+        """Experts of every position, [slots, 1, context, entries]: those that computed its keys and values."""
 
     def write_prompts(self, layer: int, rows: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store keys and values [prompts, heads, tokens, head_dim], from position 0, in these rows."""
@@ -108,6 +111,26 @@ class KVCache:
         stored_keys, stored_values = self._storage(layer, keys, values)
         return step.write(stored_keys, keys), step.write(stored_values, values)
 
+    def write_routes(self, target: DecodeStep | SuffixStep | Tensor, chosen: Tensor) -> None:
+        """Store the experts [tokens, entries] of a step's tokens, or of prompts in these rows; they are copied with keys and values."""
+        if self._routes is None:
+            shape = (self._rows, 1, self._positions, chosen.shape[-1])
+            self._routes = torch.zeros(shape, dtype=chosen.dtype, device=chosen.device)
+            self._layers.append((self._routes,))
+        if isinstance(target, DecodeStep):
+            self._routes[: len(target), 0][torch.arange(len(target), device=chosen.device), target.positions] = chosen
+        elif isinstance(target, SuffixStep):
+            target.write(self._routes, chosen.view(len(target.rows), 1, target.width, -1))
+        else:
+            entries = chosen.view(len(target), -1, chosen.shape[-1])
+            self._routes[target, 0, : entries.shape[1]] = entries
+
+    def routes(self, row: int, start: int, end: int) -> NDArray[np.integer[Any]]:
+        """Experts of the positions `start` to `end`, exclusive, of a row: [positions, entries]; a copy."""
+        assert self._routes is not None, "a forward pass stores them"
+        copied: NDArray[np.integer[Any]] = self._routes[row, 0, start:end].cpu().numpy().copy()
+        return copied
+
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of one row to another."""
         for pair in self._layers:
@@ -123,11 +146,17 @@ class KVCache:
                 if kept is not None:
                     storage[first, :, :second_length] = kept
 
+    def release(self) -> int:
+        """Drop all keys and values and free their storage, which the next write allocates again; returns its bytes."""
+        freed = sum(storage.nbytes for pair in self._layers for storage in pair or ())
+        self._layers = [None] * len(self._layers)
+        return freed
+
     def _storage(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         pair = self._layers[layer]
         if pair is None:
             pair = self._layers[layer] = self._empty(keys), self._empty(values)
-        return pair
+        return pair[0], pair[1]
 
     def _targets(self, step: DecodeStep, heads: int) -> Tensor:
         targets = step.targets.get(heads)

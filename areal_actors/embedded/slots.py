@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +33,7 @@ class DecodeRequest:
         stream: bool,
         resumed_tokens: int = 0,
         processor: LogitsProcessor | None = None,
+        routes_from: int | None = None,
     ) -> None:
         """The last `resumed_tokens` ids of the prompt belong to the completion: another worker sampled them before it died."""
         self.request_id = request_id
@@ -53,6 +55,10 @@ class DecodeRequest:
         """Row of its slot; -1 before it is admitted and after its end."""
         self.delivered = 0
         """Number of tokens delivered in chunks."""
+        self.routed = routes_from
+        """Position from which experts are still to be collected; None if none are wanted."""
+        self.routes: list[NDArray[np.integer[Any]]] = []
+        """Experts collected since the last chunk, each [positions, entries]."""
         self.top_ids = np.zeros((sampling.max_tokens, sampling.top_logprobs), dtype="<u4")
         self.top_logprobs = np.zeros((sampling.max_tokens, sampling.top_logprobs), dtype="<f4")
 

@@ -12,15 +12,17 @@ from contextlib import suppress
 import torch
 
 from areal_actors.core.errors import EngineError, RequestError
+from areal_actors.core.routes import RouteShape
 from areal_actors.core.values import SamplingParams, TokenColumns, WeightsLocation
 from areal_actors.embedded.constraints import Grammars
-from areal_actors.embedded.decode_loop import Abort, Close, DecodeLoop, Swap
+from areal_actors.embedded.decode_loop import Abort, Close, DecodeLoop, Release, Swap
 from areal_actors.embedded.decoders import load_model, make_decoder
 from areal_actors.embedded.logits_processor import LogitsProcessor
 from areal_actors.embedded.slots import DecodeRequest, DecodeSlots
 from areal_actors.generation.abilities import ENGINE_ABILITIES
-from areal_actors.generation.engine import EngineCounters, TokenChunk, validate_prompt
+from areal_actors.generation.engine import EngineCounters, EnginePlace, TokenChunk, validate_prompt
 from areal_actors.generation.settings import GenerationSettings
+from areal_actors.tokenization.model_config import route_shape_of
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.weights.adapters import AdapterMerger
 from areal_actors.weights.folders import holds_adapter
@@ -36,12 +38,18 @@ class TransformersEngine:
 
     abilities = ENGINE_ABILITIES["transformers"]
 
-    def __init__(self, model_folder: str, settings: GenerationSettings, *, weight_version: int = 0) -> None:
+    def __init__(
+        self, model_folder: str, settings: GenerationSettings, *, weight_version: int = 0, place: EnginePlace | None = None
+    ) -> None:
+        reports = place is not None and place.routes != "off"
+        self.routes: RouteShape | None = route_shape_of(model_folder) if reports else None
+        """The mixtures of experts that requests may ask about; None if the model has none, or if the run does not ask."""
         self.tokenizer = ChatTokenizer.load(model_folder)
         self.context = settings.max_model_len
         model = load_model(model_folder, settings)
         self.vocabulary_size = int(model.config.get_text_config().vocab_size)
-        decoder = make_decoder(model, settings.max_num_seqs, settings.max_model_len, batch_invariant=settings.batch_invariant == "on")
+        invariant = settings.batch_invariant == "on"
+        decoder = make_decoder(model, settings.max_num_seqs, settings.max_model_len, batch_invariant=invariant, routes=self.routes)
         slots = DecodeSlots(settings.max_num_seqs, settings.max_model_len, self.vocabulary_size, self.tokenizer)
         self.model = model
         """The model itself. Its weights change in `load_weights` only: between two calls others may run its plain forward, too."""
@@ -50,7 +58,7 @@ class TransformersEngine:
         self._device: torch.device = model.device
         self._grammars = Grammars(self.tokenizer, self.vocabulary_size)
         self._loading = asyncio.Lock()
-        self._loop = DecodeLoop(model, decoder, slots, weight_version, settings.threads)
+        self._loop = DecodeLoop(model, decoder, slots, weight_version, settings.threads, self.routes)
         self._loop.thread.start()
 
     @property
@@ -59,9 +67,16 @@ class TransformersEngine:
         return self._loop.weight_version
 
     async def generate(
-        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool = False, resumed_tokens: int = 0
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        stream: bool = False,
+        resumed_tokens: int = 0,
+        routes_from: int | None = None,
     ) -> AsyncGenerator[TokenChunk, None]:
-        """Yield a completion: in one chunk at its end, or token by token when `stream` is set.
+        """Yield a completion: in one chunk at its end, or token by token when `stream` is set; see `RoutingEngine`, too.
 
         Raises:
             RequestError: a token id is out of range, prompt and max_tokens exceed the context, or the constraint is invalid or
@@ -71,7 +86,14 @@ class TransformersEngine:
         ids = validate_prompt(prompt_ids, sampling, resumed_tokens, self.vocabulary_size, self.context)
         processor = await self._logits_processor(sampling, prompt_ids[len(prompt_ids) - resumed_tokens :])
         completion = DecodeRequest(
-            request_id, ids, sampling, self.tokenizer, stream=stream, resumed_tokens=resumed_tokens, processor=processor
+            request_id,
+            ids,
+            sampling,
+            self.tokenizer,
+            stream=stream,
+            resumed_tokens=resumed_tokens,
+            processor=processor,
+            routes_from=None if self.routes is None else routes_from,
         )
         if completion.finished:
             yield TokenChunk(columns=TokenColumns(), finish_reason="stop")
@@ -112,6 +134,13 @@ class TransformersEngine:
             swap = Swap(tensors, weight_version, asyncio.get_running_loop().create_future())
             self._loop.send(swap)
             await swap.done
+
+    async def release_memory(self) -> int:
+        """See `SleepingEngine`. On a CPU the KV cache is freed; on other devices also the weights, which move to the host's memory."""
+        async with self._loading:
+            release = Release(asyncio.get_running_loop().create_future())
+            self._loop.send(release)
+            return await release.done
 
     def _read(self, location: WeightsLocation) -> Mapping[str, torch.Tensor]:
         return model_tensors(self.model, read_weights(location))

@@ -9,7 +9,8 @@ from areal_actors.gateway.completion import ServedModel
 from areal_actors.gateway.completion_check import PublishedVersions
 from areal_actors.gateway.conversations.continuation import Continuations
 from areal_actors.gateway.template_settings import apply_template_settings
-from areal_actors.tokenization.tokenizer import ChatTokenizer, vocabulary_of
+from areal_actors.tokenization.model_config import route_shape_of, vocabulary_of
+from areal_actors.tokenization.tokenizer import ChatTokenizer
 
 LoadTokenizer = Callable[[str], ChatTokenizer]
 """Loads the chat tokenizer of a model folder."""
@@ -23,8 +24,11 @@ def load_served_model(
     max_model_len: int,
     *,
     trains: bool,
+    records_routes: bool = False,
 ) -> ServedModel:
     """Load what the gateway needs of a model, and test its answer format with known tool calls; `trains` if its calls are trained.
+
+    With `records_routes` its mixtures of experts, if it has some, are among it.
 
     Raises:
         SetupError: the folder has no usable tokenizer, or a setting does not fit its chat template.
@@ -39,4 +43,5 @@ def load_served_model(
         answer_seconds=config.completion_seconds,
         temperature_policy=config.temperature_policy if trains else None,
         tools=tested.tools,
+        routes=route_shape_of(folder) if records_routes else None,
     )

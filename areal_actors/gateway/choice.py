@@ -12,6 +12,7 @@ import numpy as np
 import xxhash
 
 from areal_actors.core.errors import RequestError
+from areal_actors.core.routes import RouteShape
 from areal_actors.core.values import SamplingParams, TokenColumns, spans
 from areal_actors.gateway.completion_check import CompletionCheck, PublishedVersions
 from areal_actors.gateway.conversations.turns import CANCELLED, ConversationTurn, Prompt, record_turn
@@ -45,14 +46,19 @@ class Choice:
         vocabulary: int = 0,
         temperature: float | None = None,
         ignored: tuple[str, ...] = (),
+        routes: RouteShape | None = None,
     ) -> None:
-        """`temperature` is that of training, if it is not the recipe's; `ignored` are fields of the request without effect."""
+        """`temperature` is that of training, if it is not the recipe's; `ignored` are fields of the request without effect.
+
+        `routes`: mixtures of experts whose choices are recorded.
+        """
+        self._routes = routes
         self.temperature, self.ignored = temperature, ignored
         self.identifier, self.number, self.prompt, self.sampling = identifier, number, prompt, sampling
         self.chat, self.tools, self.logprobs, self.parallel_tool_calls = chat, tools, logprobs, parallel_tool_calls
         self._issued_ids = issued_ids
         """Ids of the session's earlier tool calls."""
-        self.check = CompletionCheck(published, vocabulary, sampling)
+        self.check = CompletionCheck(published, vocabulary, sampling, routes)
         self.parts: list[Generated] = []
         self.workers: set[str] = set()
         """Inference workers that sampled the parts."""
@@ -85,6 +91,19 @@ class Choice:
         """The worker is gone: finish with "length" if `max_tokens` are sampled; otherwise another worker continues."""
         if self.sampled >= self.sampling.max_tokens:
             self.finish_reason = "length"
+
+    def routes_from(self) -> int | None:
+        """First position whose experts are not recorded yet; None if they are not to be."""
+        if self._routes is None:
+            return None
+        recorded = sum(len(part.routes) for part in self.parts) // self._routes.position_bytes
+        return self.prompt.first_position() + recorded
+
+    def _recorded_routes(self) -> bytes:
+        """Experts of all positions that this choice added; empty if some are missing: a worker may have died before it sent them."""
+        if self.routes_from() != len(self.prompt.token_ids) // 4 + self.sampled - 1:
+            return b""
+        return b"".join([part.routes for part in self.parts])
 
     def token_ids(self) -> bytes:
         """Token ids sampled so far, as u32 bytes."""
@@ -159,6 +178,7 @@ class Choice:
             trained=trained,
             temperature=self.temperature,
             streamed=self._text is not None,
+            routes=self._recorded_routes(),
         )
         self.whole = ModelResponsePart(
             interaction=self.identifier,

@@ -16,6 +16,7 @@ import msgspec
 
 from areal_actors.core.column_check import ColumnFault
 from areal_actors.core.errors import PromptTooLong, RequestError
+from areal_actors.core.routes import RouteShape
 from areal_actors.core.settings import TemperaturePolicy
 from areal_actors.core.values import SamplingParams
 from areal_actors.gateway.choice import Choice
@@ -53,6 +54,8 @@ class ServedModel:
     """For trained calls with another temperature than the recipe's; None if none are trained."""
     tools: ToolSupport = UNTESTED
     """Result of the test of the model's answer format."""
+    routes: RouteShape | None = None
+    """Mixtures of experts of the model whose choices are recorded for training; None if none are."""
 
     @property
     def chat(self) -> ChatTokenizer:
@@ -81,6 +84,7 @@ class ModelCall:
         field = "messages" if request.messages else "prompt"
         room = None if request.count_only else PromptLimit(served.max_model_len, field)
         self.prompt: Prompt = prompt_for(known, request, served.continuations, room)
+        self._routes = served.routes if session.work.purpose == "train" else None
         default = session.work.sampling
         sampling = sampling_of(request.sampling, default)
         self.temperature: float | None = None
@@ -119,6 +123,7 @@ class ModelCall:
             vocabulary=self.served.vocabulary,
             temperature=self.temperature,
             ignored=self.ignored,
+            routes=self._routes,
         )
 
     def next_request(self, choice: Choice, seed: int) -> Generate:
@@ -135,6 +140,7 @@ class ModelCall:
             resumed_tokens=choice.sampled,
             sampling=rest,
             stream=self.request.stream,
+            routes_from=choice.routes_from(),
         )
 
 

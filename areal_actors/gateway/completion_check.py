@@ -13,6 +13,7 @@ import numpy as np
 
 from areal_actors.core.column_check import ColumnFault, number_fault, structure_fault
 from areal_actors.core.errors import EngineError
+from areal_actors.core.routes import RouteShape
 from areal_actors.core.values import SamplingParams
 from areal_actors.messages import Generated
 from areal_actors.runtime.actor import Context
@@ -64,8 +65,9 @@ class PublishedVersions:
 class CompletionCheck:
     """Validates the parts of one choice as they arrive."""
 
-    def __init__(self, published: PublishedVersions, vocabulary: int, sampling: SamplingParams) -> None:
-        """`vocabulary`: number of token ids of the model, 0 if unknown; `sampling`: parameters of the request."""
+    def __init__(self, published: PublishedVersions, vocabulary: int, sampling: SamplingParams, routes: RouteShape | None = None) -> None:
+        """`vocabulary`: number of token ids of the model, 0 if unknown; `sampling`, `routes`: those that the request asks for."""
+        self._routes = routes
         self.published = published
         self._vocabulary = vocabulary
         self._sampling = sampling
@@ -96,10 +98,12 @@ class CompletionCheck:
         if part.error:
             return ColumnFault(check="engine error", detail=part.error)
         columns, tokens = part.columns, len(part.columns)
+        if self._routes is not None and (unfit := self._routes.fault(part.routes)) is not None:
+            return unfit
         if part.finish_reason not in FINISH_REASONS:
             known = "'stop' or 'length' was expected"
             return ColumnFault(check="finish reason", detail=f"{part.finish_reason!r:.40}; {known}")
-        if not tokens and not (part.finish_reason and sampled):
+        if not tokens and not (part.finish_reason and sampled) and not (part.routes and not part.finish_reason):
             detail = "ended the completion without a single token" if part.finish_reason else "answered without tokens or a finish reason"
             return ColumnFault(check="no tokens", detail=f"the inference worker {detail}")
         if sampled + tokens > self._sampling.max_tokens:

@@ -96,13 +96,14 @@ class SessionManager(ExternalSessions):
         acceptance: Acceptance | None = None,
         seed: int = 0,
         run_folder: Path = Path(),
+        records_routes: bool = False,
     ) -> None:
         """With `capacity`, external agents have sessions; paths in events are relative to `run_folder`."""
         capacity = capacity or ExternalCapacity(0)
         super().__init__(config, capacity, secret=secret, sampling=sampling or SamplingParams(), acceptance=acceptance)
         self.load_tokenizer = load_tokenizer
         self.seed = seed
-        self.run_folder = run_folder
+        self.run_folder, self.records_routes = run_folder, records_routes
         self.max_model_len = max_model_len
         self.concurrency = concurrency
         self.serve_http = serve_http
@@ -353,7 +354,8 @@ class SessionManager(ExternalSessions):
         if self.served is None:
             self.model, folder = model, str(self.run_folder / model)
             trains = not self.slots.capacity.slots
-            self.served = load_served_model(self.load_tokenizer, folder, self.config, self.published, self.max_model_len, trains=trains)
+            limits = self.config, self.published, self.max_model_len
+            self.served = load_served_model(self.load_tokenizer, folder, *limits, trains=trains, records_routes=self.records_routes)
 
     @on
     def weights_loaded(self, event: WeightsLoaded) -> None:

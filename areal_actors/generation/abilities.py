@@ -21,19 +21,31 @@ SAMPLING_ABILITIES = frozenset(
 )
 """Optional fields of `SamplingParams`, which an engine may not support, the constraint by its kinds; every engine supports
 temperature and max_tokens."""
+ROUTES = "routed_experts"
+"""Ability to report the experts of each position: see `RoutingEngine`."""
+ABILITIES = SAMPLING_ABILITIES | {ROUTES}
 ADVISORY_ABILITIES = frozenset({"seed"})
 """Fields that every engine accepts: one that does not support them samples as if they were not set. With the ability `seed`, equal
 requests with equal seeds give equal tokens."""
 ENGINE_ABILITIES: Mapping[str, frozenset[str]] = {
-    "transformers": SAMPLING_ABILITIES,
-    "sglang": SAMPLING_ABILITIES - {"seed"},
+    "transformers": ABILITIES,
+    "sglang": ABILITIES - {"seed"},
     "vllm": SAMPLING_ABILITIES - {"seed"},
     "scripted": SAMPLING_ABILITIES - {*CONSTRAINT_ABILITIES.values(), "top_logprobs"},
 }
 """Abilities of the built-in engines by their names in a recipe."""
 
+WEIGHT_CHANNELS: Mapping[str, tuple[str, ...]] = {
+    "transformers": ("folder",),
+    "sglang": ("folder", "broadcast", "tensors", "delta"),
+    "vllm": ("folder", "broadcast", "tensors", "delta"),
+    "scripted": ("folder",),
+}
+"""Ways of new weights to the built-in engines; see `generation.server.weights`."""
+
 FIELD_OF = {JSON_SCHEMA: "response_format", REGEX: "response_format", GRAMMAR: "tool_choice"}
 """Fields of the client API whose name is not that of the ability."""
+UNROUTED_REMEDY = 'set generation.engine to transformers or sglang, or write "auto"'
 GRAMMAR_USES = "`required` and a named function need it, and so does 'response_format' beside tools or reasoning; send `auto`"
 NEAREST = 3
 """Number of known names that an error names."""
@@ -41,8 +53,14 @@ NEAREST = 3
 
 def ability_rows() -> list[tuple[str, ...]]:
     """Returns the table of abilities: a row of column titles, then one row for each ability, with `yes` or `no` for each engine."""
-    rows = [(ability, *("yes" if ability in has else "no" for has in ENGINE_ABILITIES.values())) for ability in sorted(SAMPLING_ABILITIES)]
-    return [("ability", *ENGINE_ABILITIES), *rows]
+    able = {engine: engine_abilities(engine) for engine in ENGINE_ABILITIES}
+    abilities = sorted({ability for has in able.values() for ability in has})
+    return [("ability", *able), *((ability, *("yes" if ability in has else "no" for has in able.values())) for ability in abilities)]
+
+
+def engine_abilities(engine: str) -> frozenset[str]:
+    """Returns the abilities of a built-in engine, with its ways of new weights as `weights:NAME`."""
+    return ENGINE_ABILITIES[engine] | {f"weights:{channel}" for channel in WEIGHT_CHANNELS[engine]}
 
 
 def unsupported(ability: str, title: str) -> RequestError:
@@ -54,13 +72,18 @@ def unsupported(ability: str, title: str) -> RequestError:
     return RequestError(f"{found}; {remedy}, or set generation.engine to {able}", field)
 
 
+def unrouted(engine: str) -> str:
+    """Returns the error for `trainer.routing_replay = "on"` with an engine that does not report the experts of each position."""
+    return f'trainer.routing_replay = "on": the engine {engine} reports no experts; {UNROUTED_REMEDY}'
+
+
 def unknown_abilities(abilities: Iterable[str]) -> str:
-    """Returns a sentence about abilities that are not in `SAMPLING_ABILITIES`, with the nearest known names; empty if there are none."""
-    unknown = sorted(set(abilities) - SAMPLING_ABILITIES)
+    """Returns a sentence about abilities that are not in `ABILITIES`, with the nearest known names; empty if there are none."""
+    unknown = sorted(set(abilities) - ABILITIES)
     return "; ".join(f"unknown ability {name!r}, {_nearest(name)}" for name in unknown)
 
 
 def _nearest(name: str) -> str:
-    known = sorted(SAMPLING_ABILITIES)
+    known = sorted(ABILITIES)
     near = difflib.get_close_matches(name, known, n=NEAREST)
     return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"

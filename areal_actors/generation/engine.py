@@ -5,16 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from areal_actors.core.errors import RequestError
+from areal_actors.core.lazy import LazyModule
 from areal_actors.core.values import SamplingParams, TokenColumns, Value, WeightsLocation
 from areal_actors.generation.abilities import ADVISORY_ABILITIES, CONSTRAINT_ABILITIES, SAMPLING_ABILITIES, unsupported
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+else:
+    np = LazyModule("numpy")
+
+
 DEFAULT_SAMPLING = SamplingParams()
+NO_SLEEP = 'write generation.sleep = "off"'
+"""Remedy where an engine cannot release its memory."""
 REFUSABLE_FIELDS = sorted({ability.partition(":")[0] for ability in SAMPLING_ABILITIES - ADVISORY_ABILITIES})
 """Fields of `SamplingParams` that an engine without the ability refuses."""
 
@@ -27,6 +34,8 @@ class TokenChunk(Value):
     """u32 [tokens, sampling.top_logprobs]: the most likely tokens at each position, most likely first."""
     top_logprobs: bytes = b""
     """f32, same shape: their log-probabilities."""
+    routes: bytes = b""
+    """Experts of the next positions from `routes_from` on (see `RoutingEngine`), by the last chunk of all that were computed."""
     finish_reason: str = ""
     """`stop` or `length` in the last chunk, empty before."""
 
@@ -50,6 +59,8 @@ class EnginePlace(NamedTuple):
     """Rank of the adapters that it is given as weights; 0 if it is given whole models."""
     adapter_targets: tuple[str, ...] = ()
     """Names of the layers that they change, such as `q_proj`; empty for the linear layers of the blocks."""
+    routes: Literal["auto", "on", "off"] = "off"
+    """Reports the experts of each position (`trainer.routing_replay`) if the model is a mixture of them; `on`: it must be able to."""
 
     @property
     def number(self) -> int:
@@ -73,13 +84,53 @@ class EngineCounters(Value):
     kv_cache_usage: float = 0.0
     """Used share of the KV cache; 0 if the engine does not report it."""
 
+    def plus(self, *, tokens: int = 0, prefilled: int = 0, cached: int = 0, seconds: float = 0.0) -> EngineCounters:
+        """Returns the counters with more sampled, prefilled and cached tokens, and busy seconds."""
+        return EngineCounters(
+            tokens=self.tokens + tokens,
+            prefilled_tokens=self.prefilled_tokens + prefilled,
+            cached_tokens=self.cached_tokens + cached,
+            busy_seconds=self.busy_seconds + seconds,
+        )
+
+
+class SleepingEngine(Protocol):
+    """A generation engine that can release its memory, for `generation.sleep`."""
+
+    async def release_memory(self) -> int:
+        """Interrupt at a token boundary and release KV cache and weights, until `load_weights`, which continues all completions.
+
+        Returns:
+            Bytes released on the engine's device; 0 if a server does not report them.
+
+        Raises:
+            EngineUnavailable: the server is gone.
+            EngineError: the engine has ended, or its server refused.
+        """
+        ...
+
+
+class Arrival(NamedTuple):
+    """The last version that a server took."""
+
+    channel: str
+    """`folder`, `broadcast`, `tensors`, `delta` or `adapter`."""
+    checksum: str
+    """Reported by the server; that of the verified files if it loaded a folder."""
+    sent_bytes: int = 0
+    """Bytes that were sent."""
+    whole_bytes: int = 0
+    """Bytes of all tensors of the version."""
+    failure: str = ""
+    """Cause for which the recipe's channel was not used; empty if it was."""
+
 
 class GenerationEngine(Protocol):
     """Samples completions. Weights change only at a token boundary, and every token carries the weight version that sampled it."""
 
     @property
     def abilities(self) -> frozenset[str]:
-        """Those of `SAMPLING_ABILITIES` that it supports; requests that need others are refused before."""
+        """Those of `ABILITIES` that it supports; requests that need others are refused before."""
         ...
 
     @property
@@ -115,6 +166,28 @@ class GenerationEngine(Protocol):
 
     async def close(self) -> None:
         """Abort everything and free the model."""
+        ...
+
+
+class RoutingEngine(Protocol):
+    """A `GenerationEngine` with the ability `routed_experts`."""
+
+    def generate(
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        stream: bool = False,
+        resumed_tokens: int = 0,
+        routes_from: int | None = None,
+    ) -> AsyncGenerator[TokenChunk, None]:
+        """Yield a completion, and the experts of each position from `routes_from` to the one before the last token.
+
+        A position has the experts of its first computation: that of the forward pass that sampled the token after it, or of the
+        prompt. Weights that change in mid-completion change those of later positions only, although the KV cache is computed again.
+        A prompt position whose KV cache was kept from an earlier completion has the experts that computed it.
+        """
         ...
 
 

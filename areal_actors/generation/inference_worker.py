@@ -7,12 +7,15 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, suppress
 from itertools import count
 from pathlib import Path
+from typing import Any, cast
 
+import msgspec
 import structlog
 
 from areal_actors.core.errors import EngineError, EngineUnavailable, RequestError, SetupError
 from areal_actors.core.values import WeightsLocation, unpack_ids
-from areal_actors.generation.engine import GenerationEngine, refuse_unable
+from areal_actors.generation.abilities import ROUTES
+from areal_actors.generation.engine import NO_SLEEP, Arrival, GenerationEngine, SleepingEngine, refuse_unable
 from areal_actors.generation.engine_load import LoadReporter
 from areal_actors.messages import (
     EngineLoad,
@@ -21,9 +24,12 @@ from areal_actors.messages import (
     EngineStarting,
     Generate,
     Generated,
+    MemoryReleased,
+    ReleaseMemory,
     Throughput,
     WeightsLoaded,
     WeightsPublished,
+    WeightTransferRefused,
 )
 from areal_actors.runtime.actor import Actor, Context, Emits, Tick, on
 from areal_actors.weights.folders import is_superseded
@@ -39,6 +45,8 @@ SHOWN_SECONDS = 10.0
 """Time between two reports of a server that is starting."""
 MAX_STARTS = 3
 """Consecutive starts of an inference server that may fail; some servers end themselves with SIGKILL when they cannot start."""
+ROUTES_LIMIT = 1 << 18
+"""Most bytes of routes in one part of an answer."""
 MAX_FAILURES = 3
 """Consecutive failed completions after which the engine counts as broken: the worker fails and is restarted."""
 
@@ -85,6 +93,8 @@ class InferenceWorker(Actor):
         """The engine whose loss was reported last."""
         self.dropped: GenerationEngine | None = None
         """The engine that was closed last because its server was gone when weights were to be loaded."""
+        self.asleep = False
+        """True while the engine's memory is released, for an optimizer step on the same device."""
         self.last_tick = 0.0
         self.starting_since = 0.0
         """Time at which the inference server was first seen to start."""
@@ -93,7 +103,7 @@ class InferenceWorker(Actor):
         """Failed completions since the last successful one."""
 
     @on
-    async def weights_published(self, event: WeightsPublished, context: Context) -> Emits[WeightsLoaded]:
+    async def weights_published(self, event: WeightsPublished, context: Context) -> Emits[WeightsLoaded | WeightTransferRefused]:
         if event.weight_version <= self.weight_version:
             return
         location = event.location.resolved(self.run_folder)
@@ -101,12 +111,13 @@ class InferenceWorker(Actor):
             if self.weight_version < 0:
                 self.serving.clear()
             return
-        self.weight_version, self.location = event.weight_version, location
+        self.weight_version, self.location, self.asleep = event.weight_version, location, False
         self.serving.set()
-        yield WeightsLoaded(worker=self.name, weight_version=event.weight_version, checksum=event.location.checksum)
+        for message in self._arrived(location):
+            yield message
 
     @on
-    async def engine_mismatch(self, event: EngineMismatch, context: Context) -> Emits[WeightsLoaded]:
+    async def engine_mismatch(self, event: EngineMismatch, context: Context) -> Emits[WeightsLoaded | WeightTransferRefused]:
         """Close the engine, create another, and load the current weights from their published location, checksum included.
 
         Completions in flight end here without a last part; the gateway receives the same event and continues them on other
@@ -116,10 +127,32 @@ class InferenceWorker(Actor):
         if not event.recycle or event.worker not in ("", self.name) or self.engine is None or self.location is None:
             return
         if await self._recycle(self.location, context):
-            yield WeightsLoaded(worker=self.name, weight_version=self.weight_version, checksum=self.location.checksum)
+            for message in self._arrived(self.location):
+                yield message
 
     @on
-    async def engine_lost(self, event: EngineLost, context: Context) -> Emits[WeightsLoaded]:
+    async def release_memory(self, request: ReleaseMemory) -> Emits[MemoryReleased]:
+        """Release the engine's memory; completions in progress continue with the next weights, as after any update."""
+        engine = self.engine
+        if engine is None or request.weight_version != self.weight_version:
+            yield MemoryReleased()
+            return
+        if not hasattr(engine, "release_memory"):
+            yield MemoryReleased(error=f"{type(engine).__name__} has no `release_memory`; implement it, or {NO_SLEEP}")
+            return
+        try:
+            released = await cast(SleepingEngine, engine).release_memory()
+        except EngineUnavailable as error:
+            logger.warning("the inference server is gone, and started again with the next weights", error=str(error))
+            released = 0
+        except EngineError as error:
+            yield MemoryReleased(error=str(error))
+            return
+        self.asleep = True
+        yield MemoryReleased(released_bytes=released)
+
+    @on
+    async def engine_lost(self, event: EngineLost, context: Context) -> Emits[WeightsLoaded | WeightTransferRefused]:
         """Start or reach the server again and load the current weights, unless a load of new ones has done so already."""
         if event.worker != self.name or self.location is None:
             return
@@ -128,15 +161,36 @@ class InferenceWorker(Actor):
         else:
             serves = await self._recycle(self.location, context)
         if serves:
-            yield WeightsLoaded(worker=self.name, weight_version=self.weight_version, checksum=self.location.checksum)
+            for message in self._arrived(self.location):
+                yield message
+
+    def _arrived(self, location: WeightsLocation) -> Iterator[WeightsLoaded | WeightTransferRefused]:
+        """Yields the report of the loaded weights, and why an inference server was given their folder instead of what the recipe names."""
+        loaded = WeightsLoaded(worker=self.name, weight_version=self.weight_version, checksum=location.checksum)
+        arrival: Arrival | None = getattr(self.engine, "arrival", None)
+        if arrival is None:
+            yield loaded
+            return
+        if arrival.failure:
+            yield WeightTransferRefused(worker=self.name, weight_version=self.weight_version, reason=arrival.failure)
+        yield msgspec.structs.replace(
+            loaded,
+            checksum=arrival.checksum,
+            channel=arrival.channel,
+            sent_bytes=arrival.sent_bytes,
+            whole_bytes=arrival.whole_bytes,
+        )
 
     async def _recycle(self, location: WeightsLocation, context: Context) -> bool:
-        """Replace the engine by a new one with the current weights; returns False if newer ones have replaced them on disk."""
+        """Replace the engine by a new one with the current weights.
+
+        Returns False if newer ones have replaced them on disk, or its memory is released: then the next weights make a new one.
+        """
         self.serving.clear()
         faulty, self.engine = self.engine, None
         if faulty is not None:
             await faulty.close()
-        if not await self._load(location, self.weight_version, context):
+        if self.asleep or not await self._load(location, self.weight_version, context):
             return False
         self.serving.set()
         return True
@@ -181,11 +235,19 @@ class InferenceWorker(Actor):
     async def _completion(self, engine: GenerationEngine, request: Generate, request_id: str) -> AsyncGenerator[Generated, None]:
         refuse_unable(engine, request.sampling)
         prompt = unpack_ids(request.prompt_ids)
-        chunks = engine.generate(request_id, prompt, request.sampling, stream=request.stream, resumed_tokens=request.resumed_tokens)
+        asked = request.routes_from if ROUTES in engine.abilities else None
+        routes: dict[str, Any] = {} if asked is None else {"routes_from": asked}
+        chunks = engine.generate(
+            request_id, prompt, request.sampling, stream=request.stream, resumed_tokens=request.resumed_tokens, **routes
+        )
         async with aclosing(chunks):
             async for chunk in chunks:
+                *more, rest = split_routes(chunk.routes)
+                for piece in more:
+                    yield Generated(routes=piece)
                 part = Generated(
                     columns=chunk.columns,
+                    routes=rest,
                     top_ids=chunk.top_ids,
                     top_logprobs=chunk.top_logprobs,
                     finish_reason=chunk.finish_reason,
@@ -273,14 +335,20 @@ class InferenceWorker(Actor):
                 return
 
     def status(self) -> dict[str, float | str]:
-        """Current weight version, and what a server that is starting does."""
+        """Current weight version, and whether the engine is asleep or what its server does while it starts."""
         starting = starting_phase(self.engine)
-        return {"weight_version": self.weight_version, **({"engine": starting} if starting else {})}
+        engine = "asleep" if self.asleep else starting
+        return {"weight_version": self.weight_version, **({"engine": engine} if engine else {})}
 
     async def stop(self) -> None:
         """Free the model."""
         if self.engine is not None:
             await self.engine.close()
+
+
+def split_routes(routes: bytes, limit: int = ROUTES_LIMIT) -> list[bytes]:
+    """Returns a column in pieces that fit into a message, at least one; those of a long prompt do not fit into one together."""
+    return [routes[start : start + limit] for start in range(0, len(routes), limit)] or [b""]
 
 
 def starting_phase(engine: GenerationEngine | None) -> str:

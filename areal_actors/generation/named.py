@@ -12,7 +12,7 @@ from typing import Any
 
 from areal_actors.core.errors import RecipeError, SetupError
 from areal_actors.core.loading import load_named
-from areal_actors.generation.abilities import SAMPLING_ABILITIES, unknown_abilities
+from areal_actors.generation.abilities import ABILITIES, ROUTES, unknown_abilities, unrouted
 from areal_actors.generation.engine import EnginePlace, GenerationEngine
 from areal_actors.generation.scripted import scripted_engine
 from areal_actors.generation.servers.http_engine import engine_of
@@ -59,8 +59,10 @@ def engine_factory(
                 f"generation.engine: {settings.engine} has no {', '.join(missing)}; "
                 "implement all of areal_actors.generation.engine.GenerationEngine"
             )
-        if not SAMPLING_ABILITIES.issuperset(engine.abilities):
+        if not ABILITIES.issuperset(engine.abilities):
             raise SetupError(f"generation.engine: {settings.engine} has the {unknown_abilities(engine.abilities)}")
+        if place and place.routes == "on" and ROUTES not in engine.abilities:
+            raise SetupError(unrouted(settings.engine))
         return engine
 
     return made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from areal_actors.core.config import Config, Fraction, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
@@ -13,10 +14,19 @@ TENSOR_ENGINES = ("transformers",)
 SERVER_ENGINES = ("sglang", "vllm")
 """Engines that are servers of their own, asked over HTTP."""
 
+SLEEPING_ENGINES = (*TENSOR_ENGINES, *SERVER_ENGINES)
+"""Engines that release their memory during an optimizer step."""
+Channel = Literal["folder", "broadcast", "tensors", "delta"]
+
 VLLM_RANK = 512
 """Largest rank of an adapter that vLLM loads."""
 
 ENGINES = (*TENSOR_ENGINES, *SERVER_ENGINES, "scripted")
+
+
+def is_here(url: str) -> bool:
+    """True if a server's address is one of this host by its name."""
+    return urlsplit(url).hostname in ("localhost", "127.0.0.1", "::1")
 
 
 class ScriptedSettings(Config):
@@ -41,6 +51,13 @@ class ServerSettings(Config):
     directory, which `just environments` makes."""
     start_seconds: PositiveFloat = 900.0
     """Maximum wait, in seconds, for a server to be ready."""
+    weights: Channel = "folder"
+    """Way of new weights to the server: `folder`, which it reads; `broadcast` to a process group (gloo on a CPU, NCCL on GPUs); `tensors`
+    as handles of shared memory, for a server on this host; `delta`, a broadcast of what changed against a copy that the server keeps.
+    A version that does not arrive is loaded from its folder. Unstated: `broadcast` if a server of `urls` is on another host, else
+    `folder`."""
+    weights_seconds: PositiveFloat = 120.0
+    """Maximum wait, in seconds, for a version to arrive in another way than as a folder; after it the server counts as lost."""
 
 
 class GenerationSettings(Config):
@@ -63,6 +80,9 @@ class GenerationSettings(Config):
     """CUDA devices that split the model of one inference worker; for `sglang` and `vllm`."""
     memory_fraction: Fraction = 0.0
     """Share of the memory of each device for an inference worker. 0: 0.9, and less on a device that it shares."""
+    sleep: Literal["auto", "on", "off"] = "auto"
+    """Release the memory of KV cache and weights during each optimizer step, for the trainer on the same device; needs
+    `staleness_gate.max_staleness` = 0. `auto`: on if trainer and inference workers share a CUDA device and training is synchronous."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the forward pass."""
     max_num_seqs: PositiveInt = 128

@@ -95,6 +95,7 @@ from areal_actors.messages.training import (
     EngineLoad,
     EngineLost,
     EngineMismatch,
+    EngineSlept,
     EngineStarting,
     EvaluationCompleted,
     ExamplesDrawn,
@@ -102,7 +103,9 @@ from areal_actors.messages.training import (
     FilterExhausted,
     LoadLevel,
     LossEvaluated,
+    MemoryReleased,
     RefusedSequence,
+    ReleaseMemory,
     SaveCheckpoint,
     StepCompleted,
     StepDiffered,
@@ -111,6 +114,7 @@ from areal_actors.messages.training import (
     TrajectoryRef,
     WeightsLoaded,
     WeightsPublished,
+    WeightTransferRefused,
 )
 from bus.message import Message
 
@@ -139,6 +143,7 @@ __all__ = [
     "EngineLoad",
     "EngineLost",
     "EngineMismatch",
+    "EngineSlept",
     "EngineStarting",
     "EpisodeAbandoned",
     "EpisodeEvaluated",
@@ -163,6 +168,7 @@ __all__ = [
     "LogRecovered",
     "LogTrimmed",
     "LossEvaluated",
+    "MemoryReleased",
     "ModelRequest",
     "ModelResponsePart",
     "OpenCall",
@@ -170,6 +176,7 @@ __all__ = [
     "Purpose",
     "Refusal",
     "RefusedSequence",
+    "ReleaseMemory",
     "ReserveCapacity",
     "RewardSet",
     "RunEpisode",
@@ -206,6 +213,7 @@ __all__ = [
     "TrajectoryReply",
     "Wait",
     "WatchProbe",
+    "WeightTransferRefused",
     "WeightsLoaded",
     "WeightsPublished",
 ]

@@ -220,6 +220,8 @@ class Generated(Reply):
     """u32 [tokens, sampling.top_logprobs]: most likely tokens beside each sampled one, in descending order."""
     top_logprobs: bytes = b""
     """f32, same shape."""
+    routes: bytes = b""
+    """Experts of the next positions from `Generate.routes_from` on (`core/routes.py`); a part may have routes only."""
     finish_reason: str = ""
     error: str = ""
     error_field: str = ""
@@ -241,6 +243,8 @@ class Generate(Request[Generated]):
     stream: bool = False
     resumed_tokens: int = 0
     """Number of prompt ids, at the end, that were already sampled, by a worker that died."""
+    routes_from: int | None = None
+    """First position whose experts are to be reported; None if none are."""
 
 
 class CompletionRefused(Event):
@@ -258,7 +262,7 @@ class CompletionRefused(Event):
     """Id reserved for the call's first choice."""
     check: str
     """`column lengths`, `version spans`, `weight version`, `vocabulary`, `log-probability`, `top log-probabilities`, `too many tokens`,
-    `no tokens`, `finish reason`, `engine error` or `no answer`."""
+    `routes`, `no tokens`, `finish reason`, `engine error` or `no answer`."""
     cause: str
     """Check, token (counted from 0 in the completion), value found and value expected."""
     purpose: Purpose = "train"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from areal_actors.core.values import Value, WeightsLocation
-from bus.message import Event, Telemetry, Work
+from bus.message import Event, Reply, Request, Telemetry, Work
 
 LoadLevel = Literal["free", "busy", "full"]
 
@@ -179,6 +179,38 @@ class WeightsPublished(Event):
     """Location of the weights."""
 
 
+class MemoryReleased(Reply):
+    """An inference worker's engine has released its memory, or could not."""
+
+    subject: ClassVar[str] = "memory.released"
+    released_bytes: int = 0
+    """Bytes of KV cache and weights; 0 if its server does not report them, and for an engine that holds none."""
+    error: str = ""
+    """Reason why it holds its memory; empty if it was released."""
+
+
+class ReleaseMemory(Request[MemoryReleased]):
+    """Release the memory of KV cache and weights until the next weights are published, for the trainer on the same device."""
+
+    subject: ClassVar[str] = "memory.release"
+    reply: ClassVar[type[Reply]] = MemoryReleased
+    weight_version: int
+    """Weight version on which the trainer takes its step; an engine with other weights releases nothing."""
+
+
+class EngineSlept(Event):
+    """An inference worker has released its engine's memory for an optimizer step; it serves again from the next `WeightsLoaded`."""
+
+    subject: ClassVar[str] = "engine.slept"
+    worker: str
+    step: int
+    """Step, as `BatchFormed.step`."""
+    released_bytes: int
+    """Bytes of KV cache and weights; 0 if the engine's server does not report them."""
+    seconds: float
+    """Time until they were released."""
+
+
 class EngineStarting(Telemetry):
     """The inference server of a worker is starting."""
 
@@ -221,6 +253,23 @@ class WeightsLoaded(Event):
     worker: str
     weight_version: int
     checksum: str
+    """Checksum of the loaded tensors as the inference server reports it, or of the files that it was given."""
+    channel: str = "folder"
+    """Way of the weights to the engine: `folder`, `broadcast`, `tensors`, `delta` or `adapter`."""
+    sent_bytes: int = 0
+    """Bytes that were sent to an inference server; 0 if it read files."""
+    whole_bytes: int = 0
+    """Bytes of all tensors of the version; 0 if the server read files."""
+
+
+class WeightTransferRefused(Event):
+    """Weights did not reach an inference server in the way that the recipe names; their folder was loaded, `WeightsLoaded` follows."""
+
+    subject: ClassVar[str] = "weights.refused"
+    worker: str
+    weight_version: int
+    reason: str
+    """Cause: which channel, which server, and what it answered."""
 
 
 class EvaluationCompleted(Event):

@@ -47,6 +47,7 @@ class Metrics(Actor):
         | messages.EngineMismatch
         | messages.EngineLoad
         | messages.EngineLost
+        | messages.WeightTransferRefused
         | messages.RunStalled
         | messages.RunResumed
         | messages.CheckpointDamaged

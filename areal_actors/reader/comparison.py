@@ -19,7 +19,8 @@ from areal_actors.core.errors import SetupError
 from areal_actors.display.curves import SMOOTH_STEPS
 from areal_actors.display.run_state import RunState
 from areal_actors.display.sentences import ACCURACY, duration, held_out_scores
-from areal_actors.display.view import MODES, sparkline
+from areal_actors.display.sheet import sparkline
+from areal_actors.display.view import MODES
 from areal_actors.messages import EvaluationCompleted
 from areal_actors.reader.listing import output
 from areal_actors.reader.run_files import RunFiles, find_run_files

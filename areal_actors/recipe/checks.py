@@ -15,7 +15,17 @@ import msgspec
 from areal_actors.core.settings import CONCURRENT, KEEP_REASONING, SEVERAL
 from areal_actors.embedded.settings import CONTEXT as EMBEDDED_CONTEXT
 from areal_actors.gateway.sessions.keys import weakness
-from areal_actors.generation.settings import ENGINES, SERVER_ENGINES, TENSOR_ENGINES, VLLM_RANK, GenerationSettings, ServerSettings
+from areal_actors.generation.abilities import ENGINE_ABILITIES, ROUTES, UNROUTED_REMEDY, WEIGHT_CHANNELS
+from areal_actors.generation.settings import (
+    ENGINES,
+    SERVER_ENGINES,
+    SLEEPING_ENGINES,
+    TENSOR_ENGINES,
+    VLLM_RANK,
+    GenerationSettings,
+    ServerSettings,
+    is_here,
+)
 from areal_actors.recipe.agent_checks import agent_problems, dotted_parts
 from areal_actors.recipe.chaos_checks import chaos_problems
 from areal_actors.recipe.complaints import Problems, is_installed, nearest, toml_value
@@ -29,8 +39,8 @@ from areal_actors.recipe.track_checks import track_problems
 from areal_actors.rewards import MODEL
 from areal_actors.tasks import huggingface as library
 from areal_actors.tasks import sources
-from areal_actors.tokenization.tokenizer import context_of
-from areal_actors.tokenization.tool_parsers.round_trip import FORMAT_NAMES
+from areal_actors.tokenization.model_config import context_of
+from areal_actors.tokenization.tool_parsers.families import FORMAT_NAMES
 from areal_actors.training.algorithms.base import INITIAL
 from areal_actors.training.algorithms.custom import CustomAlgorithm
 from areal_actors.training.distributed.layout import layout_problem
@@ -199,9 +209,23 @@ def _engine(recipe: Recipe) -> Problems:
         yield from _servers(recipe)
     elif engine in ENGINES:
         yield from _without_servers(recipe.generation)
+    if recipe.generation.sleep == "on":
+        yield from _sleep(recipe)
     if scripted.longest < (least := scripted.shortest):
         found = f"found {scripted.longest}, but generation.scripted.shortest is {least}"
         yield ("generation", "scripted", "longest"), f"{found}; write at least {least}"
+
+
+def _sleep(recipe: Recipe) -> Problems:
+    """Yields why engines cannot release their memory during a step."""
+    key, engine, stale = ("generation", "sleep"), recipe.generation.engine, recipe.staleness_gate.max_staleness
+    if stale:
+        found = f'found "on", but with staleness_gate.max_staleness = {stale} completions are sampled during every step'
+        yield key, f'{found}; write staleness_gate.max_staleness = 0, or "off"'
+    if engine in ENGINES and engine not in SLEEPING_ENGINES:
+        yield key, f'found "on", but generation.engine = {toml_value(engine)} holds no memory to release; write "off"'
+    if recipe.generation.server.urls:
+        yield key, 'found "on", but servers that were started elsewhere keep their memory; write "off", or leave generation.server.urls out'
 
 
 def _servers(recipe: Recipe) -> Problems:
@@ -216,6 +240,20 @@ def _servers(recipe: Recipe) -> Problems:
     if recipe.generation.engine == "vllm" and lora is not None and lora.published == "adapter" and lora.rank > VLLM_RANK:
         found = f"found {lora.rank}, but vLLM takes adapters up to rank {VLLM_RANK}"
         yield ("trainer", "lora", "rank"), f'{found}; write a smaller one, or trainer.lora.published = "merged"'
+    yield from _weights(recipe)
+
+
+def _weights(recipe: Recipe) -> Problems:
+    """Check the way of new weights to the servers."""
+    key, server, engine = ("generation", "server", "weights"), recipe.generation.server, recipe.generation.engine
+    found = f"found {toml_value(server.weights)}, but"
+    if server.weights not in (able := WEIGHT_CHANNELS[engine]):
+        yield key, f"{found} {engine} takes {', '.join(able)}; write one of them"
+    if server.weights == "tensors" and (far := [url for url in server.urls if not is_here(url)]):
+        yield key, f'{found} {far[0]} is on another host, which does not have this one\'s memory; write "broadcast" or "delta"'
+    lora = recipe.trainer.lora
+    if server.weights != "folder" and lora is not None and lora.published == "adapter":
+        yield key, f'{found} adapters are loaded by name from their folder; write "folder", or trainer.lora.published = "merged"'
 
 
 def _without_servers(generation: GenerationSettings) -> Problems:
@@ -307,6 +345,8 @@ def _learning(recipe: Recipe) -> Problems:
         yield (*table, "minimum_ratio"), f'{found}; leave it out, or write "linear" or "cosine"'
     if recipe.trainer.lora is not None and recipe.algorithm.head == "value":
         yield ("trainer", "lora"), "found a table, but an adapter has no scalar head, which this algorithm trains; leave it out"
+    if recipe.trainer.routing_replay == "on" and ROUTES not in ENGINE_ABILITIES.get(engine := recipe.generation.engine, {ROUTES}):
+        yield ("trainer", "routing_replay"), f'found "on", but the engine {engine} reports no experts; {UNROUTED_REMEDY}'
     if problem := layout_problem(recipe.trainer):
         yield ("trainer", problem[0]), problem[1]
 

@@ -8,12 +8,13 @@ and inference worker share it; on others, processes share a device only where th
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from msgspec.structs import replace
 
 from areal_actors.core.devices import MEMORY_FRACTION, VISIBLE, CudaDevices, visibility
 from areal_actors.core.durable_files import GIBIBYTE
+from areal_actors.generation.settings import SLEEPING_ENGINES
 from areal_actors.recipe.checks import EMBEDDED
 from areal_actors.recipe.complaints import Problems
 from areal_actors.recipe.model_size import engine_bytes, rank_bytes
@@ -63,7 +64,18 @@ def with_device_counts(recipe: Recipe, stated: Mapping[str, Any], cuda: CudaDevi
     if more_workers:
         workers = max((cuda.count - (ranks if trains else 0)) // width, 1)
     placement = replace(recipe.actors.inference_worker, count=workers)
-    return replace(recipe, trainer=replace(trainer, ranks=ranks), actors=replace(recipe.actors, inference_worker=placement))
+    counted = replace(recipe, trainer=replace(trainer, ranks=ranks), actors=replace(recipe.actors, inference_worker=placement))
+    return replace(counted, generation=replace(generation, sleep=_sleep(counted, cuda)))
+
+
+def _sleep(recipe: Recipe, cuda: CudaDevices) -> Literal["auto", "on", "off"]:
+    """Returns the recipe's `generation.sleep`; `auto` is `on` where a worker of synchronous training shares a device with the trainer."""
+    if recipe.generation.sleep != "auto":
+        return recipe.generation.sleep
+    trainer, workers = _assigned(recipe, cuda)
+    shared = not {device for devices in workers for device in devices}.isdisjoint(trainer)
+    able = recipe.generation.engine in SLEEPING_ENGINES and recipe.staleness_gate.max_staleness == 0
+    return "on" if shared and able else "off"
 
 
 def device_problems(recipe: Recipe, cuda: CudaDevices) -> Problems:
@@ -82,7 +94,7 @@ def device_problems(recipe: Recipe, cuda: CudaDevices) -> Problems:
         yield _too_few(recipe, cuda, needed, free)
         return
     uses = device_uses(recipe, cuda)
-    yield from _crowded(recipe, uses)
+    yield from _crowded(recipe, uses, cuda)
     yield from _too_small(recipe, uses, cuda)
 
 
@@ -217,12 +229,22 @@ def _too_few(recipe: Recipe, cuda: CudaDevices, needed: int, free: int) -> tuple
     return key, f"{' and '.join(parts)} need {needed} CUDA devices, but this machine has {free} for them ({cuda.reason}); {remedy}"
 
 
-def _crowded(recipe: Recipe, uses: Sequence[DeviceUse]) -> Problems:
+def _kept(recipe: Recipe, use: DeviceUse, memory: int) -> float:
+    """Returns the share of a device's memory that a process holds while the others have theirs.
+
+    Where engines sleep during a step, the trainer holds only weights, gradients and optimizer state while they serve.
+    """
+    if use.role == TRAINS and recipe.generation.sleep == "on" and memory and (resident := rank_bytes(recipe)):
+        return min(resident / memory, use.fraction)
+    return use.fraction
+
+
+def _crowded(recipe: Recipe, uses: Sequence[DeviceUse], cuda: CudaDevices) -> Problems:
     """Yields devices whose processes were given more than all of their memory, or nothing."""
     stated: Key = ("generation", "memory_fraction") if recipe.generation.memory_fraction else ("trainer", "memory_fraction")
     for device in sorted({device for use in uses for device in use.devices}):
         there = [use for use in uses if device in use.devices]
-        total = sum(use.fraction for use in there)
+        total = sum(_kept(recipe, use, cuda.memory[device] if cuda.memory else 0) for use in there)
         if total > 1.001 or min(use.fraction for use in there) <= 0:
             shares = ", ".join(f"{use.process} {use.fraction:.0%}" for use in there)
             yield stated, f"the processes on device {device} would have these shares of its memory: {shares}; write a lower one"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ from areal_actors.core.settings import TaskSettings
 from areal_actors.recipe.complaints import Problems, toml_value
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import Key
-from areal_actors.supervised.example_sequences import ExampleSequences, LengthLimit
-from areal_actors.supervised.examples import ExampleSet, open_examples
+from areal_actors.supervised.examples import ExampleSet, LengthLimit, open_examples
 from areal_actors.tasks.sources import GSM8K
 
+SEQUENCES = "areal_actors.supervised.example_sequences"
+"""Needs tokenizers, without which other settings are checked faster."""
 LENGTHS = ("max_length", "overlong")
 NO_EFFECT: dict[str, Collection[str]] = {
     **{table: [] for table in ("sampling", "staleness_gate", "batcher", "generation", "gateway")},
@@ -85,7 +87,9 @@ def check_examples(recipe: Recipe) -> None:
         )
     model = Path(recipe.model).expanduser()
     if (model / "tokenizer.json").is_file():
-        ExampleSequences(found.train, found.held_out, scored=recipe.algorithm.head == "value", limit=limit_of(recipe)).begin(str(model))
+        importlib.import_module(SEQUENCES).ExampleSequences(
+            found.train, found.held_out, scored=recipe.algorithm.head == "value", limit=limit_of(recipe)
+        ).begin(str(model))
 
 
 def _stated(recipe: Recipe) -> Iterator[tuple[Key, Any]]:

@@ -14,6 +14,8 @@ import msgspec
 from msgspec.structs import replace
 
 from areal_actors.core.settings import Placement
+from areal_actors.generation.abilities import ENGINE_ABILITIES, ROUTES
+from areal_actors.generation.settings import is_here
 from areal_actors.recipe.checks import EMBEDDED
 from areal_actors.recipe.model_size import parameters
 from areal_actors.recipe.recipe import Recipe
@@ -56,7 +58,7 @@ def with_derived(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
     recipe = _with_learning_rate(recipe, stated)
     if recipe.learns_from_examples() and not recipe.is_served():
         return recipe
-    return _with_published(_with_limits(_with_lengths(recipe, stated), stated), stated)
+    return _with_routing_replay(_with_published(_with_limits(_with_lengths(recipe, stated), stated), stated))
 
 
 def limits(recipe: Recipe) -> list[Limit]:
@@ -134,13 +136,28 @@ def _with_learning_rate(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
 
 
 def _with_published(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
-    """Publish weights as the engines take them: in their precision, and whole to servers started elsewhere, unless it is stated."""
+    """Publish weights as the engines take them, unless it is stated: in their precision, and whole to servers started elsewhere.
+
+    Servers on other hosts do not have the folders of this one.
+    """
     trainer, lora = recipe.trainer, recipe.trainer.lora
     if not is_stated(stated, ("trainer", "published_dtype")):
         trainer = replace(trainer, published_dtype=recipe.generation.dtype)
     if lora is not None and recipe.generation.server.urls and not is_stated(stated, ("trainer", "lora", "published")):
         trainer = replace(trainer, lora=replace(lora, published="merged"))
-    return replace(recipe, trainer=trainer)
+    server = recipe.generation.server
+    adapters = trainer.lora is not None and trainer.lora.published == "adapter"
+    if adapters or is_stated(stated, ("generation", "server", "weights")) or all(is_here(url) for url in server.urls):
+        return replace(recipe, trainer=trainer)
+    return replace(recipe, trainer=trainer, generation=replace(recipe.generation, server=replace(server, weights="broadcast")))
+
+
+def _with_routing_replay(recipe: Recipe) -> Recipe:
+    """Replay no routes where the engine does not report them, or may have been started without."""
+    able = ROUTES in ENGINE_ABILITIES.get(recipe.generation.engine, {ROUTES}) and not recipe.generation.server.urls
+    if able or recipe.trainer.routing_replay != "auto":
+        return recipe
+    return replace(recipe, trainer=replace(recipe.trainer, routing_replay="off"))
 
 
 def _with_limits(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from areal_actors.gateway.template_settings import apply_template_settings
 from areal_actors.recipe.checks import EMBEDDED, is_local
 from areal_actors.recipe.complaints import toml_key, toml_value
 from areal_actors.recipe.device_map import describe_devices
@@ -17,9 +17,9 @@ from areal_actors.recipe.load import Resolved
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.supervision import draw_tree, processes_of
 from areal_actors.tasks.sources import is_on_hub
-from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.training.algorithms.base import INITIAL
 
+TEMPLATE_MODULES = ("areal_actors.gateway.template_settings", "areal_actors.tokenization.tokenizer")
 INLINE_TABLES = ("supervisors", "actors")
 """Tables whose entries are one line each."""
 
@@ -107,7 +107,9 @@ def _tool_calls(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Yields the result of the test of the model's tool calls, if its tokenizer is on this machine."""
     folder = Path(recipe.model).expanduser()
     if is_local(recipe.model) and (folder / "tokenizer.json").is_file():
-        yield "tool calls", str(apply_template_settings(ChatTokenizer.load(folder), recipe.gateway))
+        # Only here are tokenizers needed: other checks of settings answer faster without them.
+        templates, tokenizers = map(importlib.import_module, TEMPLATE_MODULES)
+        yield "tool calls", str(templates.apply_template_settings(tokenizers.ChatTokenizer.load(folder), recipe.gateway))
 
 
 def _tasks(recipe: Recipe) -> str:

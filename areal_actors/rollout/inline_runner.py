@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from areal_actors.core.agent_host.faults import Refused, format_error
-from areal_actors.core.agent_host.naming import address_arguments, make_agent, run_function, takes_any
+from areal_actors.core.agent_host.naming import address_arguments, make_agent, run_function, takes_client
 from areal_actors.core.errors import AgentError
 from areal_actors.core.loading import load_named
 from areal_actors.core.values import Task
@@ -80,13 +80,19 @@ class InlineRunner(LoadedRunner):
         return await guarded(self.name, self._result(dict(task.data), base_url=base_url, api_key=api_key))
 
     def _http_client(self) -> Any:
-        """The HTTP client that the episodes of agents with `**kwargs` share; one of their own would cost each 20 ms.
+        """The HTTP client that the episodes of agents with a parameter `http_client` share; one of their own would cost each 20 ms.
 
-        It has no timeout, since episodes have their own: a call that is sent again would be recorded twice.
+        It uses aiohttp, because the pool of httpx looks at every open connection before and after each call: with hundreds of
+        episodes at once that is most of a call's CPU time. It has no timeout, since episodes have their own: a call that is sent
+        again would be recorded twice.
         """
         if self._client is None:
             openai = importlib.import_module("openai")  # such agents have loaded it; the command line does not
-            self._client = openai.DefaultAsyncHttpxClient(timeout=openai.Timeout(None, connect=CONNECT_SECONDS))
+            timeout = openai.Timeout(None, connect=CONNECT_SECONDS)
+            try:
+                self._client = openai.DefaultAioHttpClient(timeout=timeout)
+            except RuntimeError:  # an openai 2 without its extra `aiohttp`
+                self._client = openai.DefaultAsyncHttpxClient(timeout=timeout)
         return self._client
 
     async def close(self) -> None:
@@ -97,7 +103,7 @@ class InlineRunner(LoadedRunner):
 
     async def _result(self, task: dict[str, Any], **address: str) -> AgentResult:
         arguments = address_arguments(self._function, **address)
-        if takes_any(self._function):
+        if takes_client(self._function):
             arguments["http_client"] = self._http_client()
         call = self._function if inspect.iscoroutinefunction(self._function) else functools.partial(in_thread, self._function)
         returned = await call(task, **arguments)

@@ -24,7 +24,7 @@ from areal_actors.core.devices import detect_cuda
 from areal_actors.core.durable_files import MEBIBYTE
 from areal_actors.core.errors import SandboxError, SetupError
 from areal_actors.core.settings import DiskSettings
-from areal_actors.generation.abilities import ENGINE_ABILITIES, ability_rows
+from areal_actors.generation.abilities import ENGINE_ABILITIES, ability_rows, engine_abilities
 from areal_actors.generation.servers.server_process import interpreter
 from areal_actors.generation.settings import SERVER_ENGINES, ServerSettings
 from areal_actors.run.disk_watch import refuse_full_disk
@@ -69,13 +69,13 @@ class Report(msgspec.Struct, frozen=True):
     """True if a run with the embedded defaults can start."""
     findings: list[Finding]
     abilities: dict[str, list[str]]
-    """Optional fields of a request that each engine supports."""
+    """Optional fields of a request that each engine supports, and its ways of new weights."""
 
 
 def report(findings: Sequence[Finding]) -> Report:
     """Returns the findings with their verdict and the abilities of the engines."""
     ready = not any(finding.is_problem for finding in findings)
-    return Report(ready, list(findings), {engine: sorted(has) for engine, has in ENGINE_ABILITIES.items()})
+    return Report(ready, list(findings), {engine: sorted(engine_abilities(engine)) for engine in ENGINE_ABILITIES})
 
 
 def to_json(made: Report) -> str:

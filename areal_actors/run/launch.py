@@ -6,7 +6,7 @@ import asyncio
 import signal
 import time
 import uuid
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -27,6 +27,11 @@ SENDER = "supervisor"
 async def publish(bus: Bus, event: Event) -> None:
     """Publish an event as the supervisor."""
     await bus.publish(event, Stamp(id=uuid.uuid4().hex, sender=SENDER, time=time.time()))
+
+
+def access(recipe: Recipe, folder: RunFolder) -> str:
+    """Returns the gateway's address and the place of the key, for external agents; empty if none connect to this run."""
+    return f"{recipe.gateway.url(recipe.gateway.port)}, admin key in {folder.path / 'admin_key'}" if recipe.is_online() else ""
 
 
 @asynccontextmanager
@@ -119,7 +124,12 @@ class Launch:
             interrupted.cancel()
 
 
-def on_interrupt(interrupted: asyncio.Event) -> None:
-    """Set an event at SIGINT and at SIGTERM."""
-    for ending in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(ending, interrupted.set)
+def on_interrupt(interrupted: asyncio.Event, answer: Callable[[str], object]) -> None:
+    """Set an event at SIGINT and at SIGTERM, after answering with the name of the signal."""
+
+    def handle(name: str) -> None:
+        answer(name)
+        interrupted.set()
+
+    for ending, name in ((signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")):
+        asyncio.get_running_loop().add_signal_handler(ending, handle, name)

@@ -14,7 +14,7 @@ from areal_actors.core.durable_files import disk_full, is_disk_full
 from areal_actors.messages import RunResumed, RunStarted
 from areal_actors.recipe.recipe import Recipe, redacted
 from areal_actors.run.disk_watch import refuse_full_disk
-from areal_actors.run.launch import open_bus
+from areal_actors.run.launch import access, open_bus
 from areal_actors.run.log_recovery import recover_log
 from areal_actors.run.logs import log_to_terminal
 from areal_actors.run.preflight import check_parts, fresh_folder, holding_weights, report_clean_up
@@ -85,8 +85,7 @@ def _prepared(recipe: Recipe) -> Recipe:
 def _live(recipe: Recipe, folder: RunFolder, opening: RunStarted | RunResumed) -> int:
     remove_all(recipe.run, folder.path)
     if recipe.is_online():
-        access = f"external agents: {recipe.gateway.url(recipe.gateway.port)}, admin key in {folder.path / 'admin_key'}\n"
-        sys.stdout.write(access)
+        sys.stdout.write(f"external agents: {access(recipe, folder)}\n")
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_launch(recipe, folder, opening))

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import msgspec
 from rich.console import Console
-from rich.live import Live
 
 from areal_actors.core.errors import SetupError
 from areal_actors.core.snapshots import SnapshotStore
@@ -18,6 +17,7 @@ from areal_actors.display.recall import restore_fold, trimmed_notice
 from areal_actors.display.run_state import RunState
 from areal_actors.display.sentences import plain_line
 from areal_actors.display.view import RunView
+from areal_actors.display.whole_screen import full_screen, is_screen
 from areal_actors.messages import (
     CompletionRefused,
     EngineStarting,
@@ -38,7 +38,6 @@ from bus.nats import NatsBus
 from bus.recorded import export_log
 from bus.subjects import check_pattern
 
-REFRESH_SECONDS = 0.25
 PHASE_LINES = 10
 """Number of progress lines for each phase of the trainer's preparation, without a live display."""
 DRAIN_SECONDS = 1.0
@@ -58,22 +57,11 @@ async def follow(bus: Bus, view: RunView, console: Console, *, live: bool, after
         after = await restore_fold(bus, snapshots, view.state)
         if missing := await trimmed_notice(bus, view.state):
             console.print(missing, markup=False, highlight=False, soft_wrap=True)
-    if not live:
-        await _followed(bus, view, console, after, snapshots)
-        return
-    with Live(view.render(), console=console, auto_refresh=False) as screen:
-        painting = asyncio.create_task(_paint(view, screen))
-        try:
+    if live:
+        async with full_screen(view, console):
             await _followed(bus, view, None, after, snapshots)
-        finally:
-            painting.cancel()
-            screen.update(view.render(), refresh=True)
-
-
-async def _paint(view: RunView, screen: Live) -> None:
-    while True:
-        screen.update(view.render(), refresh=True)
-        await asyncio.sleep(REFRESH_SECONDS)
+    else:
+        await _followed(bus, view, console, after, snapshots)
 
 
 async def _followed(bus: Bus, view: RunView, console: Console | None, after: int, snapshots: SnapshotStore | None) -> None:
@@ -175,7 +163,11 @@ def attach(
         elif as_json:
             await print_json(bus, check_pattern(subjects or ">"))
         elif subjects in EVERYTHING:
-            await follow(bus, RunView(), screen, live=screen.is_terminal, snapshots=snapshots)
+            view = RunView()
+            view.hint = "Ctrl-C ends this display; the run goes on"
+            await follow(bus, view, screen, live=is_screen(screen), snapshots=snapshots)
+            if is_screen(screen):
+                screen.print(view)
         else:
             await print_messages(bus, check_pattern(subjects), screen)
 

@@ -175,6 +175,7 @@ def _session_manager(context: BuildContext) -> Actor:
         acceptance=acceptance_of(recipe.task) if recipe.is_online() else None,
         seed=recipe.seed,
         run_folder=context.folder.path,
+        records_routes=recipe.trainer.routing_replay != "off" and not recipe.is_served(),
     )
 
 
@@ -212,6 +213,7 @@ def inference_worker(engines: Mapping[str, GenerationEngineFactory]) -> Builder:
         place = EnginePlace(worker=context.instance, logs=run_folder / "logs", temperature=temperature)
         adapted = recipe.staleness_gate.max_concurrent == "auto"
         place = place._replace(seed=recipe.seed + place.number, memory_fraction=memory_fraction(), watches_usage=adapted)
+        place = place._replace(routes="off" if recipe.is_served() else recipe.trainer.routing_replay)
         if (lora := recipe.trainer.lora) is not None and lora.published == "adapter":
             place = place._replace(adapter_rank=lora.rank, adapter_targets=lora.targets)
         make = engine_factory(recipe.engine_settings(), engines, Path.cwd(), place)

@@ -60,7 +60,8 @@ DEFAULT_FOLDER = "runs"
 class RunFolder:
     """`runs/<run>/`: files and folders.
 
-    Files: recipe.json, bus.json, monitor.json, admin_key, secret, served.json, metrics.jsonl, usage.json, reward.png.
+    Files: recipe.json, bus.json, monitor.json, admin_key, secret, served.json, metrics.jsonl, usage.json,
+    phases.json, reward.png.
     Folders: checkpoints, logs, tapes, model, nats, blobs, snapshots and tasks (of an environment).
     """
 

@@ -21,6 +21,7 @@ from areal_actors.display.recall import AUDIT, RUN_STATE
 from areal_actors.display.run_state import RunState
 from areal_actors.display.summary import write_summary
 from areal_actors.display.view import RunView
+from areal_actors.display.whole_screen import is_screen
 from areal_actors.messages import (
     KINDS,
     ActorStopped,
@@ -41,14 +42,15 @@ from areal_actors.messages import (
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.disk_watch import DiskWatch
 from areal_actors.run.health import LOOK_SECONDS
-from areal_actors.run.launch import Launch, on_interrupt
+from areal_actors.run.launch import Launch, access, on_interrupt
 from areal_actors.run.log_recovery import note_log_end
 from areal_actors.run.log_retention import LogReaders, LogRetention, Reader, folds_of
 from areal_actors.run.monitor import follow
 from areal_actors.run.next_commands import next_commands
+from areal_actors.run.phase_times import keep_times, usual_times
 from areal_actors.run.run_folder import DEFAULT_FOLDER, RunFolder
 from areal_actors.run.server import RunServer
-from bus.errors import BusError
+from bus.errors import BusError, LogUnavailable, NoReply, ServerUnavailable
 from bus.message import Message
 from bus.nats import NatsBus
 
@@ -74,7 +76,10 @@ class RunLoop(Launch):
         super().__init__(recipe, folder, bus, server)
         self.disk = DiskWatch(recipe.disk, folder)
         self.chaos = Chaos(recipe.chaos, FaultTargets(folder.path, self.supervisor.alive, self.supervisor.kinds()), self.publish)
-        self.view = RunView()
+        self.view = RunView(usual_times(recipe, folder.path))
+        self.view.hint = "Ctrl-C saves a checkpoint and ends the run"
+        self.view.access = access(recipe, folder)
+        self.signals = 0
         self.state = RunState()
         """State of the run by its log, of this launch and earlier ones; later readers start from its snapshots."""
         store = SnapshotStore(folder.snapshots)
@@ -113,9 +118,9 @@ class RunLoop(Launch):
         if isinstance(opening, RunResumed):
             await self._catch_up()
         await self.publish(opening)
-        on_interrupt(self.interrupted)
-        console = Console()
-        showing = asyncio.create_task(follow(self.bus, self.view, console, live=console.is_terminal, after=self.known))
+        console = Console(file=sys.stdout)
+        on_interrupt(self.interrupted, self._answer_signal)
+        showing = asyncio.create_task(self._show(console))
         if described := self.recipe.chaos.described():
             sys.stderr.write(f"chaos is on: FAULTS ARE INJECTED INTO THIS RUN: {described}\n")
         injecting = self.chaos.run(lambda: self.all_started, self._is_ending)
@@ -139,6 +144,7 @@ class RunLoop(Launch):
             await asyncio.gather(showing, return_exceptions=True)
             await self.chaos.links.close()
             sys.stderr.write(self.folder.keep_usage(msgspec.json.encode(self.usage)))
+            keep_times(self.recipe, self.folder.path, self.view.phases.seconds)
         if self.steps and self.bus_answers():
             console.print(await write_summary(self.bus, self.folder.path, self._following))
         if error:
@@ -147,6 +153,31 @@ class RunLoop(Launch):
                 option = "" if self.recipe.folder == DEFAULT_FOLDER else f" --folder {self.recipe.folder}"
                 sys.stderr.write(f"to resume: {program('areal')} resume {self.folder.path.name}{option}\n")
         return INTERRUPTED if self.interrupted.is_set() else FAILED if error else FINISHED
+
+    async def _show(self, console: Console) -> None:
+        """Show the run until it is finished; where the bus fails a display, it begins again with the state of the run."""
+        after = self.known
+        while True:
+            try:
+                return await follow(self.bus, self.view, console, live=is_screen(console), after=after)
+            except (LogUnavailable, NoReply, ServerUnavailable, OSError) as error:
+                sys.stderr.write(f"the display was interrupted: {error}\n")
+            await asyncio.sleep(LOOK_SECONDS)
+            self.view.state = RunState()
+            self.view.state.restore(self.state.snapshot())
+            after = self.read_to
+
+    def _answer_signal(self, name: str) -> None:
+        """Show at once what a signal does; the log has it when the bus has answered."""
+        self.signals += 1
+        if self.state.weight_version < 0 or not self.all_started:
+            answer = f"{name}: the run ends; there is nothing to save yet"
+        elif self.signals > 1:
+            answer = f"{name} again: the run ends without a further checkpoint"
+        else:
+            answer = f"{name}: a checkpoint is saved, then the run ends; {name} again ends it without one"
+        self.view.interrupted = answer
+        sys.stderr.write(f"{answer}\n")
 
     def _following(self, state: RunState) -> list[tuple[str, str]]:
         saved = state.best_checkpoint.folder if state.best_checkpoint else state.checkpoint.folder if state.checkpoint else ""

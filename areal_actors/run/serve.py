@@ -69,7 +69,7 @@ def serve(recipe: Recipe, *, profile: str, reason: str) -> int:
 
 async def _serve(recipe: Recipe, folder: RunFolder, started: RunStarted) -> int:
     interrupted = asyncio.Event()
-    on_interrupt(interrupted)
+    on_interrupt(interrupted, lambda name: sys.stderr.write(f"{name}: the sessions and processes are ended\n"))
     if (location := await _model(folder, interrupted)) is None:
         return ENDED
     async with open_bus(recipe, folder, fresh=True) as (bus, server):

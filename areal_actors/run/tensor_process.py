@@ -36,6 +36,7 @@ from areal_actors.training.settings import TrainerSettings
 from areal_actors.training.torch_trainer import TorchTrainer
 from areal_actors.training.trainer import Trainer
 from areal_actors.training.trainer_history import TrainedHistory
+from areal_actors.training.trainer_sleep import EngineSleep
 from areal_actors.weights.folders import prune, shared_memory_folder, version_folder
 from areal_actors.weights.model_hub import model_folder
 from areal_actors.weights.weight_files import parameter_count
@@ -55,8 +56,7 @@ class EngineBuilder:
     def __call__(self, progress: Progress) -> TrainingEngine:
         """Make or find the model, and return an engine that trains it; see `areal_actors.training.engine.EngineFactory`."""
         recipe = self.context.recipe
-        if recipe.model != EMBEDDED:
-            progress("loading the model", 0, 1, {})
+        progress("preparing the embedded model" if recipe.model == EMBEDDED else "loading the model", 0, 0, {})
         folder = self._model(lambda done, total, metrics: progress("warm start", done, total, {"loss": metrics["loss"]}))
         self.model_bytes = parameter_count(folder) * getattr(torch, recipe.trainer.published_dtype).itemsize
         engine = RankGroup if recipe.trainer.ranks > 1 else TorchTrainer
@@ -102,7 +102,16 @@ def _trainer(context: BuildContext) -> Actor:
         max_skipped_steps=recipe.trainer.max_skipped_steps,
         checkpoints=CheckpointStore(path),
         step_history=TrainedHistory(repeats=_repeats(recipe.trainer)),
+        engine_sleep=_engine_sleep(recipe),
     )
+
+
+def _engine_sleep(recipe: Recipe) -> EngineSleep | None:
+    """Returns what has the inference workers release their memory during each step; None if they keep it."""
+    if recipe.generation.sleep != "on" or recipe.learns_from_examples():
+        return None
+    workers = [f"inference_worker-{number}" for number in range(recipe.actors.inference_worker.count)]
+    return EngineSleep(workers, recipe.watchdog.load_seconds, time.monotonic)
 
 
 def _repeats(settings: TrainerSettings) -> bool:

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import Any
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 
+from areal_actors.core.lazy import LazyModule
 from areal_actors.core.values import PROMPT_VERSION, Interaction, SequenceCall, TrainingSequence, Trajectory
 from areal_actors.sequences.credit import Credit, call_rewards, sequence_ends
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = LazyModule("numpy")
+
 
 EPISODE = Credit()
 """One reward applies to every call of the episode."""
@@ -106,4 +113,5 @@ def _row(
         truncated=path[-1].finish_reason == "length",
         episode=trajectory.episode,
         calls=calls,
+        routes=b"".join(call.routes for call in takewhile(lambda call: call.routes, path)),
     )

@@ -8,11 +8,17 @@ earlier one as context: these are sampled tokens, too, but not the sequence's ow
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
+from areal_actors.core.lazy import LazyModule
 from areal_actors.core.values import PROMPT_VERSION, SequenceCall, TrainingSequence
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+else:
+    np = LazyModule("numpy")
+
 
 EpisodeKey = tuple[int, str | int]
 """Group and name of an episode; the index of the sequence if it has no name."""

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from areal_actors.core.column_check import ColumnFault, number_fault, trajectory_fault
+from areal_actors.core.routes import RouteShape
 from areal_actors.core.values import TrainingSequence, Trajectory
 from areal_actors.messages import BatchFormed, RefusedSequence
 from areal_actors.sequences.build import sequences_of
@@ -26,6 +27,8 @@ class SequenceLimits(msgspec.Struct, metaclass=FrozenMeta):
     """Number of token ids."""
     context: int = 0
     """Longest sequence, in tokens."""
+    routes: RouteShape | None = None
+    """Mixtures of experts."""
 
 
 class BatchSequences(msgspec.Struct, metaclass=FrozenMeta):
@@ -64,6 +67,8 @@ def sequence_fault(sequence: TrainingSequence, limits: SequenceLimits, weight_ve
     if limits.context and len(sequence.token_ids) > limits.context:
         return ColumnFault(check="context", detail=f"{len(sequence.token_ids)} tokens; the model's context has {limits.context}")
     if (fault := number_fault(sequence.token_ids, sequence.logprobs, limits.vocabulary)) is not None:
+        return fault
+    if limits.routes is not None and (fault := limits.routes.fault(sequence.routes, len(sequence.token_ids) - 1)) is not None:
         return fault
     if int(sequence.versions.max()) > weight_version:
         place = int(sequence.versions.argmax())

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
-import numpy as np
-
+from areal_actors.core.lazy import LazyModule
 from areal_actors.core.values import PROMPT_VERSION, TrainingSequence
 from areal_actors.messages import BatchFormed
 from areal_actors.sequences.episodes import calls_of, own_tokens, sequences_by_episode
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = LazyModule("numpy")
+
 
 REWARD_METRIC = "reward/"
 """Prefix of metrics from the reward function in `StepCompleted`."""

@@ -8,15 +8,23 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Container, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import msgspec
-import numpy as np
 
 from areal_actors.core.errors import RequestError, SetupError
+from areal_actors.core.lazy import LazyModule
 from areal_actors.core.values import PROMPT_VERSION, TrainingSequence
 from areal_actors.messages import ExamplesDropped
-from areal_actors.supervised.examples import Example, ExampleConversation, Examples
-from areal_actors.tokenization.tokenizer import ChatTokenizer, context_of
+from areal_actors.supervised.examples import Example, ExampleConversation, Examples, LengthLimit
+from areal_actors.tokenization.model_config import context_of
+from areal_actors.tokenization.tokenizer import ChatTokenizer
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = LazyModule("numpy")
+
 
 CHOSEN, REJECTED = 1.0, 0.0
 """Rewards of the two sequences of a pair."""
@@ -24,17 +32,6 @@ CHOSEN, REJECTED = 1.0, 0.0
 
 Segment = tuple[list[int], list[bool]]
 """Token ids and their loss mask."""
-
-
-class LengthLimit(msgspec.Struct, frozen=True):
-    """Largest length of a sequence, and the treatment of longer examples."""
-
-    tokens: int = 0
-    """Largest number of tokens; 0 for the model's context, which no sequence may exceed."""
-    drop: bool = False
-    """Drop longer examples instead of raising an error."""
-    min_examples: int = 1
-    """Minimum number of examples left after dropping."""
 
 
 NO_LIMIT = LengthLimit()

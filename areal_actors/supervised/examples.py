@@ -25,6 +25,18 @@ from areal_actors.tasks.datasets import ARITHMETIC, ARITHMETIC_ROWS, HELD_OUT_SE
 from areal_actors.tasks.rows import DatasetRows, field_names
 from areal_actors.tasks.sources import open_source
 
+
+class LengthLimit(msgspec.Struct, frozen=True):
+    """Largest length of a sequence, and the treatment of longer examples."""
+
+    tokens: int = 0
+    """Largest number of tokens; 0 for the model's context, which no sequence may exceed."""
+    drop: bool = False
+    """Drop longer examples instead of raising an error."""
+    min_examples: int = 1
+    """Minimum number of examples left after dropping."""
+
+
 Kind = Literal["demonstrations", "pairs"]
 Message = dict[str, Any]
 

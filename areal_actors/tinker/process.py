@@ -70,7 +70,7 @@ async def run_server(options: TinkerOptions, folder: str, state: Path, temporary
         SetupError: the embedded engine cannot run the model, or there is no such device.
     """
     interrupted = asyncio.Event()
-    on_interrupt(interrupted)
+    on_interrupt(interrupted, lambda name: sys.stderr.write(f"{name}: requests in progress are ended\n"))
     names = model_names(options, folder)
     device = cast(Literal["auto", "cpu", "cuda"], options.device)
     sampler = ModelSampler(folder, device, options.threads)

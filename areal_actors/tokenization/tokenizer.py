@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import compress
@@ -16,6 +15,7 @@ from cachetools import LRUCache
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
+from areal_actors.core.durable_files import read_json
 from areal_actors.core.errors import SetupError
 from areal_actors.tokenization.byte_pairs import BytePairs, byte_pairs_of
 from areal_actors.tokenization.chat_template import ChatTemplate
@@ -290,33 +290,6 @@ class TextStream:
             del self._shown[:end]
         self.released += text
         return text
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Content of a JSON file; empty if there is no such file."""
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return found
-
-
-def text_config_of(folder: str | Path) -> dict[str, Any]:
-    """Configuration of the language model in this folder."""
-    config = read_json(Path(folder) / "config.json")
-    return config | (config.get("text_config") or {})
-
-
-def context_of(folder: str | Path) -> int | None:
-    """Context length of the model in this folder, RoPE scaling included; None if its configuration does not state it."""
-    config = text_config_of(folder)
-    longest = config.get("max_position_embeddings") or config.get("n_positions")
-    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    original, factor = rope.get("original_max_position_embeddings"), rope.get("factor")
-    stretched = int(original * factor) if original and factor else 0
-    return max(longest, stretched) if longest else None
-
-
-def vocabulary_of(folder: str | Path) -> int:
-    """Vocabulary size of the model in this folder, which may exceed its tokenizer's; 0 if its configuration does not state it."""
-    return int(text_config_of(folder).get("vocab_size") or 0)
 
 
 def chat_template_of(folder: Path, config: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from typing import Protocol
 from areal_actors.core.values import TrainingSequence, WeightsLocation
 from areal_actors.messages import ExamplesDropped
 from areal_actors.sequences.sequence_check import SequenceLimits
-from areal_actors.tokenization.tokenizer import context_of, vocabulary_of
+from areal_actors.tokenization.model_config import context_of, route_shape_of, vocabulary_of
 
 Progress = Callable[[str, int, int, dict[str, float]], None]
 """(phase, done, total, metrics): progress of a long preparation."""
@@ -19,7 +19,9 @@ Progress = Callable[[str, int, int, dict[str, float]], None]
 
 def sequence_limits(model_folder: str) -> SequenceLimits:
     """Vocabulary and context of the model in a Hugging Face folder, read without loading it."""
-    return SequenceLimits(vocabulary=vocabulary_of(model_folder), context=context_of(model_folder) or 0)
+    return SequenceLimits(
+        vocabulary=vocabulary_of(model_folder), context=context_of(model_folder) or 0, routes=route_shape_of(model_folder)
+    )
 
 
 class TrainingEngine(Protocol):

@@ -7,11 +7,14 @@ from contextlib import contextmanager, nullcontext
 from typing import Literal
 
 import numpy as np
+import psutil
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
-from areal_actors.core.values import TrainingSequence
+from areal_actors.core.routes import RouteShape
+from areal_actors.core.values import PROMPT_VERSION, TrainingSequence
 from areal_actors.training.algorithms.off_policy import kl_estimates
 from areal_actors.training.algorithms.veto import VETO_THRESHOLD, is_catastrophic
 from areal_actors.training.packing.scoring import TokenScorer, ValueScorer
@@ -20,8 +23,12 @@ from areal_actors.training.prepared import TokenColumn
 from areal_actors.training.ranks import SINGLE_PROCESS, Ranks
 
 SMALL_MODEL = 50_000_000
-"""Maximum of trained parameters for which `older_weights = "auto"` keeps copies."""
-OlderWeights = Literal["auto", "on", "off"]
+"""Maximum of trained parameters for which `older_weights = "auto"` keeps copies on the device."""
+HOST_SHARE = 0.25
+"""Maximum share of the host's memory for copies of larger models; of its whole memory, so that all ranks decide alike."""
+PARAMETER_BYTES = 4
+OlderWeights = Literal["auto", "on", "host", "off"]
+Weights = Mapping[str, Tensor]
 
 
 class LogprobCheck:
@@ -29,7 +36,8 @@ class LogprobCheck:
 
     A generation engine that recomputes its KV cache at every weight update samples a token of version v from weights v over
     the whole sequence before it, whichever versions sampled that. So scoring the full sequence under weights v must give the
-    same number, up to rounding. Copies of the last versions are kept, for small models only.
+    same number, up to rounding. Copies of the last versions are kept: of small models on the device, of larger ones in the
+    host's memory, if it has room.
     """
 
     def __init__(
@@ -43,6 +51,7 @@ class LogprobCheck:
         *,
         older_weights: OlderWeights = "auto",
         complete: bool = False,
+        routes: RouteShape | None = None,
     ) -> None:
         """Keep copies of the trained weights.
 
@@ -53,8 +62,9 @@ class LogprobCheck:
             budget: computed tokens of a micro-batch.
             ranks: the processes that train together.
             sharing: as in `make_micro_batches`.
-            older_weights: keep copies; `auto` for small models.
+            older_weights: keep copies on the device, or in the `host`'s memory; see `TrainerSettings`.
             complete: rescore all sequences of older versions. For the current version the step's own forward pass gives the same.
+            routes: as in `make_micro_batches`.
         """
         self._scorer = scorer
         self._sequences = sequences
@@ -62,34 +72,50 @@ class LogprobCheck:
         self._ranks = ranks
         self._sharing = sharing
         self._complete = complete
+        self._routes = routes
         self._trained = {name: parameter for name, parameter in scorer.model.named_parameters() if parameter.requires_grad}
-        keeps = older_weights == "on" or (older_weights == "auto" and ranks.count_trainable(scorer.model) <= SMALL_MODEL)
-        self._versions = versions if keeps and (sequences > 0 or complete) else 0
-        self.copies: dict[int, dict[str, Tensor]] = {}
+        place = _place(ranks.count_trainable(scorer.model), versions, complete=complete) if older_weights == "auto" else older_weights
+        self._place = place if sequences > 0 or complete else "off"
+        self._versions = versions
+        self.copies: dict[int, Weights] = {}
+        """Copies on the device, by version; checkpoints have them."""
+        self._host_copies: dict[int, Weights] = {}
+        """Copies of this rank's shards in the host's memory, by version; lost with the process."""
 
     def store_copy(self, weight_version: int) -> None:
         """Copy the current weights as this version, and discard copies beyond the maximum, oldest first."""
-        if self._versions == 0:
-            return
-        self.copies[weight_version] = {name: parameter.detach().clone() for name, parameter in self._trained.items()}
-        for old in sorted(self.copies)[: -self._versions]:
-            del self.copies[old]
+        if self._place == "on":
+            self.copies[weight_version] = {name: parameter.detach().clone() for name, parameter in self._trained.items()}
+        elif self._place == "host":
+            shards = {name: _shard(parameter.detach()) for name, parameter in self._trained.items()}
+            self._host_copies[weight_version] = {name: shard.to("cpu", copy=True) for name, shard in shards.items()}
+        for kept in (self.copies, self._host_copies):
+            for old in sorted(kept)[: -self._versions]:
+                del kept[old]
+
+    def restore(self, copies: dict[int, Weights]) -> None:
+        """Continue with the copies of a checkpoint, whose weights are loaded."""
+        self.copies, self._host_copies = copies, {}
 
     @torch.no_grad()
     def rescore(self, sequences: Sequence[TrainingSequence], weight_version: int) -> Tensor:
         """Each trained token's log-probability under the version that sampled it: float32 `[tokens]` on the CPU, NaN where not scored.
 
         Tokens are in the order of `StepTokens`. Tokens of versions without a copy are not scored, nor (unless `complete`) sequences
-        beyond `sequences`.
+        beyond `sequences`, nor tokens behind positions whose replayed experts were chosen by older weights than theirs.
         """
         versions = torch.from_numpy(np.concatenate([sequence.versions[1:][sequence.loss_mask[1:]] for sequence in sequences]))
         column = torch.full((len(versions),), torch.nan)
-        for version in sorted({*self.copies, weight_version}):
+        if self._place == "host" and weight_version not in self._host_copies:  # a checkpoint was loaded
+            self.store_copy(weight_version)
+        for version in sorted({*self.copies, *self._host_copies, weight_version}):
             picked = self._select_sequences(sequences, version, every=self._complete and version != weight_version)
             if picked:
-                with nullcontext() if version == weight_version else self._weights_of(version):
+                with nullcontext() if version == weight_version else self._weights_of(version, weight_version):
                     indices, logp = self._score(sequences, picked, version)
                 column[(versions == version).nonzero()[:, 0][indices]] = logp
+        if self._routes is not None and not self._complete:
+            column[torch.from_numpy(np.concatenate([_behind_older_routes(row)[1:][row.loss_mask[1:]] for row in sequences]))] = torch.nan
         return column
 
     def _select_sequences(self, sequences: Sequence[TrainingSequence], version: int, *, every: bool) -> list[int]:
@@ -100,25 +126,35 @@ class LogprobCheck:
         return having[:: -(-len(having) // self._sequences)] if self._sequences else []
 
     @contextmanager
-    def _weights_of(self, version: int) -> Iterator[None]:
+    def _weights_of(self, version: int, weight_version: int) -> Iterator[None]:
         """Swap in the trained weights of another version within the context."""
-        own = {name: parameter.detach().clone() for name, parameter in self._trained.items()}
+        if self._place == "host":
+            own: Weights = self._host_copies[weight_version]
+        else:
+            own = {name: parameter.detach().clone() for name, parameter in self._trained.items()}
         try:
-            self._copy_weights(self.copies[version])
+            self._copy_weights(self._host_copies.get(version) or self.copies[version])
             yield
         finally:
             self._copy_weights(own)
 
-    def _copy_weights(self, weights: Mapping[str, Tensor]) -> None:
+    def _copy_weights(self, weights: Weights) -> None:
         for name, parameter in self._trained.items():
-            parameter.data.copy_(weights[name])
+            whole = isinstance(weights[name], DTensor)
+            (parameter.data if whole else _shard(parameter.data)).copy_(weights[name])
 
     def _score(self, sequences: Sequence[TrainingSequence], picked: Sequence[int], version: int) -> tuple[Tensor, Tensor]:
         """Score the trained tokens of one version in these sequences: indices among all tokens of that version, and log-probabilities."""
         device = next(self._scorer.parameters()).device
         logp, scored = TokenColumn(), TokenColumn()
         parts = make_micro_batches(
-            sequences, picked, self._budget, device, lambda sequence: _sampled_by(sequence, version), sharing=self._sharing
+            sequences,
+            picked,
+            self._budget,
+            device,
+            lambda sequence: _sampled_by(sequence, version),
+            sharing=self._sharing,
+            routes=self._routes,
         )
         for batch in self._ranks.distribute(parts):
             logp.add(batch, self._scorer(batch)[0])
@@ -128,9 +164,37 @@ class LogprobCheck:
         return indices, logp.gather(self._ranks, tokens)[indices]
 
 
+def _place(parameters: int, versions: int, *, complete: bool) -> Literal["on", "host", "off"]:
+    """Place of the copies under `auto`.
+
+    Corrections that need all of them have none of a larger model, since they would not be in checkpoints.
+    """
+    if parameters <= SMALL_MODEL:
+        return "on"
+    fits = parameters * PARAMETER_BYTES * versions <= HOST_SHARE * psutil.virtual_memory().total
+    return "host" if fits and versions > 1 and not complete else "off"
+
+
+def _shard(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def _sampled_by(sequence: TrainingSequence, version: int) -> NDArray[np.bool_]:
     """The trained tokens of a sequence that a version sampled: bool `[n]`."""
     return np.equal(sequence.versions, version) & sequence.loss_mask
+
+
+def _behind_older_routes(sequence: TrainingSequence) -> NDArray[np.bool_]:
+    """Tokens of a sequence with routes that follow one of an older version: bool `[n]`.
+
+    The engine computed the positions before again under their own weights, maybe with other experts than those recorded.
+    """
+    if not sequence.routes:
+        return np.zeros(len(sequence.token_ids), dtype=bool)
+    newest = np.iinfo(np.int32).max
+    oldest = np.minimum.accumulate(np.where(sequence.versions == PROMPT_VERSION, newest, sequence.versions))
+    return sequence.versions > oldest
 
 
 def mismatch_metrics(sequences: Sequence[TrainingSequence], behaviour: Tensor, rescored: Tensor) -> dict[str, float]:

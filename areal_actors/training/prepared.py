@@ -37,6 +37,17 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
     metrics: dict[str, float]
 
 
+def make_minibatches(sequences: Sequence[TrainingSequence], most: int, generator: torch.Generator) -> list[list[int]]:
+    """Indices of the sequences of each of at most `most` minibatches: whole groups, in random order if there are several."""
+    groups = sorted({sequence.group for sequence in sequences})
+    count = min(most, len(groups))
+    if count == 1:
+        return [list(range(len(sequences)))]
+    order = torch.randperm(len(groups), generator=generator).tolist()
+    minibatch = {groups[place]: turn % count for turn, place in enumerate(order)}
+    return [[index for index, sequence in enumerate(sequences) if minibatch[sequence.group] == part] for part in range(count)]
+
+
 def step_tokens(sequences: Sequence[TrainingSequence], weight_version: int) -> StepTokens:
     """The columns of a step that cost no forward pass, on the CPU.
 

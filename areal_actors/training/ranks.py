@@ -81,6 +81,10 @@ class Ranks:
         """Sums over replicas; the same shape on every rank."""
         return values
 
+    def sum_everywhere(self, counts: Tensor) -> Tensor:
+        """Sums over all ranks: those that hold parts of one copy of the model count what is computed on several of them several times."""
+        return counts
+
     def merge_metrics(self, sums: dict[str, float], largest: dict[str, float]) -> tuple[dict[str, float], dict[str, float]]:
         """Merges sums and maxima by name over replicas; a replica that had only fillers may lack names."""
         return sums, largest

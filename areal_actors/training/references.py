@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -25,14 +26,15 @@ class FrozenModel:
     """A model that only computes log-probabilities."""
 
     def __init__(self, scorer: TokenScorer, context: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
-        self._scorer = scorer
+        self.scorer = scorer
         self._context = context
 
     @torch.no_grad()
     def __call__(self, batch: MicroBatch) -> Tensor:
         """Log-probabilities float32 `[tokens]`."""
         with self._context():
-            logp: Tensor = self._scorer(batch)[0]
+            # Another policy than the one that sampled chooses its own experts.
+            logp: Tensor = self.scorer(msgspec.structs.replace(batch, routes=None))[0]
             return logp
 
 

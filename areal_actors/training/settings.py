@@ -89,14 +89,18 @@ class TrainerSettings(Config):
     max_skipped_steps: PositiveInt = 5
     """Maximum of consecutive steps that changed no weight (no trainable row, or loss or gradient not finite); then the run saves a
     checkpoint and ends."""
+    routing_replay: Literal["auto", "on", "off"] = "auto"
+    """Train a mixture of experts on the experts that the engine chose (arXiv:2510.11370): `auto` where model and engine can, which a
+    server that was started elsewhere is not asked; `on`: refuse those that cannot."""
     recompute_activations: bool = False
     """Gradient checkpointing: save only the inputs of each block and recompute the rest in the backward pass; a third more time."""
     logprob_check_sequences: NonNegativeInt = 16
     """Rows per weight version and step whose sampled log-probabilities are compared with the trainer's own; 0 for none."""
-    older_weights: Literal["auto", "on", "off"] = "auto"
-    """Keep copies of the weights of the last `staleness_gate.max_staleness` steps, on the trainer's device and in checkpoints:
-    without them only tokens of the current version are checked and corrected by `[algorithm.correction.mismatch]`. `auto` keeps
-    them for up to 50 million trained parameters."""
+    older_weights: Literal["auto", "on", "host", "off"] = "auto"
+    """Keep copies of the weights of the last `staleness_gate.max_staleness` steps; without them only tokens of the current version are
+    checked and corrected by `[algorithm.correction.mismatch]`. `on`: on the trainer's device and in checkpoints; `host`: in the
+    machine's memory only. `auto`: `on` for up to 50 million trained parameters; for larger models `host`, if the copies take at most
+    a quarter of that memory and no correction needs them, else `off`."""
     retaken_steps: Literal["auto", "exact", "report"] = "auto"
     """Handling of a step replayed from the log whose weights differ from the logged ones: `exact` ends the run with both checksums,
     `report` continues and emits `StepDiffered`. `auto` is exact on a CPU, where arithmetic is deterministic, unless settings

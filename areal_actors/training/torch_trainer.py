@@ -36,6 +36,7 @@ from areal_actors.training.prepared import (
     cut_sequences,
     drop_masked_tokens,
     loss_batch,
+    make_minibatches,
     reward_metrics,
     step_tokens,
     to_device,
@@ -43,6 +44,7 @@ from areal_actors.training.prepared import (
 )
 from areal_actors.training.ranks import SINGLE_PROCESS, Ranks
 from areal_actors.training.references import frozen_models
+from areal_actors.training.routing_replay import RoutingReplay
 from areal_actors.training.settings import TrainerSettings
 from areal_actors.weights.transfer import checkpoint_tensors, checksum, published_tensors, write_weights
 
@@ -104,7 +106,13 @@ class TorchTrainer:
         self._frozen = frozen_models(algorithm, self._scorer, model_folder, self._lora, ranks)
         self._critic = Critic(algorithm.critic, model_folder, algorithm, settings, total_steps, ranks) if algorithm.critic else None
         self._generator = torch.Generator().manual_seed(seed)
-        self._sharing = self._scorer.hidden_states.resolve_sharing(settings.prefix_sharing)
+        self._sharing = settings.prefix_sharing
+        critics = [self._critic.scorer] if self._critic else []
+        scorers: list[TokenScorer | ValueScorer] = [self._scorer, *critics, *(frozen.scorer for frozen in self._frozen.values())]
+        for scorer in scorers:
+            self._sharing = scorer.hidden_states.resolve_sharing(self._sharing)
+        self._replay = RoutingReplay.of(self._scorer, model_folder, settings)
+        self._routes = self._replay.shape if self._replay else None
         compared = settings.logprob_check_sequences if algorithm.head == "tokens" else 0
         self._logprob_check = LogprobCheck(
             self._scorer,
@@ -115,6 +123,7 @@ class TorchTrainer:
             self._sharing,
             older_weights=settings.older_weights,
             complete="rescored" in algorithm.needs,
+            routes=self._routes,
         )
         self.weight_version = 0
         self._logprob_check.store_copy(0)
@@ -137,7 +146,7 @@ class TorchTrainer:
         tokens = step_tokens(sequences, self.weight_version)
         tokens = msgspec.structs.replace(tokens, rescored=self._logprob_check.rescore(sequences, self.weight_version))
         parity = mismatch_metrics(sequences, tokens.behaviour, require(tokens.rescored, "rescored"))
-        prepared = self._prepare_columns(sequences, tokens, self._make_minibatches(sequences))
+        prepared = self._prepare_columns(sequences, tokens, make_minibatches(sequences, self._algorithm.minibatches, self._generator))
         return msgspec.structs.replace(prepared, metrics={"sequences": float(len(sequences)), **parity, **prepared.metrics})
 
     def update(self, prepared: Prepared) -> dict[str, float]:
@@ -149,6 +158,8 @@ class TorchTrainer:
         """
         if self._critic:
             self._critic.reset_metrics()
+        if self._replay:
+            self._replay.reset()
         sums = StepMetricSums()
         start = TokenColumn()
         losses: list[float] = []
@@ -174,6 +185,8 @@ class TorchTrainer:
         measured = {"loss": sum(losses) / len(losses), "grad_norm": max(norms), "lr": lr}
         if skipped:
             measured["skipped_updates"] = float(len(skipped))
+        if self._replay:
+            measured |= self._replay.metrics(prepared.sequences, self._ranks, self._device)
         counts, means = sums.metrics(self._ranks)
         return measured | prepared.metrics | counts | means | self._off_policy_metrics(prepared.tokens, start) | critic
 
@@ -320,18 +333,8 @@ class TorchTrainer:
         together = self._algorithm.whole_groups
         budget = self._ranks.budget(sum(len(sequences[index].token_ids) for index in indices), self._settings.microbatch_tokens)
         return self._ranks.distribute(
-            make_micro_batches(sequences, indices, budget, self._device, whole_groups=together, sharing=self._sharing)
+            make_micro_batches(sequences, indices, budget, self._device, whole_groups=together, sharing=self._sharing, routes=self._routes)
         )
-
-    def _make_minibatches(self, sequences: Sequence[TrainingSequence]) -> list[list[int]]:
-        """Indices of the sequences of each minibatch: whole groups, in random order if there are several minibatches."""
-        groups = sorted({sequence.group for sequence in sequences})
-        count = min(self._algorithm.minibatches, len(groups))
-        if count == 1:
-            return [list(range(len(sequences)))]
-        order = torch.randperm(len(groups), generator=self._generator).tolist()
-        minibatch = {groups[place]: turn % count for turn, place in enumerate(order)}
-        return [[index for index, sequence in enumerate(sequences) if minibatch[sequence.group] == part] for part in range(count)]
 
     def _optimizations(self) -> list[Optimization]:
         return [self._optimization, *([self._critic.optimization] if self._critic else [])]
@@ -340,6 +343,7 @@ class TorchTrainer:
 
     def publish(self, folder: str) -> WeightsLocation:
         """Write the current weights (or the adapter alone) into a new folder for inference workers."""
+        torch.cuda.empty_cache()  # an engine that loads these weights may allocate on the same device
         state = self._state_to_publish()
         if not self._ranks.first:
             return WeightsLocation(folder=folder, checksum="", model=self._model_folder)
@@ -391,5 +395,5 @@ class TorchTrainer:
             self._critic.load(Path(folder))
         self._optimization.set_steps(rest["schedule"]["steps"])
         self._generator.set_state(rest["generator"])
-        self._logprob_check.copies = rest["older_weights"]
+        self._logprob_check.restore(rest["older_weights"])
         self.weight_version = rest["weight_version"]

@@ -16,10 +16,12 @@ from areal_actors.messages import (
     CheckpointDamaged,
     CheckpointStaged,
     EngineMismatch,
+    EngineSlept,
     ExamplesDrawn,
     ExamplesDropped,
     LogTrimmed,
     LossEvaluated,
+    ReleaseMemory,
     RunResumed,
     RunStarted,
     SaveCheckpoint,
@@ -40,6 +42,7 @@ from areal_actors.training.engine import EngineFactory, SupervisedData, Training
 from areal_actors.training.engine_mismatch import EngineMonitor, reported_metrics
 from areal_actors.training.trainer_history import HistoryState, TrainedHistory
 from areal_actors.training.trainer_recovery import RecoveredEngine, RecoveryEvent, StepInput
+from areal_actors.training.trainer_sleep import EngineSleep
 from bus.errors import LogUnavailable
 
 
@@ -75,6 +78,7 @@ class Trainer(Actor):
     other, so that the run keeps its number of steps and its capacity, and takes the same steps when it is resumed.
     """
 
+    asks = (ReleaseMemory,)
     state_type = TrainerState
     state_version = 2
 
@@ -89,8 +93,10 @@ class Trainer(Actor):
         max_skipped_steps: int = 5,
         checkpoints: CheckpointStore | None = None,
         step_history: TrainedHistory | None = None,
+        engine_sleep: EngineSleep | None = None,
     ) -> None:
-        """After `max_skipped_steps` consecutive skipped steps the run ends."""
+        """After `max_skipped_steps` consecutive skipped steps the run ends. With `engine_sleep` engines sleep during each step."""
+        self.engine_sleep = engine_sleep
         self.credit = credit
         self.examples = examples
         self.monitor = monitor
@@ -165,6 +171,7 @@ class Trainer(Actor):
         self, event: BatchFormed | ExamplesDrawn, context: Context
     ) -> Emits[
         TrainerProgress
+        | EngineSlept
         | Throughput
         | BatchRefused
         | StepCompleted
@@ -179,8 +186,8 @@ class Trainer(Actor):
         if context.replayed:
             self._record_step(event, context)
             return
-        async for phase in self._catch_up(context):
-            yield phase
+        async for preparation in self._before_step(event.step, context):
+            yield preparation
         found = await self._sequences(event, context)
         started = self.clock()
         step = await self.recovered.call(context, lambda engine: self._step(engine, found, event.step))
@@ -232,6 +239,14 @@ class Trainer(Actor):
         self.step_history.trimmed(event.step)
 
     # ------------------------------------------------------------ a step
+
+    async def _before_step(self, step: int, context: Context) -> AsyncIterator[EngineSlept | TrainerProgress]:
+        """Have engines release their memory, and replay the steps that this process lacks."""
+        if self.engine_sleep is not None:
+            async for slept in self.engine_sleep.before_step(step, context):
+                yield slept
+        async for phase in self._catch_up(context):
+            yield phase
 
     async def _sequences(self, event: StepInput, context: Context) -> BatchSequences:
         if isinstance(event, ExamplesDrawn):

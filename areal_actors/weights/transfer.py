@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, apply_converters, apply_renamings, dot_natural_key, revert_weight_conversion
+from transformers.core_model_loading import WeightConverter, dot_natural_key, rename_source_key, revert_weight_conversion
 
 from areal_actors.core.errors import EngineError
 from areal_actors.core.values import WeightsLocation
@@ -111,8 +111,9 @@ def check_fit(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor], sour
     Raises:
         EngineError: names the missing, unknown and differently shaped tensors.
     """
-    covered = {target.data_ptr() for name, target in targets.items() if name in tensors}
-    missing = [name for name, target in targets.items() if target.data_ptr() not in covered]
+    places = {name: (target.untyped_storage()._cdata, target.storage_offset()) for name, target in targets.items()}  # noqa: SLF001 - as in torch
+    covered = {place for name, place in places.items() if name in tensors}
+    missing = [name for name, place in places.items() if place not in covered]
     unknown = [name for name in tensors if name not in targets]
     shaped = [
         f"{name} {list(tensors[name].shape)} for {list(target.shape)}"
@@ -162,7 +163,7 @@ def model_tensors(model: Any, tensors: Mapping[str, Tensor]) -> Mapping[str, Ten
     found: dict[str, Tensor] = {}
     fused: dict[str, Any] = {}
     for name in sorted(tensors, key=dot_natural_key):
-        renamed, pattern = apply_converters(apply_renamings(name, renamings), converters)
+        renamed, pattern = rename_source_key(name, renamings, converters)
         if pattern is None:
             found[renamed] = tensors[name]
             continue

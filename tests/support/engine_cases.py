@@ -16,7 +16,7 @@ import pytest
 
 from areal_actors.core.errors import EngineError, RequestError
 from areal_actors.core.values import Constraint, SamplingParams, TokenColumns, WeightsLocation
-from areal_actors.generation.abilities import ADVISORY_ABILITIES, SAMPLING_ABILITIES
+from areal_actors.generation.abilities import ABILITIES, ADVISORY_ABILITIES, SAMPLING_ABILITIES
 from areal_actors.generation.engine import GenerationEngine, TokenChunk, refuse_unable
 
 
@@ -165,7 +165,7 @@ async def what_it_cannot_do_is_refused_before_it_is_asked(harness: EngineHarness
     }
     assert stated.keys() == SAMPLING_ABILITIES
     async with running(harness) as engine:
-        assert engine.abilities <= SAMPLING_ABILITIES
+        assert engine.abilities <= ABILITIES
         for ability, (sampling, field) in stated.items():
             if ability in engine.abilities | ADVISORY_ABILITIES:
                 refuse_unable(engine, sampling)

@@ -66,12 +66,12 @@ def settings_of(name: str, **server: object) -> GenerationSettings:
     return GenerationSettings(engine=name, device="cpu", max_num_seqs=8, max_model_len=CONTEXT, server=ServerSettings(**server))
 
 
-def started(stack: ExitStack, name: str, folder: str, logs: Path, place: EnginePlace) -> tuple[ServerProcess, str]:
+def started(stack: ExitStack, name: str, folder: str, logs: Path, place: EnginePlace, **server: object) -> tuple[ServerProcess, str]:
     python = ROOT / ".environments" / name / "bin" / "python"
     if not python.exists():
         pytest.skip(f"`just environments {name}` makes the environment")
     port = free_port()
-    command, environment = DIALECTS[name]().command(str(python), folder, settings_of(name), place, port)
+    command, environment = DIALECTS[name]().command(str(python), folder, settings_of(name, **server), place, port)
     process = ServerProcess(name, command, environment, logs / "server.log")
     stack.callback(process.stop)
     url = f"http://127.0.0.1:{port}"

@@ -34,9 +34,9 @@ class Agent:
     def __init__(self) -> None:
         self._client = AsyncOpenAI(base_url="http://localhost", api_key="given per episode", max_retries=0)
 
-    async def run(self, task: dict[str, Any], *, base_url: str, api_key: str) -> str:
+    async def run(self, task: dict[str, Any], *, base_url: str, api_key: str, http_client: Any = None) -> str:
         """Play the environment; the last answer is what the reward function gets as `output`."""
-        client = self._client.with_options(base_url=base_url, api_key=api_key)
+        client = self._client.with_options(base_url=base_url, api_key=api_key, http_client=http_client)
         environment = Environment(task)
         messages: list[Any] = [{"role": "user", "content": environment.reset()}]
         while True:

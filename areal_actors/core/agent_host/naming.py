@@ -139,10 +139,21 @@ def run_function(agent: Any, name: str, *, environment: bool = False) -> Agent:
 
 def takes_any(function: Agent) -> bool:
     """True if a function takes any keyword argument (`**kwargs`), as AReaL's agents do."""
+    return any(one.kind is one.VAR_KEYWORD for one in _parameters(function).values())
+
+
+def takes_client(function: Agent) -> bool:
+    """True if a function takes the HTTP client that episodes share: it has a parameter `http_client`, or takes any."""
+    return "http_client" in _parameters(function) or takes_any(function)
+
+
+@functools.lru_cache(maxsize=8)
+def _parameters(function: Agent) -> Mapping[str, inspect.Parameter]:
+    """Parameters by name; built-in functions, which have no signature, take the address."""
     try:
-        return any(one.kind is one.VAR_KEYWORD for one in inspect.signature(function).parameters.values())
-    except ValueError:  # built-in functions have no signature
-        return False
+        return inspect.signature(function).parameters
+    except ValueError:
+        return {name: inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in ADDRESS}
 
 
 def address_arguments(function: Agent, base_url: str, api_key: str) -> dict[str, Any]:
@@ -152,11 +163,7 @@ def address_arguments(function: Agent, base_url: str, api_key: str) -> dict[str,
     """
     if takes_any(function):
         return {"base_url": keyed_url(base_url, api_key), "api_key": api_key}
-    try:
-        names = set(inspect.signature(function).parameters)
-    except ValueError:
-        names = set(ADDRESS)
-    return {name: value for name, value in (("base_url", base_url), ("api_key", api_key)) if name in names}
+    return {name: value for name, value in (("base_url", base_url), ("api_key", api_key)) if name in _parameters(function)}
 
 
 def keyed_url(base_url: str, api_key: str) -> str:

@@ -49,6 +49,10 @@ class Prompt(msgspec.Struct, metaclass=FrozenMeta):
     prefix_break_reason: str = ""
     """Reason for which the prompt does not begin with the parent's tokens, or for which a later call has no parent."""
 
+    def first_position(self) -> int:
+        """First position that a call with this prompt computes: that of the last token of its prefix, which was sampled but not fed."""
+        return max((len(self.token_ids) - len(self.suffix_ids)) // 4 - 1, 0)
+
 
 class ConversationTurn(msgspec.Struct, metaclass=FrozenMeta):
     """One completed model call, with the data to continue it."""
@@ -75,6 +79,7 @@ def record_turn(
     trained: bool = True,
     temperature: float | None = None,
     streamed: bool = False,
+    routes: bytes = b"",
 ) -> ConversationTurn:
     """Create the turn of a call that `worker` sampled; `trained = False` keeps it as context only."""
     interaction = Interaction(
@@ -87,6 +92,7 @@ def record_turn(
         worker=worker,
         trained=trained,
         temperature=temperature,
+        routes=routes,
     )
     return ConversationTurn(
         interaction=interaction, answer=answer, prompt=msgspec.structs.replace(prompt, token_ids=b""), streamed=streamed

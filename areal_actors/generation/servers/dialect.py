@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+from urllib.parse import urlsplit
 
 from areal_actors.core.devices import detect_cuda
-from areal_actors.core.errors import EngineUnavailable, RequestError
+from areal_actors.core.errors import EngineUnavailable, RequestError, WeightTransferFailed
 from areal_actors.core.values import SamplingParams
 from areal_actors.generation.engine import EnginePlace
 from areal_actors.generation.servers.server_process import ServerClient, ServerProcess, free_port, interpreter
 from areal_actors.generation.settings import GenerationSettings
+from areal_actors.weights.sending import Part
 
 USAGE_SECONDS = 5.0
 """Time limit of a server's report about its load."""
@@ -29,6 +32,8 @@ class Segment(NamedTuple):
     streamed: bool
     adapter: str = ""
     """Name of the adapter that samples it; empty for the model itself."""
+    routes_from: int | None = None
+    """First position whose experts are wanted; None if none are."""
 
 
 class SegmentPart(NamedTuple):
@@ -42,6 +47,9 @@ class SegmentPart(NamedTuple):
     """`stop`, `length` or `abort` in the last part."""
     cached_tokens: int = 0
     """Prompt tokens that were not computed, in the last part."""
+    routes: bytes = b""
+    """int32 `[positions, blocks, top_k]`: experts of the positions from `Segment.routes_from` to that before the last token, in the last
+    part."""
 
 
 class ServerUsage(NamedTuple):
@@ -51,6 +59,18 @@ class ServerUsage(NamedTuple):
     """Requests that wait for a slot or for room in the KV cache."""
     kv_cache: float = 0.0
     """Used share of the KV cache, 0 to 1."""
+
+
+class Group(NamedTuple):
+    """A process group of the sender of weights, its rank 0, and the processes of a server."""
+
+    name: str
+    address: str
+    """Address of the sender, as the server reaches it."""
+    port: int
+    ranks: int
+    backend: str
+    """`gloo` or `nccl`."""
 
 
 class ServerDialect(Protocol):
@@ -106,6 +126,14 @@ class ServerDialect(Protocol):
         """Returns log_softmax(logits) of the tokens from `start` on, given those before, under the weights of a segment."""
         ...
 
+    async def routes(self, server: ServerClient, segment: Segment, token_ids: Sequence[int]) -> bytes:
+        """Returns `SegmentPart.routes` of these tokens, for a segment that ended without them, under its weights.
+
+        Raises:
+            EngineError: the server does not report experts.
+        """
+        ...
+
     async def abort(self, server: ServerClient, request_ids: Sequence[str]) -> None:
         """End these segments: each yields its tokens so far and the finish reason `abort`."""
         ...
@@ -123,6 +151,54 @@ class ServerDialect(Protocol):
 
         Raises:
             EngineUnavailable: the server refused it or is gone.
+        """
+        ...
+
+    # Weights in parts, for `WeightChannel`: each raises WeightTransferFailed if the server refuses, EngineUnavailable if it is gone.
+
+    async def join_group(self, server: ServerClient, group: Group, seconds: float) -> Mapping[str, Any]:
+        """Have the processes of the server join a group; returns when they have."""
+        ...
+
+    async def leave_group(self, server: ServerClient, name: str, seconds: float) -> None:
+        """Have the processes of the server leave a group."""
+        ...
+
+    async def begin_update(self, server: ServerClient, seconds: float) -> None:
+        """Prepare the server for parts of a version; nothing is being sampled."""
+        ...
+
+    async def receive(self, server: ServerClient, group: str, part: Part, weight_version: int, seconds: float) -> Mapping[str, Any]:
+        """Have the server take a part that is broadcast to a group; returns its report, with a `checksum` after the last part."""
+        ...
+
+    async def receive_handles(self, server: ServerClient, handles: Sequence[str], weight_version: int, seconds: float) -> Mapping[str, Any]:
+        """Have the server take a part in shared memory; returns its report, with a `checksum` after the last part."""
+        ...
+
+    async def end_update(self, server: ServerClient, weight_version: int, seconds: float) -> None:
+        """Drop the prefix cache after the last part."""
+        ...
+
+    async def release(self, server: ServerClient, seconds: float, *, keeps_weights: bool) -> None:
+        """Release the memory of KV cache and weights until `wake`; nothing is being sampled.
+
+        Args:
+            server: the server.
+            seconds: time limit of each request.
+            keeps_weights: copy the weights to the host's memory, since no others will be loaded after `wake`.
+
+        Raises:
+            EngineUnavailable: the server is gone.
+            EngineError: it refused.
+        """
+        ...
+
+    async def wake(self, server: ServerClient, seconds: float) -> None:
+        """Allocate the memory again; weights that were not kept have arbitrary values until others are loaded.
+
+        Raises:
+            EngineUnavailable: the server refused or is gone.
         """
         ...
 
@@ -150,6 +226,21 @@ def adapter_lost(error: Exception, adapter: str) -> Exception:
     if adapter and isinstance(error, RequestError) and adapter in str(error):
         return EngineUnavailable(f"the server has lost the adapter {adapter}: {error}")
     return error
+
+
+def own_address(url: str) -> str:
+    """Returns the address of this host as the server at this address reaches it.
+
+    Raises:
+        WeightTransferFailed: there is no way to it.
+    """
+    parts = urlsplit(url)
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((parts.hostname, parts.port or 80))
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise WeightTransferFailed(f"there is no way to the server at {url} ({error})") from error
 
 
 def on_cpu(settings: GenerationSettings) -> bool:

@@ -12,9 +12,8 @@ import asyncio
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from itertools import count
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -22,43 +21,28 @@ import structlog
 
 from areal_actors.core.errors import EngineError, EngineUnavailable, RequestError, SetupError
 from areal_actors.core.values import SamplingParams, TokenColumns, WeightsLocation
-from areal_actors.generation.engine import EngineCounters, EnginePlace, TokenChunk, validate_prompt
+from areal_actors.generation.engine import Arrival, EngineCounters, EnginePlace, TokenChunk, validate_prompt
 from areal_actors.generation.servers.dialect import Segment, SegmentPart, ServerDialect, adapter_lost, server_of
-from areal_actors.generation.servers.server_completion import ServerCompletion
+from areal_actors.generation.servers.server_completion import RunningSegment, ServerCompletion
 from areal_actors.generation.servers.usage_watch import UsageWatch
+from areal_actors.generation.servers.weight_channels import LOAD_SECONDS, WeightChannel
 from areal_actors.generation.settings import GenerationSettings
-from areal_actors.tokenization.tokenizer import ChatTokenizer, vocabulary_of
-from areal_actors.weights.folders import holds_adapter
-from areal_actors.weights.weight_files import stored_tensors, verify_adapter, verify_weights
+from areal_actors.tokenization.model_config import route_shape_of, vocabulary_of
+from areal_actors.tokenization.tokenizer import ChatTokenizer
 
 POLL_SECONDS = 0.5
 ABORT_SECONDS = 0.2
 """Time between two orders to end the same segments: one that had not reached the server before is ended by the next."""
 SHOWN_SECONDS = 10.0
 """Time between two lines about a server that is starting."""
-RESTARTING = ("constraint", "frequency_penalty", "presence_penalty")
-"""Fields with a state that a server forgets between segments."""
-LOAD_SECONDS = 600.0
+RESTARTING = ("constraint", "frequency_penalty", "presence_penalty")  # a server forgets their state between segments
 CLOSE_SECONDS = 5.0
 """Time for a server to accept the order to end its requests, when the engine is closed."""
 PHASE_CHARACTERS = 160
-MAX_ABORTS = 3
-"""Times that a server may end a completion by itself."""
+MAX_ABORTS = 3  # times that a server may end a completion by itself
 DEFAULTS = SamplingParams()
 
 logger = structlog.get_logger(__name__)
-
-
-class RunningSegment:
-    """A segment at the server."""
-
-    def __init__(self, request_id: str, *, drains: bool) -> None:
-        self.request_id = request_id
-        self.drains = drains
-        """True if it has to end by itself before weights change."""
-        self.ended = False
-        self.ordered = False
-        """True if it was ended by this engine."""
 
 
 class HttpEngine:
@@ -77,14 +61,16 @@ class HttpEngine:
         self.tokenizer = ChatTokenizer.load(model_folder)
         self.context = settings.max_model_len
         self.vocabulary_size = vocabulary_of(model_folder) or self.tokenizer.largest_id + 1
-        self._model_folder = model_folder
-        self._shapes = {name: tensor.shape for name, tensor in stored_tensors(model_folder).items()}
+        self._routes = None if place.routes == "off" else route_shape_of(model_folder)
         self._server = server_of(dialect, model_folder, settings, place)
+        self._channel = WeightChannel(dialect, self._server, model_folder, settings, place)
         self._watch = UsageWatch(dialect, self._server)
         self._ready = False
         self._closed = False
         self._adapter = ""
         """Name of the adapter that samples; empty for the model itself."""
+        self._asleep = False
+        """True from `release_memory` until weights are loaded."""
         self._admitted = asyncio.Event()
         self._admitted.set()
         self._loading = asyncio.Lock()
@@ -99,9 +85,16 @@ class HttpEngine:
         self._busy_since = 0.0
 
     async def generate(
-        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, *, stream: bool = False, resumed_tokens: int = 0
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        stream: bool = False,
+        resumed_tokens: int = 0,
+        routes_from: int | None = None,
     ) -> AsyncGenerator[TokenChunk, None]:
-        """Yield a completion: in one chunk at its end, or as it is sampled when `stream` is set.
+        """Yield a completion: in one chunk at its end, or as it is sampled when `stream` is set; see `RoutingEngine`, too.
 
         Raises:
             RequestError: a token id is out of range, prompt and max_tokens exceed the context, or the server cannot do what is asked.
@@ -110,7 +103,9 @@ class HttpEngine:
         """
         validate_prompt(prompt_ids, sampling, resumed_tokens, self.vocabulary_size, self.context)
         self._refuse_inexact(request_id, sampling, resumed_tokens)
-        completion = ServerCompletion(list(prompt_ids), sampling, self.tokenizer, resumed_tokens)
+        completion = ServerCompletion(
+            list(prompt_ids), sampling, self.tokenizer, resumed_tokens, routes=self._routes, routes_from=routes_from
+        )
         if completion.has_ended():
             yield TokenChunk(columns=TokenColumns(), finish_reason=completion.finish_reason)
             return
@@ -164,6 +159,7 @@ class HttpEngine:
             sorted(self.tokenizer.stop_ids),
             streamed=(stream and not altered) or bool(sampling.stop),
             adapter=self._adapter,
+            routes_from=completion.routed,
         )
         version = self.weight_version
         self._enter(running)
@@ -171,8 +167,9 @@ class HttpEngine:
             async with aclosing(self.dialect.sample(self._server, segment)) as parts:
                 async for part in parts:
                     added = completion.add(part, version)
+                    completion.add_routes(part.routes)
                     prefilled, cached = self._prompt_counts(segment, part)
-                    self._counters = _plus(self._counters, tokens=added, prefilled=prefilled, cached=cached)
+                    self._counters = self._counters.plus(tokens=added, prefilled=prefilled, cached=cached)
                     running.ended = bool(part.finish_reason)
                     if part.finish_reason == "abort":
                         self._check_abort(running, completion)
@@ -184,6 +181,8 @@ class HttpEngine:
                 self._check_abort(running, completion)  # the stream ended without a reason
             if altered:
                 await self._rescore(segment, completion)
+            if completion.lacks_routes(since=len(segment.token_ids)):
+                completion.add_routes(await self.dialect.routes(self._server, segment, completion.token_ids))
         finally:
             self._leave(running)
         grew(None)
@@ -231,7 +230,7 @@ class HttpEngine:
         """Forget a segment; one that has not ended is ended at the server, which would go on for a client that has left."""
         del self._segments[running]
         if not self._segments:
-            self._counters = _plus(self._counters, seconds=time.monotonic() - self._busy_since)
+            self._counters = self._counters.plus(seconds=time.monotonic() - self._busy_since)
         self._changed.set()
         if not running.ended and not self._closed:
             self._task(self._abort(running.request_id))
@@ -318,45 +317,55 @@ class HttpEngine:
             SetupError: the server could not be started.
         """
         async with self._loading:
-            adapter = self._adapter_name(location, weight_version)
-            if adapter:
-                await asyncio.to_thread(verify_adapter, location, self._shapes, self._model_folder, self.place.adapter_rank)
-            else:
-                await asyncio.to_thread(verify_weights, location, self._shapes)
+            prepared = await self._channel.prepare(location)
             await self.until_ready()
-            self._admitted.clear()
-            try:
-                await self._end_segments()
-                folder = str(Path(location.folder))
-                if adapter:
-                    await self.dialect.load_adapter(self._server, folder, adapter, self._adapter, LOAD_SECONDS)
-                else:
-                    await self.dialect.load(self._server, folder, weight_version, LOAD_SECONDS)
-                self.weight_version, self._adapter = weight_version, adapter
-            finally:
+            async with self._without_segments():
+                if self._asleep:
+                    await self.dialect.wake(self._server, LOAD_SECONDS)
+                    self._asleep = False
+                self._adapter = await self._channel.load(location, weight_version, prepared, self._adapter)
+                self.weight_version = weight_version
+
+    async def release_memory(self) -> int:
+        """See `SleepingEngine`; the server does not report bytes."""
+        async with self._loading:
+            await self.until_ready()
+            async with self._without_segments():
+                partial = bool(self.place.adapter_rank) or self.settings.server.weights == "delta"
+                await self.dialect.release(self._server, LOAD_SECONDS, keeps_weights=partial)
+                self._asleep = True
+        return 0
+
+    @property
+    def arrival(self) -> Arrival | None:
+        """The last version that the server took; None if it has taken none."""
+        return self._channel.arrival
+
+    @asynccontextmanager
+    async def _without_segments(self) -> AsyncGenerator[None, None]:
+        """End or await all segments, and admit none within the context, nor after it while the engine sleeps."""
+        self._admitted.clear()
+        try:
+            while self._segments:
+                self._changed.clear()
+                ending = [running for running in self._segments if not running.drains]
+                for running in ending:
+                    running.ordered = True
+                if ending:
+                    await self.dialect.abort(self._server, [running.request_id for running in ending])
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(ABORT_SECONDS):
+                        await self._changed.wait()
+            yield
+        finally:
+            if not self._asleep:
                 self._admitted.set()
-
-    def _adapter_name(self, location: WeightsLocation, weight_version: int) -> str:
-        """Returns a name that this server has never had: one engine may load a version again, and another one at the same server."""
-        return f"v{weight_version}.{self._life}.{next(self._numbers)}" if holds_adapter(location.folder) else ""
-
-    async def _end_segments(self) -> None:
-        while self._segments:
-            self._changed.clear()
-            ending = [running for running in self._segments if not running.drains]
-            for running in ending:
-                running.ordered = True
-            if ending:
-                await self.dialect.abort(self._server, [running.request_id for running in ending])
-            with suppress(TimeoutError):
-                async with asyncio.timeout(ABORT_SECONDS):
-                    await self._changed.wait()
 
     def take_counters(self) -> EngineCounters:
         """Counts since the last call."""
         if self._segments:
             now = time.monotonic()
-            self._counters, self._busy_since = _plus(self._counters, seconds=now - self._busy_since), now
+            self._counters, self._busy_since = self._counters.plus(seconds=now - self._busy_since), now
         counters, self._counters = self._counters, EngineCounters()
         waiting, kv_cache = self._watch.usage
         return msgspec.structs.replace(counters, running=len(self._segments), waiting=waiting, kv_cache_usage=kv_cache)
@@ -374,6 +383,7 @@ class HttpEngine:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._channel.close()
         await self._server.close()
 
 
@@ -388,12 +398,3 @@ def engine_of(dialect: ServerDialect) -> Callable[[str, GenerationSettings, Engi
 
 def _stated(sampling: SamplingParams, names: Sequence[str]) -> list[str]:
     return [name for name in names if getattr(sampling, name) != getattr(DEFAULTS, name)]
-
-
-def _plus(counters: EngineCounters, *, tokens: int = 0, prefilled: int = 0, cached: int = 0, seconds: float = 0.0) -> EngineCounters:
-    return EngineCounters(
-        tokens=counters.tokens + tokens,
-        prefilled_tokens=counters.prefilled_tokens + prefilled,
-        cached_tokens=counters.cached_tokens + cached,
-        busy_seconds=counters.busy_seconds + seconds,
-    )

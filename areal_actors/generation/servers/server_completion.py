@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec.structs import replace
 
+from areal_actors.core.routes import RouteShape
 from areal_actors.core.values import SamplingParams, TokenColumns
 from areal_actors.generation.engine import TokenChunk
 from areal_actors.generation.servers.dialect import SegmentPart
@@ -14,10 +15,35 @@ from areal_actors.tokenization.tokenizer import ChatTokenizer, TextStream
 from areal_actors.tokenization.tool_parsers.grammar import resolve_delimiters
 
 
+class RunningSegment:
+    """A segment at the server."""
+
+    def __init__(self, request_id: str, *, drains: bool) -> None:
+        self.request_id = request_id
+        self.drains = drains
+        """True if it has to end by itself before weights change."""
+        self.ended = False
+        self.ordered = False
+        """True if it was ended by this engine."""
+
+
 class ServerCompletion:
     """Tokens of one completion over all its segments."""
 
-    def __init__(self, prompt_ids: list[int], sampling: SamplingParams, tokenizer: ChatTokenizer, resumed_tokens: int) -> None:
+    def __init__(
+        self,
+        prompt_ids: list[int],
+        sampling: SamplingParams,
+        tokenizer: ChatTokenizer,
+        resumed_tokens: int,
+        *,
+        routes: RouteShape | None = None,
+        routes_from: int | None = None,
+    ) -> None:
+        """`routes`: the model's mixtures of experts, of which those of the positions from `routes_from` on are reported."""
+        self.routed = None if routes is None else routes_from
+        """Position from which experts are still missing; None if none are wanted."""
+        self._shape, self._routes = routes, b""
         self.token_ids = prompt_ids
         """Prompt, and all tokens sampled so far."""
         self.sampling = replace(sampling, constraint=sampling.constraint and resolve_delimiters(sampling.constraint, tokenizer.special_id))
@@ -66,6 +92,19 @@ class ServerCompletion:
             self.finish_reason = part.finish_reason
         return len(self.logprobs) - before
 
+    def lacks_routes(self, since: int) -> bool:
+        """True if there are more than `since` tokens, and experts of positions before the last one are wanted and missing."""
+        return self.routed is not None and self.routed < len(self.token_ids) - 1 and len(self.token_ids) > since
+
+    def add_routes(self, chosen: bytes) -> None:
+        """Add the experts of the positions from `routed` on, int32 `[positions, blocks, top_k]`; those of dropped tokens are left out."""
+        if self._shape is None or self.routed is None:
+            return
+        size = self._shape.position_bytes
+        routes = self._shape.pack_blocks(chosen)[: (len(self.token_ids) - 1 - self.routed) * size]
+        self._routes += routes
+        self.routed += len(routes) // size
+
     def _stops_at(self, token_ids: Sequence[int]) -> bool:
         if self._stops is None:
             return False
@@ -77,9 +116,11 @@ class ServerCompletion:
         start, self._delivered = self._delivered, len(self.logprobs)
         token_ids = self.token_ids[len(self.token_ids) - len(self.logprobs) + start :]
         top = np.array([list(row) for row in self._top[start:]], dtype=np.float64).reshape(-1, 2)
+        routes, self._routes = self._routes, b""
         return TokenChunk(
             columns=TokenColumns.of(token_ids, self.logprobs[start:], self._versions[start:]),
             top_ids=top[:, 0].astype("<u4").tobytes(),
             top_logprobs=top[:, 1].astype("<f4").tobytes(),
+            routes=routes,
             finish_reason=self.finish_reason,
         )

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from base64 import b64decode
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from areal_actors.core.errors import EngineError, EngineUnavailable
+import msgspec
+
+from areal_actors.core.errors import EngineError, EngineUnavailable, WeightTransferFailed
 from areal_actors.core.values import SamplingParams
 from areal_actors.generation.abilities import ENGINE_ABILITIES
-from areal_actors.generation.engine import EnginePlace
-from areal_actors.generation.servers.dialect import USAGE_SECONDS, Segment, SegmentPart, ServerUsage, merged_flags, on_cpu
+from areal_actors.generation.engine import NO_SLEEP, EnginePlace
+from areal_actors.generation.servers.dialect import USAGE_SECONDS, Group, Segment, SegmentPart, ServerUsage, merged_flags, on_cpu
 from areal_actors.generation.servers.server_process import IDLE_SECONDS, OK, SERVER_SIDE, ServerClient, flags, message_of
 from areal_actors.generation.settings import GenerationSettings
+from areal_actors.tokenization.model_config import route_shape_of
+from areal_actors.weights.sending import Part
 
-ON_CPU, WITH_ADAPTERS = SERVER_SIDE / "sglang_on_cpu.py", SERVER_SIDE / "sglang_adapters.py"
+ON_CPU, WITH_ADAPTERS, WITH_CHANNELS = (SERVER_SIDE / f"sglang_{name}.py" for name in ("on_cpu", "adapters", "weights"))
+REPORT = " areal_weights="
+"""Before the report of what arrived, in the message of an answer; see `server_side/sglang_weights.py`."""
 SPARE_CONTEXT = 8
 """SGLang ends completions up to two tokens before its context is full."""
 CONSTRAINTS = {"json_schema": "json_schema", "regex": "regex", "lark": "ebnf"}
@@ -26,6 +33,8 @@ CPU_CACHE_TOKENS = 2**17
 """Maximum KV cache of a server on a CPU, in tokens."""
 LINEAR_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 """Layers that an adapter may change if its recipe names none; SGLang's `all` also takes embedding and head."""
+RELEASED = ["kv_cache", "weights"]
+"""Memory that is released during an optimizer step; CUDA graphs stay."""
 ADAPTERS = 2
 """Adapters that the server has room for: requests without one, as the first of a server, count as one."""
 
@@ -68,11 +77,20 @@ class SGLang:
             "max-total-tokens": min(CPU_CACHE_TOKENS, settings.max_num_seqs * (settings.max_model_len + SPARE_CONTEXT)),
             "sleep-on-idle": True,
         }
-        gpu = {"tp-size": settings.tensor_parallel, **({"mem-fraction-static": place.memory_fraction} if place.memory_fraction < 1 else {})}
+        gpu = {
+            "tp-size": settings.tensor_parallel,
+            **({"mem-fraction-static": place.memory_fraction} if place.memory_fraction < 1 else {}),
+            **_sleep_flags(settings, place),
+        }
         on_gpu = [str(WITH_ADAPTERS)] if place.adapter_rank else ["-m", "sglang.launch_server"]
+        on_gpu = [str(WITH_CHANNELS)] if settings.server.weights != "folder" else on_gpu
         program = [python, *([str(ON_CPU)] if cpu_only else on_gpu)]
-        chosen = merged_flags({**common, **(cpu if cpu_only else gpu), **_adapter_flags(place, cpu_only=cpu_only)}, settings.options)
+        routes = place.routes != "off" and route_shape_of(model_folder) is not None
+        more = {**_adapter_flags(place, cpu_only=cpu_only), **({"enable-return-routed-experts": True} if routes else {})}
+        chosen = merged_flags({**common, **(cpu if cpu_only else gpu), **more}, settings.options)
         environment = {"HF_HUB_OFFLINE": "1", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1", "SGLANG_TIMEOUT_KEEP_ALIVE": IDLE_SECONDS}
+        if settings.server.weights != "folder":
+            environment["AREAL_WEIGHTS_SECONDS"] = str(settings.server.weights_seconds)
         return [*program, *flags(chosen)], {**environment, **({"OMP_NUM_THREADS": str(settings.threads)} if cpu_only else {})}
 
     async def is_ready(self, server: ServerClient) -> bool:
@@ -98,6 +116,7 @@ class SGLang:
             "top_logprobs_num": segment.sampling.top_logprobs,
             "stream": segment.streamed,
             **_adapter(segment),
+            **_routes(segment),
         }
         if not segment.streamed:
             status, answer = await server.post("/generate", body, seconds=None)
@@ -124,6 +143,22 @@ class SGLang:
             raise server.refused(status, answer)
         return [logprob for logprob, _, _ in answer["meta_info"]["input_token_logprobs"][1:]]
 
+    async def routes(self, server: ServerClient, segment: Segment, token_ids: Sequence[int]) -> bytes:
+        """See `ServerDialect.routes`: the prefix cache holds the experts with the keys and values of most of the tokens."""
+        body = {
+            "rid": f"{segment.request_id}.routes",
+            "input_ids": token_ids,
+            "sampling_params": {"max_new_tokens": 0},
+            **_adapter(segment),
+            **_routes(segment),
+        }
+        status, answer = await server.post("/generate", body, seconds=None)
+        if status != OK:
+            raise server.refused(status, answer)
+        if not (found := _part(server, answer).routes):
+            raise EngineError(f"SGLang at {server.url} does not report experts: start it with --enable-return-routed-experts")
+        return found
+
     async def abort(self, server: ServerClient, request_ids: Sequence[str]) -> None:
         """End these segments."""
         await asyncio.gather(*(server.post("/abort_request", {"rid": request_id}) for request_id in request_ids))
@@ -137,10 +172,12 @@ class SGLang:
         status, answer = await server.post("/update_weights_from_disk", body, seconds=seconds)
         if status != OK or not answer.get("success"):
             raise EngineUnavailable(f"SGLang at {server.url} refused weight version {weight_version} ({status}): {message_of(answer)}")
+        await self._drop_cache(server, seconds, f"for weight version {weight_version}")
+
+    async def _drop_cache(self, server: ServerClient, seconds: float, purpose: str) -> None:
         status, answer = await server.post(f"/flush_cache?timeout={IDLE_WAIT_SECONDS}", {}, seconds=seconds)
         if status != OK:
-            found = f"did not drop its prefix cache for weight version {weight_version} ({status}): {message_of(answer)}"
-            raise EngineUnavailable(f"SGLang at {server.url} {found}")
+            raise EngineUnavailable(f"SGLang at {server.url} did not drop its prefix cache {purpose} ({status}): {message_of(answer)}")
 
     async def load_adapter(self, server: ServerClient, folder: str, name: str, replaced: str, seconds: float) -> None:
         """Load an adapter under a new name and unload the one that it replaces; each adapter has a prefix cache of its own."""
@@ -149,6 +186,78 @@ class SGLang:
             status, answer = await server.post(path, body, seconds=seconds)
             if status != OK or not answer.get("success"):
                 raise EngineUnavailable(f"SGLang at {server.url} refused the adapter {name} ({status}): {message_of(answer)}")
+
+    async def join_group(self, server: ServerClient, group: Group, seconds: float) -> Mapping[str, Any]:
+        """Have the processes of the server join a group."""
+        body = {
+            "master_address": group.address,
+            "master_port": group.port,
+            "rank_offset": 1,
+            "world_size": group.ranks,
+            "group_name": group.name,
+            "backend": group.backend,
+        }
+        return await self._update(server, "/init_weights_update_group", body, seconds)
+
+    async def leave_group(self, server: ServerClient, name: str, seconds: float) -> None:
+        """Have the processes of the server leave a group."""
+        await server.post("/destroy_weights_update_group", {"group_name": name}, seconds=seconds)
+
+    async def begin_update(self, server: ServerClient, seconds: float) -> None:
+        """SGLang 0.5.20 needs no preparation."""
+
+    async def receive(self, server: ServerClient, group: str, part: Part, weight_version: int, seconds: float) -> Mapping[str, Any]:
+        """Have the server take a part that is broadcast to a group."""
+        body = {
+            **_part_body(weight_version),
+            "names": part.names,
+            "dtypes": part.dtypes,
+            "shapes": part.shapes,
+            "group_name": group,
+            "load_format": "flattened_bucket",
+        }
+        return await self._update(server, "/update_weights_from_distributed", body, seconds)
+
+    async def receive_handles(self, server: ServerClient, handles: Sequence[str], weight_version: int, seconds: float) -> Mapping[str, Any]:
+        """Have the server take a part in shared memory."""
+        body = {**_part_body(weight_version), "serialized_named_tensors": list(handles)}
+        return await self._update(server, "/update_weights_from_tensor", body, seconds)
+
+    async def end_update(self, server: ServerClient, weight_version: int, seconds: float) -> None:
+        """Drop the prefix cache."""
+        await self._drop_cache(server, seconds, f"for weight version {weight_version}")
+
+    async def _update(self, server: ServerClient, path: str, body: Mapping[str, Any], seconds: float) -> Mapping[str, Any]:
+        """Returns the report in the answer's message; empty if there is none."""
+        status, answer = await server.post(path, body, seconds=seconds)
+        if status != OK or not answer.get("success"):
+            raise WeightTransferFailed(f"SGLang answered {status} to {path}: {message_of(answer)}")
+        _, _, report = str(answer.get("message", "")).partition(REPORT)
+        return dict(msgspec.json.decode(report[: report.find("}") + 1])) if report else {}
+
+    async def release(self, server: ServerClient, seconds: float, *, keeps_weights: bool) -> None:  # noqa: ARG002 - a flag at its start
+        """Release the memory of KV cache and weights; the cache is dropped before, since SGLang ends where it is not idle."""
+        await self._drop_cache(server, seconds, "before an optimizer step")
+        status, answer = await server.post("/release_memory_occupation", {"tags": RELEASED}, seconds=seconds)
+        if status != OK:
+            raise EngineError(f"SGLang at {server.url} did not release its memory ({status}): {message_of(answer)}; {NO_SLEEP}")
+
+    async def wake(self, server: ServerClient, seconds: float) -> None:
+        """Allocate the memory again."""
+        status, answer = await server.post("/resume_memory_occupation", {"tags": RELEASED}, seconds=seconds)
+        if status != OK:
+            raise EngineUnavailable(f"SGLang at {server.url} did not allocate its memory again ({status}): {message_of(answer)}")
+
+
+def _part_body(weight_version: int) -> dict[str, Any]:
+    return {"weight_version": str(weight_version), "flush_cache": False, "abort_all_requests": False}
+
+
+def _sleep_flags(settings: GenerationSettings, place: EnginePlace) -> dict[str, Any]:
+    if settings.sleep != "on":
+        return {}
+    kept = place.adapter_rank or settings.server.weights == "delta"  # other versions are not whole
+    return {"enable-memory-saver": True, **({"enable-weights-cpu-backup": True} if kept else {})}
 
 
 def _adapter_flags(place: EnginePlace, *, cpu_only: bool) -> dict[str, Any]:
@@ -166,6 +275,12 @@ def _adapter_flags(place: EnginePlace, *, cpu_only: bool) -> dict[str, Any]:
 
 def _adapter(segment: Segment) -> dict[str, str]:
     return {"lora_path": segment.adapter} if segment.adapter else {}
+
+
+def _routes(segment: Segment) -> dict[str, Any]:
+    if segment.routes_from is None:
+        return {}
+    return {"return_routed_experts": True, "routed_experts_start_len": segment.routes_from}
 
 
 def _sampling(segment: Segment) -> dict[str, Any]:
@@ -204,4 +319,5 @@ def _part(server: ServerClient, answer: Any) -> SegmentPart:
         top=[[(token_id, logprob) for logprob, token_id, _ in row] for row in top],
         finish_reason=reason.get("type", ""),
         cached_tokens=meta.get("cached_tokens", 0) if reason else 0,
+        routes=b64decode(meta.get("routed_experts") or ""),
     )

@@ -9,13 +9,14 @@ from typing import Any
 
 import msgspec
 
-from areal_actors.core.errors import EngineError, EngineUnavailable
+from areal_actors.core.errors import EngineError, EngineUnavailable, WeightTransferFailed
 from areal_actors.core.values import Constraint
 from areal_actors.generation.abilities import ENGINE_ABILITIES
-from areal_actors.generation.engine import EnginePlace
-from areal_actors.generation.servers.dialect import USAGE_SECONDS, Segment, SegmentPart, ServerUsage, merged_flags, on_cpu
+from areal_actors.generation.engine import NO_SLEEP, EnginePlace
+from areal_actors.generation.servers.dialect import USAGE_SECONDS, Group, Segment, SegmentPart, ServerUsage, merged_flags, on_cpu
 from areal_actors.generation.servers.server_process import IDLE_SECONDS, OK, SERVER_SIDE, ServerClient, flags, message_of
 from areal_actors.generation.settings import GenerationSettings
+from areal_actors.weights.sending import Part
 
 MODEL = "model"
 """Name of the model in requests."""
@@ -58,6 +59,7 @@ class VLLM:
             "disable-uvicorn-access-log": True,
             **({"enforce-eager": True} if cpu_only else {"tensor-parallel-size": settings.tensor_parallel}),
             **({"gpu-memory-utilization": place.memory_fraction} if place.memory_fraction < 1 and not cpu_only else {}),
+            **({"enable-sleep-mode": True} if settings.sleep == "on" and not cpu_only else {}),
             **({"enable-lora": True, "max-lora-rank": _rank(place.adapter_rank)} if place.adapter_rank else {}),
         }
         python_path = os.pathsep.join(filter(None, (str(SERVER_SIDE), os.environ.get("PYTHONPATH"))))
@@ -119,6 +121,10 @@ class VLLM:
         scored = answer["choices"][0]["prompt_logprobs"]
         return [scored[place][str(token_ids[place])]["logprob"] for place in range(start, len(token_ids))]
 
+    async def routes(self, server: ServerClient, segment: Segment, token_ids: Sequence[int]) -> bytes:  # noqa: ARG002 - it has none
+        """Raises EngineError: no request of the server reports experts."""
+        raise EngineError(f"vLLM at {server.url} does not report the experts of {segment.request_id}")
+
     async def abort(self, server: ServerClient, request_ids: Sequence[str]) -> None:
         """End these segments."""
         await server.post("/abort_requests", {"request_ids": [f"cmpl-{request_id}-0" for request_id in request_ids]})
@@ -143,6 +149,63 @@ class VLLM:
             status, answer = await server.post(path, body, seconds=seconds)
             if status != OK:
                 raise EngineUnavailable(f"vLLM at {server.url} refused the adapter {name} ({status}): {message_of(answer)}")
+
+    async def join_group(self, server: ServerClient, group: Group, seconds: float) -> Mapping[str, Any]:
+        """Have the workers of the server join a group."""
+        return await self._call(server, "areal_join", {**group._asdict(), "seconds": seconds}, seconds)
+
+    async def leave_group(self, server: ServerClient, name: str, seconds: float) -> None:
+        """Have the workers of the server leave a group."""
+        await self._call(server, "areal_leave", {"name": name}, seconds)
+
+    async def begin_update(self, server: ServerClient, seconds: float) -> None:
+        """Pause the server."""
+        await self._order(server, "/pause?mode=abort", {}, seconds)
+
+    async def receive(self, server: ServerClient, group: str, part: Part, weight_version: int, seconds: float) -> Mapping[str, Any]:  # noqa: ARG002
+        """Have the workers take a part that is broadcast to a group."""
+        return await self._call(server, "areal_receive", {"group": group, **msgspec.structs.asdict(part)}, seconds)
+
+    async def receive_handles(
+        self,
+        server: ServerClient,
+        handles: Sequence[str],
+        weight_version: int,  # noqa: ARG002 - vLLM keeps none
+        seconds: float,
+    ) -> Mapping[str, Any]:
+        """Have the workers take a part in shared memory."""
+        return await self._call(server, "areal_map", {"handles": list(handles)}, seconds)
+
+    async def end_update(self, server: ServerClient, weight_version: int, seconds: float) -> None:  # noqa: ARG002 - vLLM keeps none
+        """Drop the prefix cache and go on."""
+        await self._order(server, "/reset_prefix_cache", {}, seconds)
+        await self._order(server, "/resume", {}, seconds)
+
+    async def _order(self, server: ServerClient, path: str, body: Mapping[str, Any], seconds: float) -> Any:
+        status, answer = await server.post(path, body, seconds=seconds)
+        if status != OK:
+            raise WeightTransferFailed(f"vLLM answered {status} to {path}: {message_of(answer)}")
+        return answer
+
+    async def _call(self, server: ServerClient, method: str, named: Mapping[str, Any], seconds: float) -> Mapping[str, Any]:
+        """Returns the report of the first worker; every one has to succeed."""
+        answer = await self._order(server, "/collective_rpc", {"method": method, "kwargs": named, "timeout": seconds}, seconds)
+        reports = [report or {} for report in answer["results"]]
+        if errors := [report["error"] for report in reports if "error" in report]:
+            raise WeightTransferFailed(f"vLLM refused `{method}`: {errors[0]}")
+        return dict(reports[0])
+
+    async def release(self, server: ServerClient, seconds: float, *, keeps_weights: bool) -> None:
+        """Release the memory of KV cache and weights: level 1 keeps the weights in the host's memory, level 2 does not."""
+        status, answer = await server.post(f"/sleep?level={1 if keeps_weights else 2}&mode=abort", {}, seconds=seconds)
+        if status != OK:
+            raise EngineError(f"vLLM at {server.url} did not release its memory ({status}): {message_of(answer)}; {NO_SLEEP}")
+
+    async def wake(self, server: ServerClient, seconds: float) -> None:
+        """Allocate the memory again."""
+        status, answer = await server.post("/wake_up", {}, seconds=seconds)
+        if status != OK:
+            raise EngineUnavailable(f"vLLM at {server.url} did not allocate its memory again ({status}): {message_of(answer)}")
 
 
 def _gauges(text: str, name: str) -> list[float]:

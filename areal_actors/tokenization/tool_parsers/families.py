@@ -27,6 +27,9 @@ FORMATS: Mapping[str, CallSyntax | GptOss] = {
     "pythonic": PYTHONIC,
     "qwen_coder": QWEN_CODER,
 }
+AUTO, LEARNED = "auto", "learned"
+FORMAT_NAMES = (AUTO, LEARNED, *FORMATS)
+"""Values of the setting `gateway.tool_format`."""
 
 TEMPLATE_DELIMITERS = (
     ("gpt_oss", ("<|channel|>", "<|message|>")),

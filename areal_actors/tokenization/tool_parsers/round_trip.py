@@ -9,16 +9,14 @@ from areal_actors.core.errors import RequestError, SetupError
 from areal_actors.core.values import Value
 from areal_actors.tokenization.chat_template import ChatTemplate, ToolDialect
 from areal_actors.tokenization.tool_parsers.base import AnswerFormat
-from areal_actors.tokenization.tool_parsers.families import FORMATS, answer_format, detect_format, reasoning_of
+from areal_actors.tokenization.tool_parsers.families import AUTO, FORMAT_NAMES, LEARNED, answer_format, detect_format, reasoning_of
 from areal_actors.tokenization.tool_parsers.grammar import MARK
 from areal_actors.tokenization.tool_parsers.learn import learn_calls
 from areal_actors.tokenization.tool_parsers.probes import TEXT, Probe, ProbeCall, probe_tools
 from areal_actors.tokenization.tool_parsers.stream_parser import DelimitedFormat
 from areal_actors.tokenization.tool_parsers.written_calls import written_calls
 
-AUTO, LEARNED, GENERIC, NONE = "auto", "learned", "generic_json", "none"
-FORMAT_NAMES = (AUTO, LEARNED, *FORMATS)
-"""Values of the setting `gateway.tool_format`."""
+GENERIC, NONE = "generic_json", "none"
 
 SEARCH = ProbeCall(
     "find_flights",

@@ -95,13 +95,16 @@ def shard_positions(plain: Forward, group: ProcessGroup, *, joined: bool) -> For
     def own(column: Tensor) -> Tensor:
         return column.chunk(group.size(), dim=POSITIONS)[group.rank()].contiguous()
 
-    def forward(input_ids: Tensor, **named: Any) -> Any:
+    def forward(input_ids: Tensor, routes: Tensor | None = None, **named: Any) -> Any:
         if given := {name for name, value in named.items() if value is not None and value is not False}:
             raise EngineError(f"trainer.sequence_parallel: only rows of token ids are supported, without {', '.join(sorted(given))}")
         rows, width = input_ids.shape
         padded = functional.pad(input_ids, (0, -width % group.size()))
         positions = torch.arange(padded.shape[1], device=input_ids.device).expand(rows, -1)
-        output = plain(input_ids=own(padded), position_ids=own(positions), use_cache=False)
+        replayed = {}
+        if routes is not None:
+            replayed["routes"] = own(functional.pad(routes, (0, 0, 0, 0, 0, -width % group.size()), value=-1))
+        output = plain(input_ids=own(padded), position_ids=own(positions), use_cache=False, **replayed)
         if joined:
             whole: Tensor = AllGather.apply(output.last_hidden_state, group)  # type: ignore[no-untyped-call]
             # A sharded module must not return a view.

@@ -86,6 +86,12 @@ class ShardedRanks(Ranks):
         dist.all_reduce(summed, group=self._mesh.across)
         return summed
 
+    def sum_everywhere(self, counts: Tensor) -> Tensor:
+        """See `Ranks.sum_everywhere`."""
+        summed = counts.clone()
+        dist.all_reduce(summed)
+        return summed
+
     def merge_metrics(self, sums: dict[str, float], largest: dict[str, float]) -> tuple[dict[str, float], dict[str, float]]:
         """See `Ranks.merge_metrics`."""
         every: list[Any] = [None] * self._mesh.across.size()

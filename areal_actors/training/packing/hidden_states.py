@@ -7,9 +7,11 @@ hidden states and gradients, `resolve_sharing` allows only padded micro-batches.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import structlog
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
@@ -21,7 +23,7 @@ from areal_actors.core.errors import EngineError
 from areal_actors.training.packing.fused_forward import FusedForward
 from areal_actors.training.packing.packed_tree import PackedTree
 from areal_actors.training.packing.prefix_tree import build_prefix_tree
-from areal_actors.training.packing.tensors import MicroBatch, Sharing
+from areal_actors.training.packing.tensors import SHARING_DEVICES, MicroBatch, Sharing
 from areal_actors.training.packing.tree_attention import attend
 
 ATTENTION = "areal_actors"
@@ -33,6 +35,8 @@ PROBE_IDS = ((1, 2, 3, 4, 5, 6, 7), (1, 2, 3, 4, 5, 0, 6, 3), (1, 2, 3, 4, 5, 7)
 PROBE_WEIGHTS = 4
 """Number of parameters whose gradient is compared: the first of the model, which depend on all layers after them."""
 
+logger = structlog.get_logger(__name__)
+
 
 class HiddenStates:
     """The base model of a causal language model of Hugging Face, run on micro-batches in `dtype` (weights keep theirs)."""
@@ -41,17 +45,24 @@ class HiddenStates:
         self.base_model = base_model
         self.dtype = dtype
         self._fused = FusedForward(base_model) if FusedForward.supports(base_model) else None
-        self.shares_prefixes = self._probe()
-        """True if the model supports micro-batches with chains."""
+        self.replays_routes = False
+        """True if the blocks take the routes of a micro-batch; see `RoutingReplay`."""
 
     def __call__(self, batch: MicroBatch) -> Tensor:
-        """Hidden states `[tokens, hidden]`, with gradient."""
+        """Hidden states `[tokens, hidden]`, with gradient.
+
+        Raises:
+            EngineError: the micro-batch has chains, and the model does not support them.
+        """
+        if batch.chains is not None:
+            self._require_sharing()
         with torch.autocast(batch.token_ids.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
+            routes = batch.routes if self.replays_routes else None
             if batch.chains is None:
-                return self.forward_ids(batch.token_ids).flatten(0, 1).index_select(0, batch.positions)
+                return self.forward_ids(batch.token_ids, routes).flatten(0, 1).index_select(0, batch.positions)
             outputs = batch.chains.outputs if self._fused is not None else None
             positions = batch.positions if outputs is None else outputs.indices[batch.positions]
-            return self._forward_chains(batch.token_ids[0], batch.chains).index_select(0, positions)
+            return self._forward_chains(batch.token_ids[0], batch.chains, routes).index_select(0, positions)
 
     def resolve_sharing(self, wanted: Sharing) -> Sharing:
         """Returns the `sharing` for `make_micro_batches`: the recipe's if the model supports it, else `off`.
@@ -59,26 +70,35 @@ class HiddenStates:
         Raises:
             EngineError: the recipe requires prefix sharing and the model does not support it.
         """
-        if self.shares_prefixes:
-            return wanted
         if wanted == "on":
+            self._require_sharing()
+            return "on"
+        device = next(self.base_model.parameters()).device.type
+        return "auto" if wanted == "auto" and device in SHARING_DEVICES and self.shares_prefixes else "off"
+
+    @cached_property
+    def shares_prefixes(self) -> bool:
+        """True if the model supports micro-batches with chains; found out on first use, because it takes two passes."""
+        return self._probe()
+
+    def _require_sharing(self) -> None:
+        if not self.shares_prefixes:
             raise EngineError(
                 f'trainer.prefix_sharing = "on": {type(self.base_model).__name__} computes other hidden states or gradients '
                 'when rows share their prefixes; set it to "auto" or "off"'
             )
-        return "off"
 
-    def forward_ids(self, token_ids: Tensor) -> Tensor:
+    def forward_ids(self, token_ids: Tensor, routes: Tensor | None = None) -> Tensor:
         """Hidden states `[rows, width, hidden]` of token ids `[rows, width]`; padding is on the right and needs no mask."""
-        hidden: Tensor = self.base_model(input_ids=token_ids, use_cache=False).last_hidden_state
+        hidden: Tensor = self.base_model(input_ids=token_ids, use_cache=False, **_stated(routes)).last_hidden_state
         return hidden
 
-    def _forward_chains(self, token_ids: Tensor, chains: PackedTree) -> Tensor:
+    def _forward_chains(self, token_ids: Tensor, chains: PackedTree, routes: Tensor | None = None) -> Tensor:
         """`[tokens, hidden]` of token ids `[tokens]`; `[outputs, hidden]` if the chains have `outputs` and the forward is fused."""
         if self._fused is not None:
             return self._fused(token_ids, chains)
         hidden: Tensor = self.base_model(
-            input_ids=token_ids[None], position_ids=chains.depths[None], use_cache=False, chains=chains
+            input_ids=token_ids[None], position_ids=chains.depths[None], use_cache=False, chains=chains, **_stated(routes)
         ).last_hidden_state[0]
         return hidden
 
@@ -98,12 +118,17 @@ class HiddenStates:
             with torch.set_grad_enabled(not sharded):
                 shared = _outputs_and_gradients(self.base_model, self._forward_chains(token_ids, chains))
                 unshared = _outputs_and_gradients(self.base_model, self.forward_ids(padded).flatten(0, 1)[slots])
-        except (TypeError, ValueError, RuntimeError):  # the model's forward does not take our arguments
+        except (TypeError, ValueError, RuntimeError) as error:  # the model's forward does not take our arguments, or a kernel is missing
+            logger.warning("prefix sharing cannot be computed", model=type(self.base_model).__name__, error=str(error))
             return False
         same = all(_close(ours, own) for ours, own in zip(shared, unshared, strict=True))
         # Only the last pipeline stage has hidden states, but all stages must lay out their micro-batches alike.
         agree = getattr(self.base_model, "agree", bool)
         return bool(agree(same))
+
+
+def _stated(routes: Tensor | None) -> dict[str, Tensor]:
+    return {} if routes is None else {"routes": routes}
 
 
 def _install_attention(base_model: Any) -> bool:

@@ -1,4 +1,4 @@
-"""A prefix tree packed on a device: the layout of its chains, and the attention calls that cover them."""
+"""A prefix tree packed on a device: the layout of its chains, and the attention calls or the mask that cover them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask
 
+from areal_actors.training.packing.block_mask import block_mask
 from areal_actors.training.packing.prefix_tree import PrefixTree, SharedPrefixGroup
 
 FULL = 0.75
@@ -22,6 +24,8 @@ GAP = 24
 """Minimum run of adjacent tokens without output that the last block skips; a shorter one costs less than an additional call."""
 MIN_SKIPPED_SHARE = 0.1
 """Minimum share of tokens that the last block must skip for this to pay."""
+PLANNED_DEVICES = ("cpu",)
+"""Devices whose attention is planned as calls of torch's kernels; the others compute it in one call, with a block mask."""
 
 
 class PaddedRanges(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +90,8 @@ class OutputPositions(msgspec.Struct, frozen=True, kw_only=True):
     """int64 `[outputs]`: their indices, ascending."""
     indices: Tensor
     """int64 `[all tokens]`: index of each token among the outputs; arbitrary for others."""
-    plan: AttentionPlan
+    plan: AttentionPlan | BlockMask
+    """As `PackedTree.plan`, for these queries."""
 
 
 class PackedTree(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,9 +99,8 @@ class PackedTree(msgspec.Struct, frozen=True, kw_only=True):
 
     depths: Tensor
     """int64 `[tokens]`: position of each token in its sequences."""
-    families: tuple[SharedPrefixGroup, ...]
-    """All chains, grouped by context."""
-    plan: AttentionPlan
+    plan: AttentionPlan | BlockMask
+    """The calls that compute the attention, or the mask of a single call; see `PLANNED_DEVICES`."""
     outputs: OutputPositions | None = None
     """None if the last block computes all tokens."""
 
@@ -112,8 +116,7 @@ class PackedTree(msgspec.Struct, frozen=True, kw_only=True):
         whole = [[[chain] for chain in family.chains] for family in tree.groups]
         return cls(
             depths=torch.from_numpy(tree.depths).to(device),
-            families=tree.groups,
-            plan=_plan(tree.groups, whole, len(tree.depths), device),
+            plan=_plan(tree.groups, whole, len(tree.depths), device) if device.type in PLANNED_DEVICES else block_mask(tree, device),
             outputs=None if read is None else _output_positions(tree, read, device),
         )
 
@@ -126,10 +129,11 @@ def _output_positions(tree: PrefixTree, read: NDArray[np.int64], device: torch.d
         return None
     places = np.zeros(len(tree.depths), dtype=np.int64)
     places[tokens] = np.arange(len(tokens))
+    planned = device.type in PLANNED_DEVICES
     return OutputPositions(
         tokens=torch.from_numpy(tokens).to(device),
         indices=torch.from_numpy(places).to(device),
-        plan=_plan(tree.groups, stretches, len(tree.depths), device),
+        plan=_plan(tree.groups, stretches, len(tree.depths), device) if planned else block_mask(tree, device, tokens),
     )
 
 

@@ -18,6 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from areal_actors.core.routes import RouteShape
 from areal_actors.core.values import TrainingSequence
 from areal_actors.training.packing.packed_tree import PackedTree
 from areal_actors.training.packing.prefix_tree import (
@@ -28,11 +29,14 @@ from areal_actors.training.packing.prefix_tree import (
     lexicographic_order,
     shared_tokens,
 )
+from areal_actors.training.packing.row_routes import RowRoutes
 
 TokenSelector = Callable[[TrainingSequence], NDArray[np.bool_]]
 """Selects tokens of a row: returns bool `[n]`."""
 Sharing = Literal["auto", "on", "off"]
 """Compute the shared prefixes of a group once: on a CPU, always, or never."""
+SHARING_DEVICES = ("cpu",)
+"""Devices with chains under `auto`: a CPU computes them faster than padding even without common prefixes; elsewhere nothing is measured."""
 MIN_COMMON_PREFIX = 64
 """Minimum common prefix of two groups to be joined, in tokens; with fewer, the additional call costs what they save."""
 
@@ -54,6 +58,8 @@ class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of the rows up to the last scoring position: the number computed without sharing or padding."""
     chains: PackedTree | None = None
     """Attention layout of packed `token_ids`; None if padded."""
+    routes: Tensor | None = None
+    """int16 `[rows, width, layers, top_k]`: experts of each of `token_ids`, -1 where the router chooses; None if it always does."""
 
     @property
     def computed_tokens(self) -> int:
@@ -75,6 +81,7 @@ def make_micro_batches(
     *,
     whole_groups: bool = False,
     sharing: Sharing = "off",
+    routes: RouteShape | None = None,
 ) -> list[MicroBatch]:
     """Cut rows into micro-batches, each of at most `budget` computed tokens.
 
@@ -90,14 +97,14 @@ def make_micro_batches(
         whole_groups: keep the rows of a group in one micro-batch; a group over the budget gets one of its own.
         sharing: compute the shared prefixes of a group once, and a long common prefix of several groups (a system prompt) once
             per micro-batch. `HiddenStates.resolve_sharing` gives what the model supports.
+        routes: mixtures of experts of the model, to replay the rows' routes. A prefix is then shared as far as its routes are the same.
     """
     scored = [np.flatnonzero(selected(row)[1:]) for row in rows]
-    builder = _MicroBatchBuilder(rows, scored, device)
+    builder = _MicroBatchBuilder(rows, scored, device, RowRoutes(rows, routes) if routes and any(row.routes for row in rows) else None)
     groups: dict[int, list[int]] = {}
     for index in sorted((index for index in indices if len(scored[index])), key=lambda index: (-builder.width(index), index)):
         groups.setdefault(rows[index].group, []).append(index)
-    # On a CPU chains are faster than padding even without common prefixes; elsewhere the cost of their dense masks is not measured.
-    chains = sharing == "on" or (sharing == "auto" and device.type == "cpu")
+    chains = sharing == "on" or (sharing == "auto" and device.type in SHARING_DEVICES)
     shared, others = (list(groups.values()), []) if chains else ([], list(groups.values()))
     if not whole_groups:
         shared = [part for group in shared for part in builder.split_to_budget(group, budget)]
@@ -129,8 +136,11 @@ def first_fit_decreasing(weights: Sequence[int], budget: int) -> list[list[int]]
 class _MicroBatchBuilder:
     """Makes micro-batches of rows, given the positions that score."""
 
-    def __init__(self, rows: Sequence[TrainingSequence], scored: Sequence[NDArray[np.intp]], device: torch.device) -> None:
+    def __init__(
+        self, rows: Sequence[TrainingSequence], scored: Sequence[NDArray[np.intp]], device: torch.device, routes: RowRoutes | None
+    ) -> None:
         self._rows = rows
+        self._routes = routes
         self._scored = scored
         self._device = device
         self._first = np.cumsum([0, *map(len, scored)])
@@ -143,10 +153,14 @@ class _MicroBatchBuilder:
         """Token ids of a row up to the last scoring position."""
         return self._rows[index].token_ids[: self.width(index)]
 
+    def keys(self, index: int) -> NDArray[np.int64]:
+        """Numbers that are the same in two rows as long as these have the same token ids, and routes if they are replayed."""
+        return self.ids(index) if self._routes is None else self._routes.keys(index, self.width(index))
+
     def split_to_budget(self, group: list[int], budget: int) -> Iterable[list[int]]:
         """Halve the group recursively until each part is within the budget."""
         tokens = sum(map(self.width, group))
-        if len(group) == 1 or tokens <= budget or tokens - shared_tokens([self.ids(index) for index in group]) <= budget:
+        if len(group) == 1 or tokens <= budget or tokens - shared_tokens([self.keys(index) for index in group]) <= budget:
             yield group
         else:
             yield from self.split_to_budget(group[: len(group) // 2], budget)
@@ -154,11 +168,11 @@ class _MicroBatchBuilder:
 
     def build_trees(self, groups: Sequence[list[int]], budget: int) -> tuple[list[list[int]], list[PrefixTree]]:
         """Join groups with a common prefix (a system prompt) while they are within the budget; returns them and a tree for each."""
-        alone = [build_prefix_tree([self.ids(index) for index in group]) for group in groups]
+        alone = [build_prefix_tree([self.keys(index) for index in group]) for group in groups]
         joined: list[list[int]] = []
         room = before = 0
-        for number in lexicographic_order([self.ids(group[0]) for group in groups]):
-            common = common_prefix_length(self.ids(groups[before][0]), self.ids(groups[number][0])) if joined else 0
+        for number in lexicographic_order([self.keys(group[0]) for group in groups]):
+            common = common_prefix_length(self.keys(groups[before][0]), self.keys(groups[number][0])) if joined else 0
             own = len(alone[number].token_ids)
             if common >= MIN_COMMON_PREFIX and own - common <= room:
                 joined[-1].append(number)
@@ -170,7 +184,7 @@ class _MicroBatchBuilder:
         found: list[tuple[list[int], PrefixTree]] = []
         for numbers in joined:
             part = [index for number in numbers for index in groups[number]]
-            tree = build_prefix_tree([self.ids(index) for index in part]) if len(numbers) > 1 else alone[numbers[0]]
+            tree = build_prefix_tree([self.keys(index) for index in part]) if len(numbers) > 1 else alone[numbers[0]]
             # Forks are aligned and may lie a few tokens before the common prefix ends, so the tree may exceed the estimate.
             fits = len(numbers) == 1 or len(tree.token_ids) <= budget
             found += [(part, tree)] if fits else [(groups[number], alone[number]) for number in numbers]
@@ -193,14 +207,26 @@ class _MicroBatchBuilder:
         for place, index in enumerate(part):
             token_ids[place, : self.width(index)] = self.ids(index)
         positions = np.concatenate([self._scored[index] + place * width for place, index in enumerate(part)])
-        return self._micro_batch(part, token_ids, positions, None)
+        batch = self._micro_batch(part, token_ids, positions, None)
+        if self._routes is None:
+            return batch
+        routes = self._routes.laid_out(token_ids.shape, [(index, np.arange(width) + place * width) for place, index in enumerate(part)])
+        return msgspec.structs.replace(batch, routes=torch.from_numpy(routes).to(self._device))
 
     def packed(self, groups: Sequence[Sequence[int]], trees: Sequence[PrefixTree]) -> MicroBatch:
         """A packed micro-batch of these groups of rows, one tree each."""
         tree = join_trees(trees)
         part = [index for group in groups for index in group]
         positions = np.concatenate([places[self._scored[index]] for places, index in zip(tree.token_positions, part, strict=True)])
-        return self._micro_batch(part, tree.token_ids[None], positions, PackedTree.of(tree, self._device, positions))
+        token_ids, chains = tree.token_ids[None], PackedTree.of(tree, self._device, positions)
+        if self._routes is None:
+            return self._micro_batch(part, token_ids, positions, chains)
+        token_ids = np.empty_like(token_ids)
+        for places, index in zip(tree.token_positions, part, strict=True):
+            token_ids[0, places] = self.ids(index)
+        routes = self._routes.laid_out(token_ids.shape, zip(part, tree.token_positions, strict=True))
+        batch = self._micro_batch(part, token_ids, positions, chains)
+        return msgspec.structs.replace(batch, routes=torch.from_numpy(routes).to(self._device))
 
     def _micro_batch(
         self, part: Sequence[int], token_ids: NDArray[np.int64], positions: NDArray[np.int64], chains: PackedTree | None

@@ -1,17 +1,21 @@
 """Attention over chains of tokens that share contexts (see `prefix_tree`): each key and value is computed and kept once.
 
-A chain attends to itself, causally, and to its context, in one call for all chains of a group; both results are merged by
+On a CPU a chain attends to itself, causally, and to its context, in one call for all chains of a group; both results are merged by
 their log-sum-exps (Dao et al. 2022, FlashAttention, https://arxiv.org/abs/2205.14135, section 3.1). The backward pass
-of each is the attention kernel's own, given the merged output and log-sum-exp. No score matrix is ever kept.
+of each is the attention kernel's own, given the merged output and log-sum-exp. Elsewhere flex_attention computes all chains in one
+call, with a block mask (`block_mask`). Neither keeps a score matrix.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from areal_actors.training.packing.packed_tree import AttentionPlan, OutputPositions, PackedTree
 
@@ -37,11 +41,11 @@ def attend(
     """
     if torch.is_autocast_enabled(queries.device.type):
         queries, keys, values = (column.to(torch.get_autocast_dtype(queries.device.type)) for column in (queries, keys, values))
-    if queries.device.type == "cpu":
-        plan = chains.plan if outputs is None else outputs.plan
-        attended: Tensor = _PlannedAttention.apply(queries, keys, values, plan, scale)  # type: ignore[no-untyped-call]
-        return attended
-    return masked_attend(queries, keys, values, chains, scale, outputs)
+    plan = chains.plan if outputs is None else outputs.plan
+    if isinstance(plan, BlockMask):
+        return _masked_attention(queries, keys, values, plan, scale)
+    attended: Tensor = _PlannedAttention.apply(queries, keys, values, plan, scale)  # type: ignore[no-untyped-call]
+    return attended
 
 
 class _PlannedAttention(torch.autograd.Function):
@@ -94,26 +98,25 @@ class _PlannedAttention(torch.autograd.Function):
         return query_grad, *totals, None, None
 
 
-def masked_attend(
-    queries: Tensor, keys: Tensor, values: Tensor, chains: PackedTree, scale: float, outputs: OutputPositions | None = None
-) -> Tensor:
-    """`attend` by torch's public attention with explicit masks, for every device and any order of derivatives."""
-    if outputs is not None:
-        everywhere = queries.new_zeros(len(keys), *queries.shape[1:]).index_copy(0, outputs.tokens, queries)
-        return masked_attend(everywhere, keys, values, chains, scale).index_select(0, outputs.tokens)
-    parts = []
-    for family in chains.families:
-        first, last = family.tokens
-        context = [_context(column, family.context) for column in (keys, values)]
-        own = [_batch(column[first:last]) for column in (keys, values)]
-        sees = torch.block_diag(*(torch.ones(end - begin, end - begin).tril() for begin, end in family.chains)).bool()  # type: ignore[no-untyped-call]
-        mask = functional.pad(sees, (context[0].shape[2], 0), value=True).to(queries.device)
-        key, value = (torch.cat(both, 2) for both in zip(context, own, strict=True))
-        seen = functional.scaled_dot_product_attention(
-            _batch(queries[first:last]), key, value, attn_mask=mask, scale=scale, enable_gqa=queries.shape[1] != keys.shape[1]
-        )
-        parts.append(seen[0].transpose(0, 1))
-    return torch.cat(parts)
+def _masked_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: BlockMask, scale: float) -> Tensor:
+    kernel: Callable[..., Tensor] = _compiled_kernel() if queries.device.type == "cuda" else _all_scores
+    several = queries.shape[1] != keys.shape[1]
+    attended = kernel(_batch(queries), _batch(keys), _batch(values), block_mask=mask, scale=scale, enable_gqa=several)
+    return attended[0].transpose(0, 1)
+
+
+@cache
+def _compiled_kernel() -> Callable[..., Any]:
+    """flex_attention as a kernel that skips hidden blocks; compiled when it is called first, and once more for other lengths."""
+    return torch.compile(flex_attention)
+
+
+def _all_scores(query: Tensor, key: Tensor, value: Tensor, *, block_mask: BlockMask, scale: float, enable_gqa: bool) -> Tensor:
+    """flex_attention with all scores at once, for devices on which it has no gradients."""
+    asking, asked = (torch.arange(length, device=query.device) for length in block_mask.seq_lengths)
+    zero = asking.new_zeros(())
+    mask = block_mask.mask_mod(zero, zero, asking[:, None], asked)
+    return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, scale=scale, enable_gqa=enable_gqa)
 
 
 def _batch(column: Tensor) -> Tensor:

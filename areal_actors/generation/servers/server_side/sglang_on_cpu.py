@@ -134,6 +134,15 @@ class NativeCpuPlatform(CpuDeviceMixin, SRTPlatform):
 
 platforms._current_platform = NativeCpuPlatform()
 
+from sglang.srt.mem_cache.pool_host import common
+
+common.ALLOC_MEMORY_FUNCS["cpu"] = common.alloc_with_pin_memory  # else the record of routed experts asks a GPU's driver for memory
+
+if __name__ == "__mp_main__":
+    import sglang_weights
+
+    sglang_weights.receive()
+
 if __name__ == "__main__":
     import sglang_adapters
     from sglang.launch_server import run_server

@@ -1,0 +1,216 @@
+"""Brings published weights to one inference server, over the channel that the recipe names.
+
+A version is a folder, whatever the channel. The others send what the folder holds from a process beside the worker (`weights/sender.py`):
+`broadcast` to a process group with the server, `tensors` as handles of shared memory, `delta` what changed against the copy that the
+server keeps, to the process group. The server reports the checksum of what arrived. A version that does not arrive that way is loaded from
+its folder; the trainer has no part in any of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Coroutine, Mapping
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from areal_actors.core.errors import EngineError, EngineUnavailable, WeightTransferFailed
+from areal_actors.core.values import WeightsLocation
+from areal_actors.generation.engine import Arrival, EnginePlace
+from areal_actors.generation.servers.dialect import Group, ServerDialect, on_cpu, own_address
+from areal_actors.generation.servers.sender_process import SenderProcess
+from areal_actors.generation.servers.server_process import ServerClient, free_port
+from areal_actors.generation.settings import GenerationSettings, is_here
+from areal_actors.weights.folders import holds_adapter
+from areal_actors.weights.sending import Held, Join, Part, Prepare, PreparedVersion, Send, Share, Shared
+from areal_actors.weights.weight_files import stored_tensors, verify_adapter, verify_weights
+
+LOAD_SECONDS = 600.0
+"""Time limit of a server for loading a folder."""
+LEAVE_SECONDS = 5.0
+PART_BYTES = 256 * 2**20
+"""Bytes of a part: a server has room for one besides its weights."""
+MAX_FAILURES = 3
+"""Versions in a row that did not arrive over the channel; from then on the server is given folders."""
+
+logger = structlog.get_logger(__name__)
+
+
+class WeightChannel:
+    """The way of weights to one server."""
+
+    def __init__(
+        self, dialect: ServerDialect, server: ServerClient, model_folder: str, settings: GenerationSettings, place: EnginePlace
+    ) -> None:
+        self.arrival: Arrival | None = None
+        self._dialect, self._server, self._model_folder, self._place = dialect, server, model_folder, place
+        self._settings = settings.server
+        self._ranks = settings.tensor_parallel
+        # NCCL has one rank on a GPU, and those of this host are the server's.
+        far = not on_cpu(settings) and not is_here(server.url)
+        self._backend = "nccl" if far and self._settings.weights != "tensors" else "gloo"
+        self._shapes = {name: tensor.shape for name, tensor in stored_tensors(model_folder).items()}
+        self._sender = SenderProcess("cuda" if self._backend == "nccl" else "cpu", place.logs / f"sender-{place.number}.log")
+        self._life = secrets.token_hex(4)
+        self._numbers = count(1)
+        self._group = ""
+        """Name of the process group; empty if there is none."""
+        self._held = ""
+        """Checksum of the copy that the server keeps for deltas; empty if it keeps none."""
+        self._failures = 0
+
+    async def prepare(self, location: WeightsLocation) -> PreparedVersion | WeightTransferFailed | None:
+        """Verify a version, and map and compare it, while the server samples; returns None if its folder is loaded.
+
+        Raises:
+            EngineError: the folder is incomplete, the checksum differs, or the tensors do not fit the model.
+        """
+        if holds_adapter(location.folder):
+            await asyncio.to_thread(verify_adapter, location, self._shapes, self._model_folder, self._place.adapter_rank)
+            return None
+        await asyncio.to_thread(verify_weights, location, self._shapes)
+        if self._settings.weights == "folder":
+            return None
+        if self._failures >= MAX_FAILURES:
+            return WeightTransferFailed(f"{MAX_FAILURES} versions in a row did not arrive as {self._settings.weights}")
+        deltas = self._settings.weights == "delta"
+        try:
+            async with asyncio.timeout(self._settings.weights_seconds):
+                return await self._sender.ask(Prepare(location, deltas, self._held if deltas else "", PART_BYTES), PreparedVersion)
+        except (TimeoutError, WeightTransferFailed) as error:
+            self._drop_group()
+            late = f"the sender of weights did not map {location.folder} within {self._limit()}"
+            return WeightTransferFailed(late) if isinstance(error, TimeoutError) else error
+
+    async def load(
+        self, location: WeightsLocation, weight_version: int, prepared: PreparedVersion | WeightTransferFailed | None, replaced: str
+    ) -> str:
+        """Have the server load a version that `prepare` accepted; nothing is being sampled. Returns the name of its adapter, if it is one.
+
+        Args:
+            location: the version.
+            weight_version: its number.
+            prepared: result of `prepare`.
+            replaced: name of the adapter that it replaces.
+
+        Raises:
+            EngineUnavailable: the server is gone, did not take the version in time, or refused its folder: its weights are unknown.
+        """
+        if holds_adapter(location.folder):
+            # A name that this server has never had: one engine may load a version again, and another one at the same server.
+            adapter = f"v{weight_version}.{self._life}.{next(self._numbers)}"
+            await self._dialect.load_adapter(self._server, str(Path(location.folder)), adapter, replaced, LOAD_SECONDS)
+            self.arrival = Arrival("adapter", location.checksum)
+            return adapter
+        failure = prepared
+        if isinstance(prepared, PreparedVersion):
+            try:
+                self.arrival = await self._send(location, weight_version, prepared)
+            except WeightTransferFailed as error:
+                failure = error
+            else:
+                self._failures = 0
+                return ""
+        await self._load_folder(location, weight_version, failure)
+        return ""
+
+    async def close(self) -> None:
+        """End the sender."""
+        await self._sender.close()
+
+    async def _load_folder(self, location: WeightsLocation, weight_version: int, failure: object) -> None:
+        if failure:
+            self._failures += 1
+            logger.warning("weights did not arrive over their channel; the folder is loaded", version=weight_version, cause=str(failure))
+        self._held = ""
+        await self._dialect.load(self._server, str(Path(location.folder)), weight_version, LOAD_SECONDS)
+        self.arrival = Arrival("folder", location.checksum, failure=str(failure or ""))
+
+    async def _send(self, location: WeightsLocation, weight_version: int, prepared: PreparedVersion) -> Arrival:
+        """Send a version.
+
+        Raises:
+            WeightTransferFailed: it did not arrive.
+            EngineUnavailable: the server is gone or did not take it in time.
+        """
+        what = f"{self._settings.weights} of weight version {weight_version} to {self._dialect.title} at {self._server.url}"
+        self._held = ""
+        try:
+            async with asyncio.timeout(self._settings.weights_seconds):
+                await self._transfer(location, weight_version, prepared)
+        except BaseException as error:
+            group = self._drop_group()
+            if isinstance(error, TimeoutError):
+                raise EngineUnavailable(f"{what} did not end within {self._limit()}") from error
+            if isinstance(error, WeightTransferFailed):
+                await self._leave(group)
+                raise WeightTransferFailed(f"{what} failed: {error}") from error
+            raise
+        channel = "broadcast" if self._settings.weights == "delta" and prepared.kind == "whole" else self._settings.weights
+        return Arrival(channel, location.checksum, prepared.sent_bytes, prepared.whole_bytes)
+
+    async def _transfer(self, location: WeightsLocation, weight_version: int, prepared: PreparedVersion) -> None:
+        """Send the parts of a version and compare the checksum that the server reports."""
+        if self._settings.weights != "tensors" and not self._group:
+            await self._join()
+        await self._dialect.begin_update(self._server, self._settings.weights_seconds)
+        report: Mapping[str, Any] = {}
+        for number, part in enumerate(prepared.parts):
+            report = await self._send_part(number, part, weight_version)
+        if (found := report.get("checksum")) != location.checksum:
+            raise WeightTransferFailed(f"the server reports checksum {found}, expected {location.checksum}")
+        await self._dialect.end_update(self._server, weight_version, self._settings.weights_seconds)
+        if self._settings.weights == "delta":
+            await self._sender.ask(Held())
+            self._held = location.checksum
+
+    async def _send_part(self, number: int, part: Part, weight_version: int) -> Mapping[str, Any]:
+        """Send a part; returns the report of the server."""
+        seconds = self._settings.weights_seconds
+        if self._settings.weights == "tensors":
+            shared = await self._sender.ask(Share(number, self._ranks), Shared)
+            return await self._dialect.receive_handles(self._server, shared.handles, weight_version, seconds)
+        receiving = self._dialect.receive(self._server, self._group, part, weight_version, seconds)
+        return await _both(receiving, self._sender.ask(Send(number, seconds)))
+
+    async def _join(self) -> None:
+        """Open a process group with the server."""
+        group = Group(
+            f"areal-{self._life}-{next(self._numbers)}", own_address(self._server.url), free_port(), 1 + self._ranks, self._backend
+        )
+        seconds = self._settings.weights_seconds
+        joining = self._dialect.join_group(self._server, group, seconds)
+        await _both(joining, self._sender.ask(Join(group.address, group.port, group.name, group.ranks, group.backend, seconds)))
+        self._group = group.name
+
+    def _drop_group(self) -> str:
+        """Forget the process group and return its name; the server sees that the sender is gone, and the next version opens another one."""
+        self._sender.kill()
+        group, self._group = self._group, ""
+        return group
+
+    async def _leave(self, group: str) -> None:
+        if group:
+            with suppress(EngineError):
+                await self._dialect.leave_group(self._server, group, LEAVE_SECONDS)
+
+    def _limit(self) -> str:
+        return f"generation.server.weights_seconds = {self._settings.weights_seconds:g}"
+
+
+async def _both(receiving: Coroutine[Any, Any, Mapping[str, Any]], sending: Coroutine[Any, Any, object]) -> Mapping[str, Any]:
+    """Returns the report of the receiver; if one of them fails, the other is cancelled, and a server that is gone is the cause."""
+    found: list[EngineError] = []
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            received = tasks.create_task(receiving)
+            tasks.create_task(sending)
+    except* EngineError as errors:
+        found = [error for error in errors.exceptions if isinstance(error, EngineError)]
+    if found:
+        raise next((error for error in found if isinstance(error, EngineUnavailable)), found[0])
+    return received.result()

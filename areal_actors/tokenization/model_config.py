@@ -1,0 +1,35 @@
+"""Files of a model's folder that are read without its tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from areal_actors.core.durable_files import read_json
+from areal_actors.core.routes import RouteShape, shape_of_config
+
+
+def text_config_of(folder: str | Path) -> dict[str, Any]:
+    """Configuration of the language model in this folder."""
+    config = read_json(Path(folder) / "config.json")
+    return config | (config.get("text_config") or {})
+
+
+def context_of(folder: str | Path) -> int | None:
+    """Context length of the model in this folder, RoPE scaling included; None if its configuration does not state it."""
+    config = text_config_of(folder)
+    longest = config.get("max_position_embeddings") or config.get("n_positions")
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    original, factor = rope.get("original_max_position_embeddings"), rope.get("factor")
+    stretched = int(original * factor) if original and factor else 0
+    return max(longest, stretched) if longest else None
+
+
+def vocabulary_of(folder: str | Path) -> int:
+    """Vocabulary size of the model in this folder, which may exceed its tokenizer's; 0 if its configuration does not state it."""
+    return int(text_config_of(folder).get("vocab_size") or 0)
+
+
+def route_shape_of(folder: str | Path) -> RouteShape | None:
+    """Mixtures of experts of the model in this folder, whose routes are reported and replayed; None if it has none."""
+    return shape_of_config(text_config_of(folder))

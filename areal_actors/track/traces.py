@@ -1,0 +1,286 @@
+"""A run as spans of traces: each attempt at an episode is a trace, from its request to the step that used it, and so is each step.
+
+Ids are digests of message ids: the same run gives the same spans, live or from its log, and a span that is sent again replaces itself.
+The log has the time of every end. The beginnings of calls, of sampling and of scoring are those of their requests, which are not in the
+log: without them (a run that is over, or one that is joined late) a span begins where the one before it ended, and has `areal.begin`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from hashlib import blake2b
+from typing import Any, NamedTuple
+
+import msgspec
+
+from areal_actors.core.values import Interaction
+from areal_actors.messages import (
+    KINDS,
+    BatchFormed,
+    CapacityGranted,
+    EpisodeAbandoned,
+    EpisodeEvaluated,
+    EpisodeScored,
+    EvaluateEpisode,
+    Generate,
+    InteractionRecorded,
+    ModelRequest,
+    RunEpisode,
+    RunStarted,
+    ScoreEpisode,
+    StepCompleted,
+    TrajectoryDropped,
+    TrajectoryExported,
+    WeightsLoaded,
+    WeightsPublished,
+)
+from bus.base import Envelope
+
+REQUESTS = frozenset(kind.subject for kind in (RunEpisode, EvaluateEpisode, ModelRequest, Generate, ScoreEpisode))
+"""Subjects of messages that are not in the log and begin something."""
+INFERRED = {"areal.begin": "inferred"}
+BEGINNINGS_KEPT = 100_000
+"""Maximum number of requests whose end is awaited; one that was refused never comes."""
+_KINDS = {kind.subject: kind for kind in KINDS}
+
+
+class Place(NamedTuple):
+    """A span in its trace, for children and links."""
+
+    trace: str
+    """32 hexadecimal digits."""
+    span: str
+    """16 hexadecimal digits."""
+
+
+class Span(NamedTuple):
+    """A span as OpenTelemetry has it; times are seconds since the epoch."""
+
+    name: str
+    place: Place
+    parent: str
+    """Id of the parent in the same trace; empty for a root."""
+    begin: float
+    end: float
+    attributes: Mapping[str, Any]
+    links: tuple[Place, ...] = ()
+    error: str = ""
+
+
+class TracedCall(NamedTuple):
+    """A model call that was recorded."""
+
+    id: str
+    cause: str
+    time: float
+    event: InteractionRecorded
+
+
+class Exported(NamedTuple):
+    """An exported trajectory that is not yet trained or dropped."""
+
+    root: Place
+    export: Place
+    time: float
+    reward: float
+
+
+class TracedBatch(NamedTuple):
+    """A batch whose step is not completed."""
+
+    place: Place
+    time: float
+    members: tuple[Exported, ...]
+
+
+class Traces:
+    """Spans of one run, from its envelopes in the order of its log."""
+
+    def __init__(self) -> None:
+        self.run = ""
+        self._started = ""
+        self._began: dict[str, float] = {}
+        """Time of each request, by its id, and of the work on each attempt, by `EPISODE/ATTEMPT`."""
+        self._sampling: dict[str, float] = {}
+        """Time of the first `Generate` of each model request, by the request's id."""
+        self._granted: dict[int, float] = {}
+        self._calls: dict[str, list[TracedCall]] = defaultdict(list)
+        """Calls of the present attempt at each episode."""
+        self._scored: dict[str, tuple[str, str, float]] = {}
+        """Id, cause and time of the score of each episode."""
+        self._exported: dict[int, Exported] = {}
+        """By position in the log."""
+        self._positions: dict[str, int] = {}
+        """Position of the newest trajectory of each episode."""
+        self._batches: dict[int, TracedBatch] = {}
+        self._weights: dict[int, tuple[Place, float]] = {}
+        """Last span of each weight version, and its end: the step, then the publication."""
+
+    def begin(self, envelope: Envelope) -> None:
+        """Note the time of a request or work item, one of `REQUESTS`."""
+        if envelope.subject == Generate.subject:
+            self._sampling.setdefault(envelope.cause, envelope.time)
+        elif envelope.subject in (RunEpisode.subject, EvaluateEpisode.subject) and not envelope.claim:
+            opened = envelope.open(_KINDS[envelope.subject])
+            work = opened.work if isinstance(opened, EvaluateEpisode) else opened
+            assert isinstance(work, RunEpisode)
+            self._began.setdefault(f"{work.episode}/{work.attempt}", envelope.time)
+        else:
+            self._began.setdefault(envelope.id, envelope.time)
+        for kept in (self._began, self._sampling):
+            while len(kept) > BEGINNINGS_KEPT:
+                del kept[next(iter(kept))]
+
+    def receive(self, envelope: Envelope) -> Iterator[Span]:  # noqa: C901, PLR0912 - a table of one line each
+        """Yield the spans that end with an event."""
+        kind = _KINDS.get(envelope.subject)
+        if kind is None:
+            return
+        time = envelope.time
+        match event := envelope.open(kind):
+            case RunStarted():
+                self.run, self._started = envelope.run, envelope.id
+            case CapacityGranted():
+                self._granted |= dict.fromkeys(range(event.first_group, event.first_group + event.groups), time)
+            case InteractionRecorded():
+                self._calls[event.episode].append(TracedCall(envelope.id, envelope.cause, time, event))
+            case EpisodeScored():
+                self._scored[event.work.episode] = (envelope.id, envelope.cause, time)
+            case EpisodeAbandoned():
+                yield from self._episode(event.work.episode, event.work.attempt, time, error=f"{event.reason}: {event.detail}")
+            case EpisodeEvaluated():
+                yield from self._episode(event.work.episode, event.work.attempt, time, reward=event.reward)
+            case TrajectoryExported():
+                yield from self._export(envelope, event)
+            case TrajectoryDropped():
+                yield from self._drop(envelope, event)
+            case BatchFormed():
+                self._form(envelope, event)
+            case StepCompleted():
+                yield from self._step(envelope, event)
+            case WeightsPublished() if event.weight_version in self._weights:
+                yield self._of_weights("publish weights", envelope, event.weight_version, keep=True)
+            case WeightsLoaded() if event.weight_version in self._weights:
+                yield self._of_weights(f"load weights, {event.worker}", envelope, event.weight_version, keep=False)
+
+    # ------------------------------------------------------------ episodes
+
+    def _trace(self, *parts: object) -> str:
+        return _digest(16, self._started, *parts)
+
+    def _root(self, episode: str, attempt: int) -> Place:
+        trace = self._trace("episode", episode, attempt)
+        return Place(trace, _digest(8, trace))
+
+    def _episode(
+        self,
+        episode: str,
+        attempt: int,
+        end: float,
+        *,
+        reward: float | None = None,
+        error: str = "",
+        sampled: Mapping[str, Interaction] | None = None,
+    ) -> Iterator[Span]:
+        """Yield an attempt with its calls and its score."""
+        root, calls = self._root(episode, attempt), self._calls.pop(episode, [])
+        group = episode.partition(".")[0]
+        asked = self._began.pop(f"{episode}/{attempt}", None)
+        begin = asked if asked is not None else self._granted.get(int(group), end) if group.isdecimal() else end
+        first = [self._began.get(call.cause, call.time) for call in calls]
+        begin = min([begin, *first])
+        attributes = {"areal.run": self.run, "areal.episode": episode, "areal.attempt": attempt}
+        attributes |= {} if reward is None else {"areal.reward": reward}
+        yield Span("episode", root, "", begin, end, attributes | ({} if asked is not None else INFERRED), error=error)
+        before = begin
+        for call in calls:
+            yield from self._call(call, root, before, (sampled or {}).get(call.event.interaction))
+            before = call.time
+        if (score := self._scored.pop(episode, None)) is not None:
+            id_, cause, time = score
+            since = self._began.pop(cause, None)
+            inferred = {} if since is not None else INFERRED
+            yield Span("score", Place(root.trace, _digest(8, id_)), root.span, since if since is not None else before, time, inferred)
+
+    def _call(self, call: TracedCall, root: Place, before: float, sampled: Interaction | None) -> Iterator[Span]:
+        event, place = call.event, Place(root.trace, _digest(8, call.id))
+        asked = self._began.pop(call.cause, None)
+        begin = min(asked if asked is not None else before, call.time)
+        attributes = {
+            "areal.interaction": event.interaction,
+            "areal.weight_version": event.weight_version,
+            "gen_ai.usage.input_tokens": event.prompt_tokens,
+            "gen_ai.usage.output_tokens": event.completion_tokens,
+            "gen_ai.response.finish_reasons": [event.finish_reason],
+        }
+        yield Span("call", place, root.span, begin, call.time, attributes | ({} if asked is not None else INFERRED))
+        since = self._sampling.pop(call.cause, begin)
+        yield from _segments(place, since, call, sampled)
+
+    def _export(self, envelope: Envelope, event: TrajectoryExported) -> Iterator[Span]:
+        made = event.trajectory
+        root, export = self._root(made.episode, made.attempt), Place(self._root(made.episode, made.attempt).trace, _digest(8, envelope.id))
+        scored = self._scored.get(made.episode, ("", "", envelope.time))[2]
+        sampled = {one.id: one for one in made.interactions}
+        yield from self._episode(made.episode, made.attempt, envelope.time, reward=made.reward, sampled=sampled)
+        yield Span("export", export, root.span, scored, envelope.time, {"areal.sequence": envelope.sequence})
+        self._exported[envelope.sequence] = Exported(root, export, envelope.time, made.reward)
+        self._positions[made.episode] = envelope.sequence
+
+    def _drop(self, envelope: Envelope, event: TrajectoryDropped) -> Iterator[Span]:
+        exported = self._exported.pop(self._positions.pop(event.episode, 0), None)
+        if exported is not None:
+            place = Place(exported.root.trace, _digest(8, envelope.id))
+            yield Span("drop", place, exported.root.span, exported.time, envelope.time, {"areal.reason": event.reason})
+
+    # ------------------------------------------------------------ steps
+
+    def _form(self, envelope: Envelope, event: BatchFormed) -> None:
+        refs = [ref for group in event.groups for ref in group]
+        members = tuple(found for ref in refs if (found := self._exported.pop(ref.sequence, None)) is not None)
+        for ref in refs:
+            self._positions.pop(ref.episode, None)
+        place = Place(self._trace("step", event.step), _digest(8, envelope.id))
+        self._batches[event.step + 1] = TracedBatch(place, envelope.time, members)
+
+    def _step(self, envelope: Envelope, event: StepCompleted) -> Iterator[Span]:
+        batch = self._batches.pop(event.step, None)
+        trace = batch.place.trace if batch else self._trace("step", event.step - 1)
+        place = Place(trace, _digest(8, envelope.id))
+        attributes: dict[str, Any] = {"areal.run": self.run, "areal.step": event.step}
+        attributes |= {f"areal.{name}": value for name, value in event.metrics.items()}
+        if batch is None:  # of a run that learns from examples, or of a log whose beginning was trimmed
+            yield Span("step", place, "", envelope.time, envelope.time, attributes | INFERRED)
+        else:
+            links = tuple(member.export for member in batch.members)
+            oldest = min([batch.time, *(member.time for member in batch.members)])
+            counted = {"areal.run": self.run, "areal.step": event.step, "areal.trajectories": len(batch.members)}
+            yield Span("batch", batch.place, "", oldest, batch.time, counted, links)
+            yield Span("step", place, batch.place.span, batch.time, envelope.time, attributes)
+            for member in batch.members:
+                used = Place(member.root.trace, _digest(8, member.export.span, envelope.id))
+                yield Span("train", used, member.root.span, member.time, envelope.time, {"areal.step": event.step}, (place,))
+        self._weights = {event.step: (place, envelope.time)} | dict(list(self._weights.items())[:1])
+
+    def _of_weights(self, name: str, envelope: Envelope, version: int, *, keep: bool) -> Span:
+        before, ended = self._weights[version]
+        place = Place(before.trace, _digest(8, envelope.id))
+        if keep:
+            self._weights[version] = (place, envelope.time)
+        return Span(name, place, before.span, min(ended, envelope.time), envelope.time, {"areal.weight_version": version})
+
+
+def _segments(call: Place, since: float, made: TracedCall, sampled: Interaction | None) -> Iterator[Span]:
+    """Yield the parts of a completion that one weight version sampled; their times divide that of sampling by tokens."""
+    versions = sampled.completion.versions if sampled else ()
+    tokens, seconds = versions[-1].end if versions else 0, made.time - since
+    for span in versions:
+        attributes: dict[str, Any] = {"areal.weight_version": span.weight_version, "gen_ai.usage.output_tokens": span.end - span.start}
+        attributes |= {"areal.worker": sampled.worker} if sampled and sampled.worker else {}
+        place = Place(call.trace, _digest(8, call.span, span.start))
+        yield Span("generate", place, call.span, since + seconds * span.start / tokens, since + seconds * span.end / tokens, attributes)
+
+
+def _digest(size: int, *parts: object) -> str:
+    return blake2b(msgspec.json.encode([str(part) for part in parts]), digest_size=size).hexdigest()

@@ -1,0 +1,72 @@
+# Installs packages into the environment of $venv_python, with uv where it is on the PATH, else with pip; sourced, and needs $log and fail.
+# `progress NAME` shows the seconds of what runs next, and the last line of $log, until `progress_end`.
+
+# An environment with pip; uv also makes one where Debian's package python3-venv is missing.
+make_venv() {
+    if ! { command -v uv >/dev/null && uv venv --quiet --seed --clear --python "$1" "$2" 2>/dev/null; }; then
+        "$1" -m venv --clear "$2"
+    fi
+}
+
+# What uv cannot install, pip may: it knows more kinds of indexes and proxies.
+install_packages() {
+    if command -v uv >/dev/null; then
+        local option options=(--index-strategy unsafe-best-match) # as pip: the best version of all indexes
+        while read -r option; do options+=("$option"); done < <(pip_settings)
+        if uv pip install --python "$venv_python" "${options[@]}" "$@" >>"$log" 2>&1; then
+            return
+        fi
+        echo "uv did not install $*; trying pip" >>"$log"
+    fi
+    "$venv_python" -m pip install --progress-bar off --disable-pip-version-check --no-input --no-compile "$@" >>"$log" 2>&1
+}
+
+# Indexes and folders of wheels of pip's own settings, as options of uv.
+pip_settings() {
+    "$venv_python" -m pip config list 2>>"$log" | "$venv_python" -c '
+import ast, sys
+for line in sys.stdin:
+    name, _, value = line.strip().partition("=")
+    option = name.rpartition(".")[2]
+    if option in ("index-url", "extra-index-url", "find-links"):
+        print(*(f"--{option}={one}" for one in ast.literal_eval(value).split()), sep="\n")'
+}
+
+install_failed() {
+    progress_end
+    tail -n 15 "$log" >&2
+    fail "$1 could not be installed (the lines above are the end of $log).
+        No network? Behind a proxy set HTTPS_PROXY; with a mirror set PIP_INDEX_URL; then start again; completed steps are kept."
+}
+
+progress() {
+    progress_end
+    progress_name=$1 progress_since=$SECONDS
+    _tick "$(wc -l 2>/dev/null <"$log" || echo 0)" &
+    progress_ticker=$!
+    trap progress_end EXIT
+}
+
+progress_end() {
+    [ -n "${progress_ticker:-}" ] || return 0
+    kill "$progress_ticker" 2>/dev/null || true
+    wait "$progress_ticker" 2>/dev/null || true
+    progress_ticker=
+    if [ -t 1 ]; then printf '\r\033[K'; fi
+    echo "$progress_name: $((SECONDS - progress_since)) s"
+}
+
+# On a terminal one line, again each second; elsewhere a line every 10 s. Lines of the log from before this step, the argument, are not shown.
+_tick() {
+    local seconds line shown=0
+    while sleep 1; do
+        seconds=$((SECONDS - progress_since))
+        line="$progress_name, $seconds s: $(tail -n "+$(($1 + 1))" "$log" 2>/dev/null | tail -n 1 | tr -d '\r')"
+        if [ -t 1 ]; then
+            printf '\r\033[K%s' "${line:0:$((${COLUMNS:-80} - 1))}"
+        elif [ $((seconds - shown)) -ge 10 ]; then
+            shown=$seconds
+            echo "${line:0:110}"
+        fi
+    done
+}
