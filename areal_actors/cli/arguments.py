@@ -200,8 +200,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     watch.add_argument("--prometheus", default="", metavar="[HOST:]PORT", help="serve the run's metrics there instead, for Prometheus")
 
     add_readers(command)
-    _tracks(command)
-    _pushes(command)
+    _uploads(command)
 
     about = "Write the durable log of a run to one portable file."
     export = command("export", "reading:export", "write the log of a run to one file", about)
@@ -262,7 +261,7 @@ def _serves_tinker(command: Callable[..., argparse.ArgumentParser]) -> None:
     api.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="device (default: cuda if there is one)")
 
 
-def _tracks(command: Callable[..., argparse.ArgumentParser]) -> None:
+def _uploads(command: Callable[..., argparse.ArgumentParser]) -> None:
     about = (
         "Send the steps, evaluations and recipe of a live, finished or exported run to experiment trackers, and follow it until it ends.\n"
         "The run is not affected. Each tracker gets only what it does not have yet. `[track]` in the recipe does the same beside the run."
@@ -277,8 +276,6 @@ def _tracks(command: Callable[..., argparse.ArgumentParser]) -> None:
     sent.add_argument("--python", default="", metavar="FILE", help="Python interpreter that has the trackers (default: this one)")
     takes_folder(sent)
 
-
-def _pushes(command: Callable[..., argparse.ArgumentParser]) -> None:
     about = (
         "Upload the best or newest checkpoint of a run to the Hugging Face hub as a model, with a card, the recipe and the curve, in one\n"
         "commit. HF_TOKEN, or `hf auth login`, gives the access; HF_ENDPOINT names another hub."
