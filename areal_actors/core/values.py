@@ -252,12 +252,12 @@ class SequenceCall(Value, array_like=True):
 class TrainingSequence(msgspec.Struct, frozen=True):
     """One training sequence; columns have the same length n, with entries at the position of the token they describe."""
 
-    token_ids: NDArray[np.int64]
-    loss_mask: NDArray[np.bool_]
+    token_ids: np.ndarray[Any, np.dtype[np.int64]]
+    loss_mask: np.ndarray[Any, np.dtype[np.bool_]]
     """True for sampled tokens that are trained."""
-    logprobs: NDArray[np.float32]
+    logprobs: np.ndarray[Any, np.dtype[np.float32]]
     """Log-probabilities under the behaviour policy; 0 for prompt tokens."""
-    versions: NDArray[np.int32]
+    versions: np.ndarray[Any, np.dtype[np.int32]]
     """Weight version per token; -1 for prompt tokens."""
     group: int
     """Index of the row's group within the batch."""
