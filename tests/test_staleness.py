@@ -12,7 +12,7 @@ CONFIG = StalenessGateConfig(max_staleness=1, max_concurrent=100)
 
 
 def free(ledger: Ledger, *, config=CONFIG, batch_size=2, steps=100):
-    return ledger.free_groups(config, config.most_concurrent(batch_size), batch_size, steps)
+    return ledger.free_groups(config.max_staleness, config.most_concurrent(batch_size), batch_size, steps)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,8 @@ class Life:
         return self
 
     def grant(self):
-        groups, bound = self.ledger.free_groups(self.config, self.config.most_concurrent(self.batch_size), self.batch_size, self.steps)
+        most = self.config.most_concurrent(self.batch_size)
+        groups, bound = self.ledger.free_groups(self.config.max_staleness, most, self.batch_size, self.steps)
         assert (groups > 0) == (bound == "none")
         first = self.ledger.granted
         self.ledger = self.ledger.granted_more(groups)

@@ -158,6 +158,8 @@ class BatchAssembler(msgspec.Struct, metaclass=FrozenMeta):
     dropped: TrajectoryTotals = TrajectoryTotals()
     filtered: int = 0
     """Number of groups dropped by the filter since the last batch was formed."""
+    max_staleness: int | None = None
+    """Staleness bound while it is adapted (`OffPolicyChanged`); None for that of the recipe."""
 
     def exported(self, group: int, member: TrajectoryInfo) -> BatchAssembler:
         """Add a trajectory; a second one of the same episode is ignored."""

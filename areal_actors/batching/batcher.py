@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
+
 from areal_actors.batching.assembler import BatchAssembler, BatcherConfig, Filter, Refusal, TrajectoryInfo
 from areal_actors.messages import (
     BatchFormed,
     EpisodeAbandoned,
     FilterExhausted,
+    OffPolicyChanged,
     TrajectoryDropped,
     TrajectoryExported,
     TrajectoryRef,
@@ -42,9 +45,15 @@ class Batcher(Actor):
         self.keeps = keeps
         self.credit = credit
         self.batch_size = batch_size
-        self.max_staleness = max_staleness
+        self.most_staleness = max_staleness
         self.steps = steps
         self.assembler = BatchAssembler(group_size=group_size)
+
+    @property
+    def max_staleness(self) -> int:
+        """Maximum number of versions between a trained token and the weights: that of the recipe, or a lower one for the time being."""
+        adapted = self.assembler.max_staleness
+        return self.most_staleness if adapted is None else min(adapted, self.most_staleness)
 
     def snapshot(self) -> BatchAssembler:
         """Groups that are neither in a batch nor dropped, and the totals."""
@@ -69,6 +78,11 @@ class Batcher(Actor):
     @on
     def weights_published(self, event: WeightsPublished) -> Iterator[BatcherEvent]:
         self.assembler = self.assembler.weights_published(event.weight_version)
+        yield from self._advance()
+
+    @on
+    def off_policy_changed(self, event: OffPolicyChanged) -> Iterator[BatcherEvent]:
+        self.assembler = msgspec.structs.replace(self.assembler, max_staleness=event.max_staleness)
         yield from self._advance()
 
     def _advance(self) -> Iterator[BatcherEvent]:

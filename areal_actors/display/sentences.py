@@ -26,6 +26,7 @@ from areal_actors.messages import (
     LogRecovered,
     LogTrimmed,
     LossEvaluated,
+    OffPolicyChanged,
     RunFinished,
     RunResumed,
     RunStalled,
@@ -157,6 +158,11 @@ def _abandoned(event: EpisodeAbandoned) -> str:
     return f"episode {event.work.episode} abandoned ({last}) by {event.reason}: {event.detail}"
 
 
+def _off_policy(event: OffPolicyChanged) -> str:
+    found = f"step {event.step} is off policy, {'; '.join(event.outside)}" if event.outside else f"steps to {event.step} are on policy"
+    return found if event.max_staleness == event.before else f"{found}: staleness bound {event.before} → {event.max_staleness}"
+
+
 def _refused(event: BatchRefused) -> str:
     outcome = f"trained on {counted(event.trained_sequences, 'sequence')}" if event.trained_sequences else "skipped, weights unchanged"
     return f"batch refused, {counted(len(event.sequences), 'sequence')} left out, {outcome}: {refused_batch(event)}"
@@ -193,6 +199,7 @@ LINES: Mapping[type[Message], Sentence] = {
     ToolsRefused: lambda it: f"requests with tools are refused for {it.model}: {it.reason}",
     CompletionRefused: lambda it: f"completion of {it.worker} refused in episode {it.episode}: {it.cause}",
     BatchRefused: _refused,
+    OffPolicyChanged: _off_policy,
     ConcurrencyChanged: lambda it: f"groups at once: {it.groups}, before {it.before}: {it.reason}",
     TrainingHalted: lambda it: f"training halted: {it.reason}",
     EventLoopBlocked: format_blocked,

@@ -35,6 +35,20 @@ class ConcurrencyChanged(Event):
     reason: str
 
 
+class OffPolicyChanged(Event):
+    """Steps have become off policy, or are no longer, or the staleness bound was adapted to it (`[staleness_gate.guard]`)."""
+
+    subject: ClassVar[str] = "off_policy.changed"
+    step: int
+    """Step, counted from 1, whose metrics were judged."""
+    outside: tuple[str, ...]
+    """Metrics outside of their bands, each with its value and the bound; empty if there is none."""
+    max_staleness: int
+    """Staleness bound of new groups and of trained tokens, from now on."""
+    before: int
+    """Bound until now."""
+
+
 class RunEpisode(Work):
     """Run the agent once on this task."""
 

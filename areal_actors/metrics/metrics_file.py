@@ -55,6 +55,7 @@ class Metrics(Actor):
         | messages.DiskLow
         | messages.RunFinished
         | messages.ConcurrencyChanged
+        | messages.OffPolicyChanged
         | messages.Throughput,
         context: Context,
     ) -> None:

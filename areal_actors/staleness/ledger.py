@@ -18,6 +18,7 @@ from typing import Literal
 import msgspec
 
 from areal_actors.core.config import Config, NonNegativeInt, PositiveInt
+from areal_actors.staleness.off_policy_guard import OffPolicyGuardConfig
 from bus.message import FrozenMeta
 
 Bound = Literal["none", "staleness", "concurrency", "steps", "baseline", "evaluation", "weights", "stopped"]
@@ -31,6 +32,7 @@ class StalenessGateConfig(Config):
     max_concurrent: PositiveInt | Literal["auto"] = 48
     """Maximum number of groups running at once. `auto`: begins with one batch, grows while the engines have room and falls when one of them
     is full; never above what `max_staleness` allows."""
+    guard: OffPolicyGuardConfig = OffPolicyGuardConfig()
 
     def most_concurrent(self, batch_size: int) -> int:
         """Returns the number of groups that run at once at most."""
@@ -101,16 +103,16 @@ class Ledger(msgspec.Struct, metaclass=FrozenMeta):
         """Returns the number of groups ahead of the trained weights."""
         return len(self.running) + len(self.complete) + len(self.in_batch)
 
-    def free_groups(self, config: StalenessGateConfig, concurrent: int, batch_size: int, steps: int) -> tuple[int, Bound]:
+    def free_groups(self, max_staleness: int, concurrent: int, batch_size: int, steps: int) -> tuple[int, Bound]:
         """Returns the number of groups that may start now, and the limiting bound if none may; `concurrent` may run at once."""
         if self.weight_version < 0:
             return 0, "weights"
-        synchronous = config.max_staleness == 0
+        synchronous = max_staleness == 0
         if synchronous and not (self.loaded and all(version >= self.weight_version for version in self.loaded.values())):
             return 0, "weights"
         rooms: dict[Bound, int] = {
             "steps": (steps - self.weight_version) * batch_size - self.ahead(),
-            "staleness": (config.max_staleness + 1) * batch_size - self.ahead(),
+            "staleness": (max_staleness + 1) * batch_size - self.ahead(),
             "concurrency": concurrent - len(self.running),
         }
         bound = min(rooms, key=lambda name: rooms[name])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import msgspec
+
 from areal_actors.core.values import Value
 from areal_actors.messages import (
     ActorFailed,
@@ -14,8 +16,10 @@ from areal_actors.messages import (
     EngineLoad,
     EpisodeAbandoned,
     EvaluationCompleted,
+    OffPolicyChanged,
     RunResumed,
     RunStopping,
+    StepCompleted,
     TrajectoryDropped,
     TrajectoryExported,
     WeightsLoaded,
@@ -24,6 +28,7 @@ from areal_actors.messages import (
 from areal_actors.runtime.actor import Actor, on
 from areal_actors.staleness.concurrency_limit import ConcurrencyLimit, initial_limit
 from areal_actors.staleness.ledger import Ledger, StalenessGateConfig
+from areal_actors.staleness.off_policy_guard import OffPolicyGuard
 
 
 class GateState(Value):
@@ -33,6 +38,7 @@ class GateState(Value):
     awaited: frozenset[tuple[int, str]]
     stopped: bool
     limit: ConcurrencyLimit | None = None
+    guard: OffPolicyGuard | None = None
 
 
 class StalenessGate(Actor):
@@ -62,20 +68,25 @@ class StalenessGate(Actor):
         self.most = config.most_concurrent(batch_size)
         self.limit = initial_limit(batch_size, self.most) if config.max_concurrent == "auto" else None
         """Limit that follows the engines' load; None if it is fixed."""
+        self.guard = OffPolicyGuard(max_staleness=config.max_staleness)
+        """Bound of new groups: that of the recipe, or a lower one while steps are off policy."""
         self.awaited = {(0, "sampled"), (0, "greedy")} if after_baseline else set[tuple[int, str]]()
         """Pending evaluations by version and mode."""
         self.evaluated_every, self.evaluated_mode = evaluations if config.max_staleness == 0 else (0, "")
         self.stopped = False
 
     def snapshot(self) -> GateState:
-        """The ledger, pending evaluations, whether the run is stopping, and the adapted limit."""
-        return GateState(ledger=self.ledger, awaited=frozenset(self.awaited), stopped=self.stopped, limit=self.limit)
+        """The ledger, pending evaluations, whether the run is stopping, and the adapted limits."""
+        awaited = frozenset(self.awaited)
+        return GateState(ledger=self.ledger, awaited=awaited, stopped=self.stopped, limit=self.limit, guard=self.guard)
 
     def restore(self, state: GateState) -> None:
         """Continue from this state."""
         self.ledger, self.awaited, self.stopped = state.ledger, set(state.awaited), state.stopped
         if self.limit is not None:
             self.limit = state.limit or self.limit
+        if state.guard is not None:
+            self.guard = msgspec.structs.replace(state.guard, max_staleness=min(state.guard.max_staleness, self.config.max_staleness))
 
     @on
     def weights_published(self, event: WeightsPublished) -> Iterator[CapacityGranted]:
@@ -84,6 +95,15 @@ class StalenessGate(Actor):
             self.awaited.add((version, self.evaluated_mode))
         self.ledger = self.ledger.weights_published(version)
         yield from self._grants()
+
+    @on
+    def step_completed(self, event: StepCompleted) -> Iterator[OffPolicyChanged | CapacityGranted]:
+        config, before = self.config.guard, self.guard
+        outside = () if config.action == "off" else tuple(config.outside(event.metrics))
+        self.guard = before.after(event.step, outside, config, self.config.max_staleness)
+        if (self.guard.off_policy, self.guard.max_staleness) != (before.off_policy, before.max_staleness):
+            yield OffPolicyChanged(step=event.step, outside=outside, max_staleness=self.guard.max_staleness, before=before.max_staleness)
+            yield from self._grants()
 
     @on
     def weights_loaded(self, event: WeightsLoaded) -> Iterator[CapacityGranted]:
@@ -156,7 +176,7 @@ class StalenessGate(Actor):
             yield ConcurrencyChanged(groups=limit.groups, before=before, reason=reason)
 
     def _grants(self) -> Iterator[CapacityGranted]:
-        groups, _ = self.ledger.free_groups(self.config, self.concurrent, self.batch_size, self.steps)
+        groups, _ = self.ledger.free_groups(self.guard.max_staleness, self.concurrent, self.batch_size, self.steps)
         if self.stopped or self.awaited or not groups:
             return
         first = self.ledger.granted
@@ -165,7 +185,7 @@ class StalenessGate(Actor):
 
     def status(self) -> dict[str, float | str]:
         """Limiting bound, and groups ahead of the trained weights."""
-        _, bound = self.ledger.free_groups(self.config, self.concurrent, self.batch_size, self.steps)
+        _, bound = self.ledger.free_groups(self.guard.max_staleness, self.concurrent, self.batch_size, self.steps)
         if self.awaited:
             bound = "evaluation" if self.ledger.weight_version > 0 else "baseline"
         return {
@@ -173,6 +193,7 @@ class StalenessGate(Actor):
             "weight_version": self.ledger.weight_version,
             "running": len(self.ledger.running),
             "max_concurrent": self.concurrent,
+            "max_staleness": self.guard.max_staleness,
             "complete": len(self.ledger.complete),
             "in_batch": len(self.ledger.in_batch),
             "trained": self.ledger.trained,

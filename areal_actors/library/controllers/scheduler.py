@@ -69,7 +69,7 @@ class RolloutScheduler:
     def room(self) -> tuple[int, Bound]:
         """Returns the number of groups that may be admitted, submitted or not, and the limit reached if none may."""
         gate, batch_size = self.recipe.staleness_gate, self.recipe.trainer.batch_size
-        return self.ledger.free_groups(gate, gate.most_concurrent(batch_size), batch_size, NO_END)
+        return self.ledger.free_groups(gate.max_staleness, gate.most_concurrent(batch_size), batch_size, NO_END)
 
     def admit(self) -> list[RunEpisode]:
         """Admit waiting groups in order, until a limit is reached; returns their episodes."""

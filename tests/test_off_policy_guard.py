@@ -1,0 +1,136 @@
+"""Steps that are off policy are reported, and lower the staleness bound until steps are on policy again."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+
+from areal_actors.batching.assembler import BatcherConfig
+from areal_actors.batching.batcher import Batcher
+from areal_actors.core.values import WeightsLocation
+from areal_actors.display.sentences import plain_line
+from areal_actors.messages import CapacityGranted, OffPolicyChanged, StepCompleted, WeightsLoaded, WeightsPublished
+from areal_actors.recipe.recipe import Recipe
+from areal_actors.staleness.ledger import StalenessGateConfig
+from areal_actors.staleness.off_policy_guard import OffPolicyGuard, OffPolicyGuardConfig
+from areal_actors.staleness.staleness_gate import StalenessGate
+
+TIGHTEN = OffPolicyGuardConfig(action="tighten", settle_steps=2)
+OUTSIDE = ("effective_sample_size 0.1, at least 0.3",)
+
+
+def bounds(outside, *, most=8, config=TIGHTEN):
+    """Returns the bound after each step; `outside` has a mark for each step that is off policy."""
+    guard, found = OffPolicyGuard(max_staleness=most), []
+    for step, mark in enumerate(outside, start=1):
+        guard = guard.after(step, OUTSIDE if mark == "x" else (), config, most)
+        found.append(guard.max_staleness)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("outside", "expected"),
+    [
+        ("..........", [8] * 10),
+        ("x.........", [4, 4, 5, 5, 6, 6, 7, 7, 8, 8]),
+        ("xx.......", [4, 4, 4, 5, 5, 6, 6, 7, 7]),
+        ("xxxxxxxxxx", [4, 4, 2, 2, 1, 1, 0, 0, 0, 0]),
+        ("x..x..", [4, 4, 5, 2, 2, 3]),
+    ],
+)
+def test_the_bound_is_halved_while_steps_are_off_policy_and_grows_by_one_after_some_that_are_not(outside, expected):
+    assert bounds(outside) == expected
+
+
+def test_a_guard_that_reports_leaves_the_bound_and_a_repeated_step_counts_once():
+    assert bounds("xxxx", config=OffPolicyGuardConfig()) == [8] * 4
+    guard = OffPolicyGuard(max_staleness=8).after(3, OUTSIDE, TIGHTEN, 8)
+    assert guard.after(3, OUTSIDE, TIGHTEN, 8) is guard
+    assert guard.after(2, (), TIGHTEN, 8) is guard
+
+
+@pytest.mark.parametrize(
+    ("metrics", "count"),
+    [
+        ({}, 0),
+        ({"effective_sample_size": 0.3, "approx_kl": 0.5, "masked_frac": 0.5}, 0),
+        ({"effective_sample_size": 0.29, "approx_kl": 0.1}, 1),
+        ({"approx_kl": 0.51, "masked_frac": 0.6}, 2),
+        ({"effective_sample_size": math.nan, "approx_kl": math.nan}, 2),
+    ],
+)
+def test_metrics_outside_of_their_bands_are_named(metrics, count):
+    found = list(OffPolicyGuardConfig().outside(metrics))
+    assert len(found) == count
+    assert all(any(sentence.startswith(name) for name in metrics) for sentence in found)
+
+
+def gate(action="tighten", *, max_staleness=4):
+    guard = OffPolicyGuardConfig(action=action, settle_steps=1)
+    config = StalenessGateConfig(max_staleness=max_staleness, max_concurrent=100, guard=guard)
+    return StalenessGate(config, group_size=1, batch_size=4, steps=100)
+
+
+def published(version):
+    return WeightsPublished(weight_version=version, location=WeightsLocation(folder="", checksum="", model=""))
+
+
+def completed(step, **metrics):
+    return StepCompleted(step=step, metrics=metrics, sequences_checksum="")
+
+
+async def test_the_gate_grants_fewer_groups_while_the_bound_is_lower(send):
+    actor = gate()
+    assert await send(actor, published(0)) == [CapacityGranted(first_group=0, groups=20, weight_version=0)]
+    changed = await send(actor, completed(1, effective_sample_size=0.1))
+    assert changed == [OffPolicyChanged(step=1, outside=OUTSIDE, max_staleness=2, before=4)]
+    assert await send(actor, published(1)) == []
+    assert actor.status()["max_staleness"] == 2
+    assert await send(actor, completed(2, effective_sample_size=0.9)) == [OffPolicyChanged(step=2, outside=(), max_staleness=3, before=2)]
+    assert await send(actor, completed(2, effective_sample_size=0.1)) == []
+
+
+async def test_a_gate_that_reports_names_the_beginning_and_the_end(send):
+    actor = gate("report")
+    emitted = [await send(actor, completed(step, approx_kl=kl)) for step, kl in enumerate((0.1, 0.9, 0.8, 0.2, 0.1), start=1)]
+    assert [len(messages) for messages in emitted] == [0, 1, 0, 1, 0]
+    assert plain_line(emitted[1][0]) == "step 2 is off policy, approx_kl 0.9, at most 0.5"
+    assert plain_line(emitted[3][0]) == "steps to 4 are on policy"
+    assert await send(gate("off"), completed(1, approx_kl=9.0)) == []
+
+
+async def test_a_restored_gate_continues_with_the_lower_bound_within_that_of_its_recipe(send):
+    actor = gate(max_staleness=8)
+    await send(actor, completed(1, masked_frac=0.9))
+    state = msgspec.msgpack.decode(msgspec.msgpack.encode(actor.snapshot()), type=type(actor.snapshot()))
+    same, stricter = gate(max_staleness=8), gate(max_staleness=1)
+    same.restore(state)
+    stricter.restore(state)
+    assert (same.guard, stricter.guard.max_staleness) == (actor.guard, 1)
+
+
+async def test_the_batcher_masks_by_the_lower_bound(send):
+    batcher = Batcher(BatcherConfig(), group_size=1, batch_size=1, max_staleness=8, steps=10)
+    await send(batcher, OffPolicyChanged(step=5, outside=OUTSIDE, max_staleness=2, before=8))
+    assert batcher.max_staleness == 2
+    other = Batcher(BatcherConfig(), group_size=1, batch_size=1, max_staleness=8, steps=10)
+    other.restore(batcher.snapshot())
+    assert other.max_staleness == 2
+
+
+async def test_a_bound_of_zero_is_synchronous_training(send):
+    actor = gate(max_staleness=1)
+    await send(actor, published(0))
+    assert (await send(actor, completed(1, approx_kl=2.0)))[0].max_staleness == 0
+    await send(actor, published(1))
+    assert actor.status()["bound"] == "weights"
+    await send(actor, WeightsLoaded(worker="inference_worker-0", weight_version=1, checksum=""))
+    assert actor.status()["bound"] == "staleness"
+
+
+def test_the_settings_are_in_the_recipe():
+    guard = msgspec.convert({"action": "tighten", "max_approx_kl": 0.2}, OffPolicyGuardConfig)
+    assert (guard.action, guard.max_approx_kl) == ("tighten", 0.2)
+    assert "staleness_gate" in Recipe.__struct_fields__
