@@ -11,6 +11,7 @@ from support.samples import letters, published
 
 from areal_actors.core.devices import CudaDevices
 from areal_actors.core.errors import RecipeError, SetupError
+from areal_actors.core.model_config import context_of
 from areal_actors.embedded.embedded_model import train_tokenizer, write_tokenizer
 from areal_actors.messages import ExamplesDrawn, ExamplesDropped, StepCompleted
 from areal_actors.recipe.example_checks import check_examples
@@ -19,7 +20,6 @@ from areal_actors.sequences.step_metrics import examples_checksum
 from areal_actors.supervised.example_sequences import ExampleSequences, LengthLimit, sequences_of_example, too_long_examples
 from areal_actors.supervised.example_source import ExampleSource
 from areal_actors.supervised.examples import Example, ExampleConversation
-from areal_actors.tokenization.model_config import context_of
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 
 REWRITING = (

@@ -12,7 +12,7 @@ from support.rank_program import MICROBATCH_TOKENS, Case, gradients_of
 from support.tiny_trainer import make_trainer, sequences_of
 from test_rank_experts import LAYOUTS, OPTIMIZER, random_mixture
 
-from areal_actors.tokenization.model_config import route_shape_of
+from areal_actors.core.model_config import route_shape_of
 from areal_actors.training.settings import OptimizerSettings
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]

@@ -12,6 +12,7 @@ from contextlib import suppress
 import torch
 
 from areal_actors.core.errors import EngineError, RequestError
+from areal_actors.core.model_config import route_shape_of
 from areal_actors.core.routes import RouteShape
 from areal_actors.core.values import SamplingParams, TokenColumns, WeightsLocation
 from areal_actors.embedded.constraints import Grammars
@@ -22,7 +23,6 @@ from areal_actors.embedded.slots import DecodeRequest, DecodeSlots
 from areal_actors.generation.abilities import ENGINE_ABILITIES
 from areal_actors.generation.engine import EngineCounters, EnginePlace, TokenChunk, validate_prompt
 from areal_actors.generation.settings import GenerationSettings
-from areal_actors.tokenization.model_config import route_shape_of
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.weights.adapters import AdapterMerger
 from areal_actors.weights.folders import holds_adapter

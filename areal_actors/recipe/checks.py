@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from areal_actors.core.model_config import context_of
 from areal_actors.core.settings import CONCURRENT, KEEP_REASONING, SEVERAL
 from areal_actors.embedded.settings import CONTEXT as EMBEDDED_CONTEXT
 from areal_actors.gateway.sessions.keys import weakness
@@ -39,7 +40,6 @@ from areal_actors.recipe.track_checks import track_problems
 from areal_actors.rewards import MODEL
 from areal_actors.tasks import huggingface as library
 from areal_actors.tasks import sources
-from areal_actors.tokenization.model_config import context_of
 from areal_actors.tokenization.tool_parsers.families import FORMAT_NAMES
 from areal_actors.training.algorithms.base import INITIAL
 from areal_actors.training.algorithms.custom import CustomAlgorithm

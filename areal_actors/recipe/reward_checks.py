@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from areal_actors.core.durable_files import read_json
+from areal_actors.core.model_config import context_of
 from areal_actors.recipe.complaints import Problems, decode, is_installed, nearest, toml_value
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import Key, Layer
 from areal_actors.rewards import MODEL, REWARDS, WEIGHTED
 from areal_actors.rewards.settings import RewardModelSettings
-from areal_actors.tokenization.model_config import context_of
 
 PACKAGES = {"json_schema": "jsonschema", "math": "math_verify"}
 """Optional packages that rules need."""

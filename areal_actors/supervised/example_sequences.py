@@ -14,10 +14,10 @@ import msgspec
 
 from areal_actors.core.errors import RequestError, SetupError
 from areal_actors.core.lazy import LazyModule
+from areal_actors.core.model_config import context_of
 from areal_actors.core.values import PROMPT_VERSION, TrainingSequence
 from areal_actors.messages import ExamplesDropped
 from areal_actors.supervised.examples import Example, ExampleConversation, Examples, LengthLimit
-from areal_actors.tokenization.model_config import context_of
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 
 if TYPE_CHECKING:

@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from areal_actors.core.errors import RequestError
+from areal_actors.core.model_config import context_of
 from areal_actors.core.values import SamplingParams, WeightsLocation
 from areal_actors.embedded.transformers import TransformersEngine
 from areal_actors.generation.settings import GenerationSettings
 from areal_actors.tinker.datums import SampledTokenSequence, SampleOutput, TopLogprobs, prompt_tokens
 from areal_actors.tinker.prompt_scores import score_prompt
 from areal_actors.tinker.requests import Sample, SamplingRequestParams
-from areal_actors.tokenization.model_config import context_of
 from areal_actors.weights.transfer import location_of
 
 SLOTS = 64

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from areal_actors.core.model_config import context_of, route_shape_of, vocabulary_of
 from areal_actors.core.values import TrainingSequence, WeightsLocation
 from areal_actors.messages import ExamplesDropped
 from areal_actors.sequences.sequence_check import SequenceLimits
-from areal_actors.tokenization.model_config import context_of, route_shape_of, vocabulary_of
 
 Progress = Callable[[str, int, int, dict[str, float]], None]
 """(phase, done, total, metrics): progress of a long preparation."""

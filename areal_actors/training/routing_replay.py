@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from areal_actors.core.errors import SetupError
+from areal_actors.core.model_config import route_shape_of
 from areal_actors.core.routes import MODEL_TYPES, RouteShape
 from areal_actors.core.values import TrainingSequence
-from areal_actors.tokenization.model_config import route_shape_of
 from areal_actors.training.packing.scoring import TokenScorer, ValueScorer
 from areal_actors.training.ranks import Ranks
 from areal_actors.training.settings import TrainerSettings

@@ -20,6 +20,7 @@ import msgspec
 import structlog
 
 from areal_actors.core.errors import EngineError, EngineUnavailable, RequestError, SetupError
+from areal_actors.core.model_config import route_shape_of, vocabulary_of
 from areal_actors.core.values import SamplingParams, TokenColumns, WeightsLocation
 from areal_actors.generation.engine import Arrival, EngineCounters, EnginePlace, TokenChunk, validate_prompt
 from areal_actors.generation.servers.dialect import Segment, SegmentPart, ServerDialect, adapter_lost, server_of
@@ -27,7 +28,6 @@ from areal_actors.generation.servers.server_completion import RunningSegment, Se
 from areal_actors.generation.servers.usage_watch import UsageWatch
 from areal_actors.generation.servers.weight_channels import LOAD_SECONDS, WeightChannel
 from areal_actors.generation.settings import GenerationSettings
-from areal_actors.tokenization.model_config import route_shape_of, vocabulary_of
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 
 POLL_SECONDS = 0.5

@@ -11,13 +11,13 @@ from typing import Any
 import msgspec
 
 from areal_actors.core.errors import EngineError, EngineUnavailable, WeightTransferFailed
+from areal_actors.core.model_config import route_shape_of
 from areal_actors.core.values import SamplingParams
 from areal_actors.generation.abilities import ENGINE_ABILITIES
 from areal_actors.generation.engine import NO_SLEEP, EnginePlace
 from areal_actors.generation.servers.dialect import USAGE_SECONDS, Group, Segment, SegmentPart, ServerUsage, merged_flags, on_cpu
 from areal_actors.generation.servers.server_process import IDLE_SECONDS, OK, SERVER_SIDE, ServerClient, flags, message_of
 from areal_actors.generation.settings import GenerationSettings
-from areal_actors.tokenization.model_config import route_shape_of
 from areal_actors.weights.sending import Part
 
 ON_CPU, WITH_ADAPTERS, WITH_CHANNELS = (SERVER_SIDE / f"sglang_{name}.py" for name in ("on_cpu", "adapters", "weights"))
