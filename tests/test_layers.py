@@ -50,7 +50,15 @@ PURE = (
         "gateway.protocols",
         "gateway.sessions",
     ),
-    *("messages", "sequences", "staleness.ledger", "tokenization.tool_parsers", "training.algorithms", "training.checkpoint_retention"),
+    *(
+        "messages",
+        "sequences",
+        "staleness.ledger",
+        "staleness.off_policy_guard",
+        "tokenization.tool_parsers",
+        "training.algorithms",
+        "training.checkpoint_retention",
+    ),
     *("training.engine_mismatch", "training.packing.prefix_tree"),
 )
 """Modules that only compute."""

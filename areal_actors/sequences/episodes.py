@@ -45,7 +45,8 @@ def calls_of(sequence: TrainingSequence) -> tuple[SequenceCall, ...]:
 
 def own_tokens(sequence: TrainingSequence) -> NDArray[np.bool_]:
     """Returns the mask of sampled tokens of the sequence's own calls, of any age: bool `[n]`."""
-    own = np.zeros(len(sequence.token_ids), dtype=bool)
+    own: NDArray[np.bool_] = np.zeros(len(sequence.token_ids), dtype=bool)
     for call in calls_of(sequence):
         own[call.start : call.end] = True
-    return own & np.not_equal(sequence.versions, PROMPT_VERSION)
+    own &= np.not_equal(sequence.versions, PROMPT_VERSION)
+    return own

@@ -182,7 +182,8 @@ def _shard(tensor: Tensor) -> Tensor:
 
 def _sampled_by(sequence: TrainingSequence, version: int) -> NDArray[np.bool_]:
     """The trained tokens of a sequence that a version sampled: bool `[n]`."""
-    return np.equal(sequence.versions, version) & sequence.loss_mask
+    sampled: NDArray[np.bool_] = np.equal(sequence.versions, version) & sequence.loss_mask
+    return sampled
 
 
 def _behind_older_routes(sequence: TrainingSequence) -> NDArray[np.bool_]:
