@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 import sysconfig
+from pathlib import Path
 
 import pytest
 from support.live_run import ROOT
@@ -42,6 +44,7 @@ def test_every_cell_runs(tmp_path):
         pytest.skip("nbclient and ipykernel are not installed: `just environments docs`, or AREAL_NBCLIENT_PYTHON has them")
     libraries = os.pathsep.join([str(ROOT), sysconfig.get_path("purelib")])
     environment = os.environ | {"PYTHONPATH": libraries}
+    environment["AREAL_NATS_SERVER"] = str(Path(sys.executable).parent / "nats-server")  # of this environment, not of the kernel's
     environment |= {"JUPYTER_DATA_DIR": str(tmp_path / "jupyter"), "MPLBACKEND": "module://matplotlib_inline.backend_inline"}
     made = tmp_path / "made.ipynb"
     subprocess.run([found[0], "-c", EXECUTE, str(NOTEBOOK), str(made)], cwd=tmp_path, env=environment, check=True)
