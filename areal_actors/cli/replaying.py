@@ -9,6 +9,7 @@ from areal_actors.core.errors import SetupError
 from areal_actors.replay import command
 from areal_actors.replay import state as moments
 from areal_actors.replay import why as reasons
+from areal_actors.run.logs import log_to_terminal
 
 
 def replay(options: Options) -> int:
@@ -28,5 +29,6 @@ def state(options: Options) -> int:
 
 
 def why(options: Options) -> int:
-    """Print what limits a run."""
+    """Print what limits a run; a bus that ends meanwhile is reported on standard error."""
+    log_to_terminal()
     return reasons.why(options.run, folder=Path(options.folder), as_json=options.json)
