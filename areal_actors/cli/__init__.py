@@ -22,6 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0, 1 for a failed run, 2 for an invalid recipe or usage."""
     try:
         options = parsed(sys.argv[1:] if arguments is None else arguments)
+        if getattr(options, "json", False):
+            _keep_standard_output_clean()
         return _command(options)(options)
     except RecipeError as error:
         print(error, file=sys.stderr)
@@ -35,6 +37,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return FAILED
+
+
+def _keep_standard_output_clean() -> None:
+    """Warnings, such as those of a bus that ends meanwhile, go to standard error: standard output is JSON only."""
+    importlib.import_module("areal_actors.run.logs").log_to_terminal()
 
 
 def _command(options: Options) -> Callable[[Options], int]:

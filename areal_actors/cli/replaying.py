@@ -9,7 +9,6 @@ from areal_actors.core.errors import SetupError
 from areal_actors.replay import command
 from areal_actors.replay import state as moments
 from areal_actors.replay import why as reasons
-from areal_actors.run.logs import log_to_terminal
 
 
 def replay(options: Options) -> int:
@@ -29,6 +28,5 @@ def state(options: Options) -> int:
 
 
 def why(options: Options) -> int:
-    """Print what limits a run; a bus that ends meanwhile is reported on standard error."""
-    log_to_terminal()
+    """Print what limits a run."""
     return reasons.why(options.run, folder=Path(options.folder), as_json=options.json)
