@@ -30,7 +30,7 @@ STATIONS = {
     "gateway": {"rewards", "sequences", "tokenization"},
     "generation": {"tokenization", "weights"},
     "batching": {"sequences"},
-    "training": {"sequences", "tokenization", "weights"},
+    "training": {"sequences", "weights"},
     "evaluation": {"sequences", "tasks"},
     "metrics": set(),
 }

@@ -70,7 +70,7 @@ def with_device_counts(recipe: Recipe, stated: Mapping[str, Any], cuda: CudaDevi
 
 def _sleep(recipe: Recipe, cuda: CudaDevices) -> Literal["auto", "on", "off"]:
     """Returns the recipe's `generation.sleep`; `auto` is `on` where a worker of synchronous training shares a device with the trainer."""
-    if recipe.generation.sleep != "auto":
+    if recipe.generation.sleep != "auto" or not _generates_here(recipe):
         return recipe.generation.sleep
     trainer, workers = _assigned(recipe, cuda)
     shared = not {device for devices in workers for device in devices}.isdisjoint(trainer)
