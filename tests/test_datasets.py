@@ -73,6 +73,18 @@ def test_a_second_file_is_held_out_and_what_both_have_is_not_trained_on(tmp_path
         open_dataset(path, seed=0, held_out=path)
 
 
+def test_tasks_of_one_question_are_held_out_by_their_answers(tmp_path):
+    path = tmp_path / "game.jsonl"
+    path.write_text("".join(f'{{"question": "Guess my number.", "answer": "{number % 40}"}}\n' for number in range(120)))
+    dataset = open_dataset(str(path), seed=0, held_out=10)
+    answers = [{task.data["answer"] for task in tasks.rows} for tasks in (dataset.train, dataset.held_out)]
+    assert answers[0] & answers[1] == set()
+    assert len(dataset.held_out) == 10
+    assert len(dataset.train) == 120 - 3 * len(answers[1])
+    with pytest.raises(RecipeError, match="every question of"):
+        open_dataset(str(path), seed=0, held_out=119)
+
+
 def test_made_problems_differ_between_training_and_evaluation(tmp_path):
     dataset = open_dataset("arithmetic", seed=1, held_out=100)
     assert len(dataset.held_out) == 100

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -90,7 +90,8 @@ def open_dataset(spec: str, *, seed: int, held_out: int | str = 200, columns: Ma
         spec: name of the dataset.
         seed: determines the order of training and the held-out rows.
         held_out: a second dataset in files, or a number of tasks of this dataset: from its test split if it has one, else rows
-            excluded from training. 0 holds out none. Rows with the question of a held-out task are not trained on.
+            excluded from training. 0 holds out none. Rows with the question of a held-out task are not trained on; where that is every
+            row, those with its question and its answer.
         columns: column of the dataset by field name.
 
     Raises:
@@ -118,13 +119,13 @@ def _split(source: Source, spec: str, fields: Sequence[str], *, seed: int, held_
     """Returns the tasks of a source, without those that are held out, and these; all rows must have `fields`, the first is compared."""
     separate = source.test is not None or isinstance(held_out, str)
     name = f"{source.name}-train" if source.test is not None else source.name
-    digests = array("q", (hash(texts[0]) for texts in source.train.texts(fields)))
+    digests = array("q", (_digest(texts, 1) for texts in source.train.texts(fields)))
     if not separate and held_out:
         chosen = choose_held_out(len(digests), int(held_out), seed, spec)
         kept = Tasks(source.train, name, array("I", chosen), columns)
     else:
         kept = _separate_held_out(source, held_out, spec, columns)
-    numbers = _exclude_questions(digests, kept, fields, spec, held_out)
+    numbers = _not_held_out(source, digests, kept, fields, spec, held_out)
     return Dataset(train=Tasks(source.train, name, numbers, columns, shuffle_seed=seed), held_out=kept)
 
 
@@ -164,14 +165,31 @@ def _separate_held_out(source: Source, held_out: int | str, spec: str, columns: 
     return Tasks(rows, name, range(count), columns)
 
 
-def _exclude_questions(digests: Sequence[int], kept: Tasks, fields: Sequence[str], spec: str, held_out: int | str) -> Sequence[int]:
-    """Returns the rows whose question is not held out; `digests` has the hash of the question of each row."""
+def _not_held_out(
+    source: Source, digests: Sequence[int], kept: Tasks, fields: Sequence[str], spec: str, held_out: int | str
+) -> Sequence[int]:
+    """Returns the rows whose question is not held out; `digests` has the hash of the question of each row.
+
+    Where every question is held out, as in a game that begins with the same words each time, a row is excluded if its answer is that of
+    a held-out row, too.
+    """
     if not len(kept):
         return range(len(digests))
     chosen = set(kept.numbers)
-    asked = {hash(texts[0]) for number, texts in enumerate(kept.source.texts(fields)) if number in chosen}
-    numbers = array("I", (number for number, digest in enumerate(digests) if digest not in asked))
+
+    def excluding(compared: int, rows: Iterable[int]) -> Sequence[int]:
+        texts = enumerate(kept.source.texts(fields))
+        asked = {_digest(found, compared) for number, found in texts if number in chosen}
+        return array("I", (number for number, digest in enumerate(rows) if digest not in asked))
+
+    numbers = excluding(1, digests)
+    if not numbers:
+        numbers = excluding(len(fields), (_digest(texts, len(fields)) for texts in source.train.texts(fields)))
     if not numbers:
         where = f"the {held_out} held-out tasks" if isinstance(held_out, int) else held_out
         raise RecipeError(f"`task.held_out`: every question of {spec} is also in {where}; hold out fewer, or name a file of other tasks")
     return numbers
+
+
+def _digest(texts: Sequence[str], compared: int) -> int:
+    return hash(tuple(texts[:compared]))
