@@ -67,6 +67,35 @@ def test_what_has_no_log_cannot_be_exported(tmp_path):
         export("nothing", tmp_path / "file", folder=tmp_path)
 
 
+async def test_the_log_of_a_run_that_is_ending_is_read_from_its_store(tmp_path):
+    async with live_run(tmp_path) as (bus, server, over):
+        here = RunFolder(tmp_path / "gsm8k-grpo")
+        await publish(bus, story.sealed(story.STARTED))
+        here.withdraw()
+
+        async def subjects():
+            async with monitor.open_log(here) as found:
+                return [envelope.subject async for envelope in found.log()]
+
+        reading = asyncio.create_task(subjects())
+        await asyncio.sleep(0.3)
+        assert not reading.done(), "its supervisor is alive"
+        await bus.close()
+        await server.stop()
+        over.close()
+        assert await asyncio.wait_for(reading, 300) == [story.STARTED.subject]
+
+
+async def test_a_live_run_without_an_address_is_reported(tmp_path, monkeypatch):
+    monkeypatch.setattr(monitor, "CHANGE_SECONDS", 0.2)
+    async with live_run(tmp_path):
+        here = RunFolder(tmp_path / "gsm8k-grpo")
+        here.withdraw()
+        with pytest.raises(SetupError, match=r"has had no address for .* though its supervisor is alive; see the run's logs"):
+            async with monitor.open_log(here):
+                pass
+
+
 @contextlib.asynccontextmanager
 async def live_run(folder):
     """A run with a server of its own, as its supervisor announces it; closing the third value ends the supervisor."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import http.server
+import os
+import signal
 import sys
 import threading
 from contextlib import contextmanager
@@ -13,6 +15,7 @@ import msgspec
 import pytest
 from support import story
 from support.audit_logs import given_up, loaded, published, sound_log
+from support.clock import until
 from support.live_run import ROOT
 from test_reader import exported_log
 
@@ -215,12 +218,15 @@ def test_a_collector_that_refuses_ends_the_command_with_its_address(tmp_path, ca
 @pytest.mark.long
 async def test_a_live_run_is_sent_with_the_beginnings_of_its_calls(live, tmp_path):
     pytest.importorskip("opentelemetry.sdk")
-    run = live("steps=2")
+    run = live("steps=6", "staleness_gate.max_staleness=0", "watchdog.stall_seconds=600", "watchdog.heartbeat_seconds=600")
     with collector() as (url, received):
         async with run.listening():
-            await run.until(StepCompleted, 1)
+            await run.until(StepCompleted, 1, 600)
+            os.kill(paused := run.pid_of("trainer"), signal.SIGSTOP)  # the run cannot end before it is followed
             words = ("track", run.folder.name, "--otlp", url, "--folder", str(run.folder.parent))
             sending = await asyncio.create_subprocess_exec(sys.executable, "-m", "areal_actors", *words, cwd=ROOT)
+            await until(lambda: received or sending.returncode is not None, seconds=600)
+            os.kill(paused, signal.SIGCONT)
             assert await run.ended() == 0, run.output()
             assert await asyncio.wait_for(sending.wait(), 600) == 0
     spans = [span for _, request in received for one in request.resource_spans for scope in one.scope_spans for span in scope.spans]

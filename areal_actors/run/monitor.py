@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -42,6 +43,9 @@ PHASE_LINES = 10
 """Number of progress lines for each phase of the trainer's preparation, without a live display."""
 DRAIN_SECONDS = 1.0
 """Time for the last messages of a run that has ended to arrive."""
+CHANGE_SECONDS = 30.0
+"""Time limit of a run that starts or ends, until its bus has an address or its supervisor is gone."""
+POLL_SECONDS = 0.1
 EVERYTHING = ("", ">")
 Watch = Callable[[Bus, SnapshotStore | None], Awaitable[None]]
 """Watches a run until it is finished, or cancelled."""
@@ -255,20 +259,37 @@ async def _export(folder: RunFolder, destination: Path) -> tuple[int, str]:
 
 @asynccontextmanager
 async def open_log(folder: RunFolder) -> AsyncIterator[NatsBus]:
-    """Open the bus of a run to read its log: of the live run, or on the store of an ended run.
+    """Open the bus of a run to read its log: of the live run, or on the store of an ended run; one that starts or ends is awaited.
 
     Raises:
         SetupError: there is no such run here, or its log is on an external server.
         BusError: its log cannot be read.
     """
-    if folder.live_supervisor():
-        opened = connected(folder.monitor(), folder, monitors=True)
-    elif folder.nats.is_dir() and any(folder.nats.iterdir()):
-        opened = open_store(folder.nats, folder, folder.recipe().run, monitors=True)
-    else:
-        raise SetupError(f"{folder.path} holds no log; name a run that was made here, or export one on a shared server while it is live")
-    async with opened as bus:
+    async with AsyncExitStack() as stack:
+        bus = await _live_bus(stack, folder)
+        if bus is None and folder.nats.is_dir() and any(folder.nats.iterdir()):
+            bus = await stack.enter_async_context(open_store(folder.nats, folder, folder.recipe().run, monitors=True))
+        if bus is None:
+            made = "name a run that was made here, or export one on a shared server while it is live"
+            raise SetupError(f"{folder.path} holds no log; {made}")
         yield bus
+
+
+async def _live_bus(stack: AsyncExitStack, folder: RunFolder) -> NatsBus | None:
+    """Returns the bus of a live run; None if it is not live, or has ended meanwhile."""
+    give_up = time.monotonic() + CHANGE_SECONDS
+    while folder.live_supervisor():
+        try:
+            return await stack.enter_async_context(connected(folder.monitor(), folder, monitors=True))
+        except ServerUnavailable:
+            if time.monotonic() > give_up:
+                raise
+        except FileNotFoundError as missing:
+            if time.monotonic() > give_up:
+                late = f"the bus of {folder.path} has had no address for {CHANGE_SECONDS:.0f} s, though its supervisor is alive"
+                raise SetupError(f"{late}; see the run's logs in {folder.logs}, or try again") from missing
+        await asyncio.sleep(POLL_SECONDS)
+    return None
 
 
 async def print_messages(bus: Bus, subjects: str, console: Console) -> None:

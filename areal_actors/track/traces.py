@@ -205,7 +205,9 @@ class Traces:
 
     def _call(self, call: TracedCall, root: Place, before: float, sampled: Interaction | None) -> Iterator[Span]:
         event, place = call.event, Place(root.trace, _digest(8, call.id))
-        asked = self._began.pop(call.cause, None)
+        generated = self._sampling.pop(call.cause, None)
+        # The gateway's own actors exchange requests within their process: monitors see what they ask of an engine.
+        asked = self._began.pop(call.cause, generated)
         begin = min(asked if asked is not None else before, call.time)
         attributes = {
             "areal.interaction": event.interaction,
@@ -215,8 +217,7 @@ class Traces:
             "gen_ai.response.finish_reasons": [event.finish_reason],
         }
         yield Span("call", place, root.span, begin, call.time, attributes | ({} if asked is not None else INFERRED))
-        since = self._sampling.pop(call.cause, begin)
-        yield from _segments(place, since, call, sampled)
+        yield from _segments(place, begin if generated is None else generated, call, sampled)
 
     def _export(self, envelope: Envelope, event: TrajectoryExported) -> Iterator[Span]:
         made = event.trajectory
