@@ -32,6 +32,8 @@ from areal_actors.weights.weight_files import stored_tensors, verify_adapter, ve
 LOAD_SECONDS = 600.0
 """Time limit of a server for loading a folder."""
 LEAVE_SECONDS = 5.0
+CAUSE_SECONDS = 1.0
+"""Time for the end of a sender to be noticed after its server has reported a failure."""
 PART_BYTES = 256 * 2**20
 """Bytes of a part: a server has room for one besides its weights."""
 MAX_FAILURES = 3
@@ -203,14 +205,20 @@ class WeightChannel:
 
 
 async def _both(receiving: Coroutine[Any, Any, Mapping[str, Any]], sending: Coroutine[Any, Any, object]) -> Mapping[str, Any]:
-    """Returns the report of the receiver; if one of them fails, the other is cancelled, and a server that is gone is the cause."""
-    found: list[EngineError] = []
+    """Returns the report of the receiver; if one of them fails, the other is cancelled.
+
+    A server that is gone is the cause of both failures, and a sender that is gone that of what the server answers.
+    """
+    received, sent = asyncio.create_task(receiving), asyncio.create_task(sending)
     try:
-        async with asyncio.TaskGroup() as tasks:
-            received = tasks.create_task(receiving)
-            tasks.create_task(sending)
-    except* EngineError as errors:
-        found = [error for error in errors.exceptions if isinstance(error, EngineError)]
-    if found:
-        raise next((error for error in found if isinstance(error, EngineUnavailable)), found[0])
+        await asyncio.wait((received, sent), return_when=asyncio.FIRST_EXCEPTION)
+        if not sent.done():
+            await asyncio.wait((sent,), timeout=CAUSE_SECONDS)
+    finally:
+        for task in (received, sent):
+            task.cancel()
+        await asyncio.gather(received, sent, return_exceptions=True)
+    errors = [error for task in (sent, received) if not task.cancelled() and (error := task.exception())]
+    if errors:
+        raise next((error for error in errors if isinstance(error, EngineUnavailable)), errors[0])
     return received.result()
