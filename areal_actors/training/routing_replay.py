@@ -29,7 +29,8 @@ class RoutingReplay:
     """Replays the routes of micro-batches in the blocks of a model, and counts where its own router chooses other experts.
 
     Blocks take the experts of their positions as an argument `routes`, int16 `[rows, width, layers, top_k]` with -1 where the router
-    chooses by itself. So a block that is computed again in the backward pass, with activations recomputed, has them, too.
+    chooses by itself, and hand it to their attention with the other arguments that they do not know. From there it goes to the router:
+    a block that is computed again in the backward pass, with activations recomputed, runs no hooks of its own, but those of its parts.
     """
 
     def __init__(self, base_model: Any, shape: RouteShape) -> None:
@@ -37,10 +38,12 @@ class RoutingReplay:
         self.shape = shape
         self._counts: Tensor | None = None
         for number, block in enumerate(base_model.layers):
-            place = shape.layers.index(number) if number in shape.layers else None
-            block.register_forward_pre_hook(partial(self._hand_over, place), with_kwargs=True)
-            if place is not None and hasattr(block, "mlp"):
-                block.mlp.gate.register_forward_hook(self._replay)
+            place, router = None, None
+            if number in shape.layers and hasattr(block, "mlp"):
+                place, router = shape.layers.index(number), block.mlp.gate
+                router.register_forward_hook(self._replay)
+            if hasattr(block, "self_attn"):
+                block.self_attn.register_forward_pre_hook(partial(self._hand_over, place, router), with_kwargs=True)
 
     @classmethod
     def of(cls, scorer: TokenScorer | ValueScorer, model_folder: str, settings: TrainerSettings) -> RoutingReplay | None:
@@ -63,11 +66,13 @@ class RoutingReplay:
         scorer.hidden_states.replays_routes = True
         return replay
 
-    def _hand_over(self, place: int | None, block: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, Any]:
-        """Give a block's router the experts of its layer."""
+    def _hand_over(
+        self, place: int | None, router: Any, _attention: Any, arguments: tuple[Any, ...], named: dict[str, Any]
+    ) -> tuple[Any, Any]:
+        """Give the router of a block the experts of its layer, of which the attention before it knows nothing."""
         routes = named.get("routes")
-        if place is not None and hasattr(block, "mlp"):
-            block.mlp.gate.routes = None if routes is None else routes[:, :, place].flatten(0, 1)
+        if router is not None:
+            router.routes = None if routes is None else routes[:, :, place].flatten(0, 1)
         return arguments, {name: value for name, value in named.items() if name != "routes"}
 
     def _replay(self, router: Any, _inputs: Any, output: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor] | None:
