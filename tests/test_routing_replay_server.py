@@ -10,22 +10,29 @@ import pytest
 from support.engine_cases import chunks_of
 from support.genuine_servers import EXACT, Genuine, settings_of, started, until_it_runs
 from support.tiny_engine import prompt_of
-from support.tiny_mixture import ROUTES, plain_routes, random_mixture, save_mixture
+from support.tiny_mixture import BLOCKS, EXPERTS, TOP_K, plain_routes, random_mixture, save_mixture
 from support.tiny_trainer import make_trainer
 
+from areal_actors.core.routes import RouteShape
 from areal_actors.core.values import SamplingParams, TrainingSequence
 from areal_actors.generation.engine import EnginePlace
-from areal_actors.weights.transfer import write_weights
+from areal_actors.weights.transfer import checkpoint_tensors, write_weights
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
+SERVED = {"mlp_only_layers": [], "tie_word_embeddings": False}
+"""SGLang 0.5.20 serves mixtures of this type as if no block were dense and no embedding tied."""
+ROUTES = RouteShape(layers=tuple(range(BLOCKS)), experts=EXPERTS, top_k=TOP_K, blocks=BLOCKS)
 SIZE, PLACE = ROUTES.position_bytes, EnginePlace(routes="on")
 
 
 @pytest.fixture(scope="module")
 def genuine(tmp_path_factory):
-    models = {version: random_mixture(version) for version in (0, 1)}
-    folder, weights = save_mixture(tmp_path_factory.mktemp("mixture")), tmp_path_factory.mktemp("weights")
-    versions = {number: write_weights(model.state_dict(), weights / f"v{number}", folder) for number, model in models.items()}
+    models = {version: random_mixture(version, **SERVED) for version in (0, 1)}
+    folder, weights = save_mixture(tmp_path_factory.mktemp("mixture"), **SERVED), tmp_path_factory.mktemp("weights")
+    versions = {
+        number: write_weights(checkpoint_tensors(model, model.state_dict()), weights / f"v{number}", folder)
+        for number, model in models.items()
+    }
     with ExitStack() as stack:
         process, url = started(stack, "sglang", folder, tmp_path_factory.mktemp("logs"), PLACE)
         yield Genuine("sglang", settings_of("sglang", urls=(url,)), folder, versions, models, process, PLACE)
@@ -53,9 +60,9 @@ async def test_a_server_reports_what_a_plain_forward_chooses(genuine, stream):
     async with serving(genuine) as engine:
         wanted = [completed(engine, prompt_of(length), SamplingParams(max_tokens=8), stream=stream) for length in (3, 9, 20)]
         for ids, _, routes in await asyncio.gather(*wanted):
-            assert routes == plain_routes(genuine.models[0], ids)
+            assert routes == plain_routes(genuine.models[0], ids, ROUTES)
         ids, _, routes = await completed(engine, prompt_of(9), SamplingParams(max_tokens=4), stream=stream, routes_from=5)
-        assert routes == plain_routes(genuine.models[0], ids)[5 * SIZE :]
+        assert routes == plain_routes(genuine.models[0], ids, ROUTES)[5 * SIZE :]
         (plain,) = await chunks_of(engine, prompt_of(5), SamplingParams(max_tokens=2))
         assert plain.routes == b""
 
@@ -69,7 +76,7 @@ async def test_completions_that_end_before_the_server_ends_them_have_their_exper
             SamplingParams(max_tokens=5, logit_bias={9: 3.0}),
         ):
             ids, chunks, routes = await completed(engine, prompt_of(6), sampling)
-            assert routes == plain_routes(genuine.models[0], ids)
+            assert routes == plain_routes(genuine.models[0], ids, ROUTES)
             assert chunks[-1].finish_reason
 
 
@@ -84,7 +91,7 @@ async def test_new_weights_change_the_experts_of_later_positions_only(genuine):
         ids, chunks, routes = await running
         versions = [version for chunk in chunks for version in chunk.columns.versions_array().tolist()]
         before = max(len(prompt) - 1 + versions.count(0), 0) if versions.count(0) else 0
-        under = [plain_routes(genuine.models[version], ids) for version in (0, 1)]
+        under = [plain_routes(genuine.models[version], ids, ROUTES) for version in (0, 1)]
         assert routes == under[0][: before * SIZE] + under[1][before * SIZE :]
 
 

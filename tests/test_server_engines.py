@@ -194,6 +194,16 @@ async def test_a_stop_string_ends_a_completion_with_its_last_token(genuine: Genu
 
 
 @genuine_only
+async def test_a_stop_string_beside_a_bias_keeps_every_token(genuine: Genuine) -> None:
+    async with serving(genuine) as engine:
+        sampling = SamplingParams(max_tokens=30, stop=(engine.tokenizer.decode([70]),), logit_bias={70: 4.0})
+        for _ in range(20):
+            columns = joined(await chunks_of(engine, PROMPT, sampling))
+            assert len(columns.ids_array())
+            genuine.assert_exact(columns)
+
+
+@genuine_only
 async def test_completions_in_flight_continue_under_new_weights_and_every_token_is_exact(genuine: Genuine) -> None:
     """Eight completions at once and weights replaced as soon as they run, again and again until versions rise within a completion."""
     rounds = itertools.count()

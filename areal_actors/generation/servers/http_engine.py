@@ -31,8 +31,7 @@ from areal_actors.generation.settings import GenerationSettings
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 
 POLL_SECONDS = 0.5
-ABORT_SECONDS = 0.2
-"""Time between two orders to end the same segments: one that had not reached the server before is ended by the next."""
+ABORT_SECONDS = 0.2  # between two orders to end the same segments: one that had not reached the server is ended by the next
 SHOWN_SECONDS = 10.0
 """Time between two lines about a server that is starting."""
 RESTARTING = ("constraint", "frequency_penalty", "presence_penalty")  # a server forgets their state between segments
@@ -150,7 +149,8 @@ class HttpEngine:
         sampling = completion.sampling
         altered = bool(_stated(sampling, self.altering))
         drains = altered or bool(_stated(sampling, RESTARTING))
-        running = RunningSegment(f"{request_id}.{self._life}.{next(self._numbers)}", drains=drains)
+        # No id begins with another one: SGLang ends all requests whose ids begin with that which it is told to end.
+        running = RunningSegment(f"{self._life}.{next(self._numbers)}.{request_id}", drains=drains)
         segment = Segment(
             running.request_id,
             list(completion.token_ids),
@@ -189,8 +189,8 @@ class HttpEngine:
 
     async def _rescore(self, segment: Segment, completion: ServerCompletion) -> None:
         """Replace the log-probabilities by those of the unaltered logits; the weights cannot change before this segment is left."""
-        start = len(completion.token_ids) - len(completion.logprobs)
-        completion.logprobs = await self.dialect.score(self._server, segment, completion.token_ids, start)
+        sampled_from = len(completion.token_ids) - len(completion.logprobs)
+        completion.rescore(await self.dialect.score(self._server, segment, completion.token_ids, sampled_from))
 
     def _check_abort(self, running: RunningSegment, completion: ServerCompletion) -> None:
         """Raises EngineError if the server ends this completion by itself again and again, or one that cannot be continued."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec.structs import replace
 
+from areal_actors.core.errors import EngineError
 from areal_actors.core.routes import RouteShape
 from areal_actors.core.values import SamplingParams, TokenColumns
 from areal_actors.generation.engine import TokenChunk
@@ -91,6 +92,16 @@ class ServerCompletion:
         if part.finish_reason in ("stop", "length") and not self.finish_reason:
             self.finish_reason = part.finish_reason
         return len(self.logprobs) - before
+
+    def rescore(self, logprobs: list[float]) -> None:
+        """Replace the log-probabilities of all tokens.
+
+        Raises:
+            EngineError: there are not as many as tokens.
+        """
+        if len(logprobs) != len(self.logprobs):
+            raise EngineError(f"the server reports {len(logprobs)} log-probabilities of {len(self.logprobs)} tokens that were scored again")
+        self.logprobs = logprobs
 
     def lacks_routes(self, since: int) -> bool:
         """True if there are more than `since` tokens, and experts of positions before the last one are wanted and missing."""

@@ -131,7 +131,7 @@ class SGLang:
     async def score(self, server: ServerClient, segment: Segment, token_ids: Sequence[int], start: int) -> list[float]:
         """Returns log_softmax(logits) of the tokens from `start` on, given those before."""
         body = {
-            "rid": f"{segment.request_id}.score",
+            "rid": f"score.{segment.request_id}",
             "input_ids": token_ids,
             "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
             "return_logprob": True,
@@ -146,7 +146,7 @@ class SGLang:
     async def routes(self, server: ServerClient, segment: Segment, token_ids: Sequence[int]) -> bytes:
         """See `ServerDialect.routes`: the prefix cache holds the experts with the keys and values of most of the tokens."""
         body = {
-            "rid": f"{segment.request_id}.routes",
+            "rid": f"routes.{segment.request_id}",
             "input_ids": token_ids,
             "sampling_params": {"max_new_tokens": 0},
             **_adapter(segment),

@@ -108,7 +108,7 @@ class VLLM:
     async def score(self, server: ServerClient, segment: Segment, token_ids: Sequence[int], start: int) -> list[float]:
         """Returns log_softmax(logits) of the tokens from `start` on, given those before."""
         body = {
-            "request_id": f"{segment.request_id}.score",
+            "request_id": f"score.{segment.request_id}",
             "model": segment.adapter or MODEL,
             "prompt": token_ids,
             "max_tokens": 1,

@@ -19,6 +19,7 @@ class Reload:
     def areal_reload(self: Any, weights_path: str) -> None:
         """Load weights from a folder, and pack a tied output matrix again."""
         self.reload_weights(weights_path=weights_path)
+        self._areal_state()["loading"] = False  # of a version whose sender was gone before its last part
         self._areal_pack()
 
     def areal_join(self: Any, address: str, port: int, ranks: int, name: str, backend: str, seconds: float) -> dict[str, Any]:
