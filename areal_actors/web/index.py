@@ -80,8 +80,8 @@ class RunIndex:
         self.bounds = RowTable(BoundRow)
         self.notices = RowTable(NoticeRow)
         self.fold = EpisodeFold()
-        shown = {kind.subject: kind for kind in KINDS if kind in LINES and kind not in FREQUENT}
-        kinds = {**shown, **{kind.subject: kind for kind in WHOLE}, **PARTS}
+        self._shown = {kind.subject: kind for kind in KINDS if kind in LINES and kind not in FREQUENT}
+        kinds = {**self._shown, **{kind.subject: kind for kind in WHOLE}, **PARTS}
         self._decoders: dict[str, msgspec.msgpack.Decoder[Any]] = {
             subject: msgspec.msgpack.Decoder(kind) for subject, kind in kinds.items()
         }
@@ -136,11 +136,12 @@ class RunIndex:
             message = _decoded(decoder, envelope)
             if (handler := self._handlers.get(type(message))) is not None:
                 handler(message, envelope.sequence, at)
-            self._notice(message, envelope, at)
+            if envelope.subject in self._shown:
+                self._notice(message, envelope, at)
         self.last, self.last_at = envelope.sequence, at
 
     def _notice(self, message: Any, envelope: Envelope, at: float) -> None:
-        if type(message) in FREQUENT or (sentence := plain_line(message)) is None:
+        if (sentence := plain_line(message)) is None:
             return
         row = NoticeRow(
             id=len(self.notices.rows),

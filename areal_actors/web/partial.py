@@ -1,4 +1,7 @@
-"""Parts of large messages: the index decodes only these fields, so that token columns are skipped."""
+"""Parts of large messages: the index decodes only these fields, so that token columns are skipped.
+
+None of them refers to itself: the garbage collector need not look at hundreds of thousands of them.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,13 @@ import msgspec
 from areal_actors.core.values import VersionSpan
 
 
-class TaskName(msgspec.Struct):
+class TaskName(msgspec.Struct, gc=False):
     """`Task` without its data."""
 
     id: str
 
 
-class EpisodeWork(msgspec.Struct):
+class EpisodeWork(msgspec.Struct, gc=False):
     """`RunEpisode` without the task's data."""
 
     episode: str
@@ -24,13 +27,13 @@ class EpisodeWork(msgspec.Struct):
     purpose: str = "train"
 
 
-class ScoredPart(msgspec.Struct):
+class ScoredPart(msgspec.Struct, gc=False):
     """`EpisodeScored`."""
 
     work: EpisodeWork
 
 
-class AbandonedPart(msgspec.Struct):
+class AbandonedPart(msgspec.Struct, gc=False):
     """`EpisodeAbandoned`."""
 
     work: EpisodeWork
@@ -38,7 +41,7 @@ class AbandonedPart(msgspec.Struct):
     detail: str
 
 
-class EvaluatedPart(msgspec.Struct):
+class EvaluatedPart(msgspec.Struct, gc=False):
     """`EpisodeEvaluated`."""
 
     work: EpisodeWork
@@ -47,20 +50,20 @@ class EvaluatedPart(msgspec.Struct):
     sampled_by: dict[int, int] = {}
 
 
-class CompletionSpans(msgspec.Struct):
+class CompletionSpans(msgspec.Struct, gc=False):
     """`TokenColumns` without its columns."""
 
     versions: tuple[VersionSpan, ...] = ()
 
 
-class SampledCall(msgspec.Struct):
+class SampledCall(msgspec.Struct, gc=False):
     """`Interaction` without tokens."""
 
     id: str
     completion: CompletionSpans
 
 
-class TrajectoryPart(msgspec.Struct):
+class TrajectoryPart(msgspec.Struct, gc=False):
     """`Trajectory` without tokens."""
 
     episode: str
@@ -71,13 +74,13 @@ class TrajectoryPart(msgspec.Struct):
     interactions: tuple[SampledCall, ...]
 
 
-class ExportedPart(msgspec.Struct):
+class ExportedPart(msgspec.Struct, gc=False):
     """`TrajectoryExported`."""
 
     trajectory: TrajectoryPart
 
 
-class RecordedPart(msgspec.Struct):
+class RecordedPart(msgspec.Struct, gc=False):
     """`InteractionRecorded`."""
 
     episode: str

@@ -2,6 +2,7 @@
 
 A browser shows any earlier moment from the positions alone; it asks for rows that changed after the last event that it has.
 Times are seconds since the first event; a position of 0 means that it has not happened.
+No row refers to itself: the garbage collector need not look at hundreds of thousands of them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 
-class Row(msgspec.Struct, array_like=True, kw_only=True):
+class Row(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     """A row of a table."""
 
     id: int
@@ -24,14 +25,14 @@ class Row(msgspec.Struct, array_like=True, kw_only=True):
 RowType = TypeVar("RowType", bound=Row)
 
 
-class SampledSpan(msgspec.Struct, array_like=True):
+class SampledSpan(msgspec.Struct, array_like=True, gc=False):
     """Sampled tokens of one weight version."""
 
     weight_version: int
     tokens: int
 
 
-class CallRow(msgspec.Struct, array_like=True):
+class CallRow(msgspec.Struct, array_like=True, gc=False):
     """A completed model call."""
 
     position: int
@@ -40,7 +41,7 @@ class CallRow(msgspec.Struct, array_like=True):
     spans: list[SampledSpan]
 
 
-class EpisodeRow(Row, kw_only=True):
+class EpisodeRow(Row, kw_only=True, gc=False):
     """An attempt at an episode."""
 
     name: str
@@ -73,7 +74,7 @@ class EpisodeRow(Row, kw_only=True):
     """Reason why it was dropped or abandoned."""
 
 
-class StepRow(Row, kw_only=True):
+class StepRow(Row, kw_only=True, gc=False):
     """A completed step."""
 
     step: int
@@ -84,7 +85,7 @@ class StepRow(Row, kw_only=True):
     """Position of the event by which a restarted trainer repeated this step or an earlier one."""
 
 
-class BatchRow(Row, kw_only=True):
+class BatchRow(Row, kw_only=True, gc=False):
     """A batch."""
 
     step: int
@@ -100,7 +101,7 @@ class BatchRow(Row, kw_only=True):
     """Sequences that the trainer left out, as a sentence."""
 
 
-class VersionRow(Row, kw_only=True):
+class VersionRow(Row, kw_only=True, gc=False):
     """Weights that were published, or loaded by a worker."""
 
     weight_version: int
@@ -110,7 +111,7 @@ class VersionRow(Row, kw_only=True):
     """Inference worker that loaded them; empty for the publication."""
 
 
-class EvaluationRow(Row, kw_only=True):
+class EvaluationRow(Row, kw_only=True, gc=False):
     """Held-out result."""
 
     weight_version: int
@@ -121,7 +122,7 @@ class EvaluationRow(Row, kw_only=True):
     metrics: dict[str, float]
 
 
-class ActorRow(Row, kw_only=True):
+class ActorRow(Row, kw_only=True, gc=False):
     """Start, failure or stop of an actor."""
 
     actor: str
@@ -132,14 +133,14 @@ class ActorRow(Row, kw_only=True):
     detail: str = ""
 
 
-class BoundRow(Row, kw_only=True):
+class BoundRow(Row, kw_only=True, gc=False):
     """A staleness bound, in effect from its position on."""
 
     max_staleness: int
     position: int
 
 
-class NoticeRow(Row, kw_only=True):
+class NoticeRow(Row, kw_only=True, gc=False):
     """A notable event as one sentence."""
 
     position: int

@@ -31,6 +31,8 @@ MAX_STREAMS = 64
 WINDOW_SECONDS = 30.0
 """Window of throughput and busy shares, before the latest telemetry."""
 MAX_EVENTS = 200
+SLICE_BYTES = 1 << 16
+"""Bytes of an answer that are handed to a connection at once."""
 
 _ENCODER = msgspec.json.Encoder()
 
@@ -42,6 +44,8 @@ class PageServer:
         self.source, self.name = source, name
         self._what_ifs = tuple(what_ifs)
         self._details = LogDetails(source)
+        self._whole: tuple[dict[str, Any], bytes] = ({}, b"")
+        """All rows, encoded, and the state of the log then."""
         self.streams = 0
         """Browsers that receive notices."""
 
@@ -87,10 +91,23 @@ class PageServer:
         facts = {"name": index.run or self.name, "began": index.began, "recipe": index.recipe, "columns": columns}
         return _json({**facts, "what_ifs": self._what_ifs, "head": self.head()})
 
-    async def rows(self, request: web.Request) -> web.Response:
-        """Rows that changed after an event."""
-        after = _number(request, "after", 0)
-        return _json({"head": self.head(), "tables": self.source.index.changed_after(after)})
+    async def rows(self, request: web.Request) -> web.StreamResponse:
+        """Rows that changed after an event; sent in slices, so that browsers that hang share one encoded answer."""
+        if after := _number(request, "after", 0):
+            body = _ENCODER.encode({"head": self.head(), "tables": self.source.index.changed_after(after)})
+        else:
+            body = self._all_rows()
+        response = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": str(len(body))})
+        await response.prepare(request)
+        for start in range(0, len(body), SLICE_BYTES):
+            await asyncio.wait_for(response.write(memoryview(body)[start : start + SLICE_BYTES]), STUCK_SECONDS)
+        return response
+
+    def _all_rows(self) -> bytes:
+        state = self.head()
+        if self._whole[0] != state:
+            self._whole = (state, _ENCODER.encode({"head": state, "tables": self.source.index.changed_after(0)}))
+        return self._whole[1]
 
     async def telemetry(self, _: web.Request) -> web.Response:
         """Heartbeats of a live run's actors, and throughput of its engines."""

@@ -1,13 +1,13 @@
 // Batches: what each step trained, and the episodes that it was made of.
 
-import { count, duration, element, empty, replace, short, table, versionColour } from "./dom.js";
+import { count, duration, element, empty, moment, replace, short, table, versionColour } from "./dom.js";
 
 export class Batches {
   constructor(data, root, open) {
     Object.assign(this, { data, open, chosen: null });
     this.list = element("div", { className: "scroll" });
     this.detail = element("div");
-    root.append(element("div", { className: "bar" }, element("h2", { textContent: "Batches" })), this.list, this.detail);
+    root.append(element("div", { className: "bar" }, element("h2", { textContent: "Batches" }), element("span", { className: "dim", textContent: "Numbers in the bars: staleness; colours: weight version, as in the swim lanes; pale: masked" })), this.list, this.detail);
   }
 
   draw() {
@@ -16,9 +16,9 @@ export class Batches {
     const rows = batches.map((batch, index) => {
       const members = this.members(batch), metrics = steps.get(batch.step)?.metrics ?? {}, before = batches[index - 1];
       const button = element("button", { className: "link", textContent: `step ${batch.step}`, onclick: () => { this.chosen = batch.id; this.draw(); } });
-      return [button, duration(batch.at), batch.groups.length, members.length, members.reduce((sum, row) => sum + row.tokens, 0), this.staleness(batch, members), short(metrics.reward_mean), metrics.masked_frac === undefined ? "–" : `${(100 * metrics.masked_frac).toFixed(1)}%`, batch.dropped_trajectories - (before?.dropped_trajectories ?? 0), batch.refused];
+      return [button, moment(batch.at), batch.groups.length, members.length, members.reduce((sum, row) => sum + row.tokens, 0), this.staleness(batch, members), short(metrics.reward_mean), metrics.masked_frac === undefined ? "–" : `${(100 * metrics.masked_frac).toFixed(1)}%`, batch.dropped_trajectories - (before?.dropped_trajectories ?? 0), batch.refused];
     });
-    replace(this.list, table("Batches by step", ["", "formed after", "groups", "episodes", "tokens", "tokens by staleness", "reward", "masked", "dropped since", "left out"], rows.reverse()));
+    replace(this.list, table("Batches by step", ["", "formed at", "groups", "episodes", "tokens", "tokens by staleness", "reward", "masked", "dropped before", "left out"], rows.reverse()));
     this.drawChosen(batches.find(batch => batch.id === this.chosen) ?? batches.at(-1));
   }
 
@@ -45,6 +45,6 @@ export class Batches {
       const versions = [...new Set(members.flatMap(row => row.calls.flatMap(call => call[3].map(([version]) => version))))].sort((one, other) => one - other);
       return [members[0]?.group ?? "?", members[0]?.task ?? "no longer in the log", links, versions.join(", "), waits.length ? `${duration(Math.min(...waits))} – ${duration(Math.max(...waits))}` : "–"];
     });
-    replace(this.detail, element("h3", { textContent: `The batch of step ${batch.step}: ${count(batch.groups.length)} groups, formed by event ${count(batch.position)}; tokens of weights older than version ${batch.oldest_version} are not trained` }), element("div", { className: "scroll" }, table(`Groups of the batch of step ${batch.step}`, ["group", "task", "episodes (reward)", "weight versions", "waited for the batch"], rows)));
+    replace(this.detail, element("h3", { textContent: `The batch of step ${batch.step}: ${count(batch.groups.length)} groups, formed by event ${count(batch.position)}; ${batch.oldest_version > 0 ? `tokens of weights older than version ${batch.oldest_version} are not trained` : "no token is too old"}` }), element("div", { className: "scroll" }, table(`Groups of the batch of step ${batch.step}`, ["group", "task", "episodes (reward)", "weight versions", "waited for the batch"], rows)));
   }
 }

@@ -63,7 +63,7 @@ const options = (found, series, axis, width) => {
       { ...lines, size: 58, values: (_, splits) => splits.map(short) },
     ],
     series: [
-      { label: seconds ? "minutes" : "step", value: (_, value) => seconds && value !== null ? value.toFixed(2) : short(value) },
+      { label: seconds ? "minutes" : "step", value: (plot, value, _, place) => { const shown = place === null ? plot.data[0].at(-1) : value; return seconds ? shown.toFixed(2) : short(shown); } },
       ...series.map(one => ({
         label: one.label,
         stroke: one.colour,
@@ -71,7 +71,7 @@ const options = (found, series, axis, width) => {
         dash: one.dashed ? DASH : undefined,
         spanGaps: true,
         points: { show: one.dots || one.points.length < 40, size: one.dots ? 7 : 4, fill: one.dots ? colour("page") : one.colour },
-        value: (_, value) => short(value),
+        value: (plot, value, number, place) => short(place === null ? plot.data[number].findLast(one => one !== null) : value),
       })),
     ],
   };

@@ -58,12 +58,12 @@ export class RunData extends EventTarget {
   }
 
   async refresh() {
-    if (!Object.keys(this.recipe).length || !this.began) await this.describe();
     const { head, tables } = await fetched(`/api/rows?after=${this.fetched}`);
     for (const [name, rows] of Object.entries(tables)) {
       const columns = this.columns[name];
       for (const values of rows) this.tables[name][values[0]] = named(columns, values);
     }
+    if (head.last && !Object.keys(this.recipe).length) await this.describe(); // it was asked for before the first event was there
     this.head = head;
     this.fetched = head.last;
     this.changed();
@@ -101,6 +101,8 @@ export class RunData extends EventTarget {
   }
 
   reward(row) { return row.ended && row.ended <= this.now ? row.reward : null; }
+
+  tokens(row) { return row.ended && row.ended <= this.now ? row.tokens : row.calls.filter(call => call[0] <= this.now).flatMap(call => call[3]).reduce((sum, [, number]) => sum + number, 0); }
 
   bound() { return this.before("bounds").at(-1)?.max_staleness ?? null; }
 

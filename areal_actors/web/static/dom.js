@@ -38,6 +38,12 @@ export const duration = seconds => {
   return minutes < 60 ? `${minutes} min ${Math.round(seconds % 60)} s` : `${Math.floor(minutes / 60)}:${String(minutes % 60).padStart(2, "0")} h`;
 };
 
+// A moment of the run: 2:33.4 is two minutes and 33.4 seconds after its first event.
+export const moment = seconds => {
+  const whole = Math.floor(seconds / 60), rest = (seconds - 60 * whole).toFixed(1).padStart(4, "0");
+  return whole < 60 ? `${whole}:${rest}` : `${Math.floor(whole / 60)}:${String(whole % 60).padStart(2, "0")}:${rest}`;
+};
+
 export const bytes = size => size >= 2 ** 30 ? `${(size / 2 ** 30).toFixed(1)} GiB` : `${Math.round(size / 2 ** 20)} MiB`;
 
 // A table with a caption for screen readers; cells are texts or elements, numbers are set to the right.

@@ -64,11 +64,11 @@ export class Episode {
   }
 
   render() {
+    const ended = this.row.ended && this.row.ended <= this.data.now;
     const row = this.row, detail = this.detail, step = this.data.steps().find(one => one.step === row.step), difference = step?.metrics.train_infer_logprob_diff_max;
-    const facts = { task: row.task, ...detail.task, outcome: this.data.outcome(row), failure: detail.detail, reward: row.reward === null ? "" : short(row.reward), ...detail.metrics, "staleness bound": row.step ? `${this.data.bound()} versions; step ${row.step} trains version ${row.step - 1}` : "", "engine – trainer": difference === undefined ? "" : `at most ${short(difference)} nats for a token of its step`, output: detail.output };
-    replace(this.facts, ...Object.entries(facts).filter(([, value]) => value !== "" && value !== undefined && value !== null).flatMap(([name, value]) => [element("dt", { textContent: name }), element("dd", { textContent: typeof value === "string" ? value : JSON.stringify(value) })]));
+    const facts = { task: row.task, ...detail.task, outcome: this.data.outcome(row), failure: ended ? detail.detail : "", reward: this.data.reward(row) === null ? "" : short(row.reward), ...(ended ? detail.metrics : {}), "staleness bound": row.step && row.batch <= this.data.now ? `${this.data.bound()} versions; step ${row.step} trains version ${row.step - 1}` : "", "engine – trainer": difference === undefined ? "" : `at most ${short(difference)} nats for a token of its step`, output: ended ? detail.output : "" };
+    replace(this.facts, ...Object.entries(facts).filter(([name, value]) => value !== "" && !(name === "id" && value === row.task) && value !== undefined && value !== null).flatMap(([name, value]) => [element("dt", { textContent: name }), element("dd", { textContent: typeof value === "string" ? value : JSON.stringify(value) })]));
     this.tokens = [];
-    const ended = row.ended && row.ended <= this.data.now;
     if (!ended || !detail.calls.length) {
       const reason = !ended ? "The episode has not ended at this event." : row.outcome === "exported" ? "The log no longer has the tokens of this episode." : `Tokens are in the log for exported episodes only; this one was ${row.outcome}. It made ${count(row.calls.length)} calls with ${count(row.tokens)} tokens.`;
       this.note.textContent = "";
@@ -87,7 +87,7 @@ export class Episode {
       text.append(token);
     });
     if (index === 0 && text.firstChild) text.firstChild.tabIndex = 0;
-    const facts = [`${count(call.token_ids.length)} sampled by ${call.worker || "several workers"}`, `weight version ${versions.join(", ")}`, call.finish_reason, call.reward === null ? "" : `reward set by the agent ${short(call.reward)}`];
+    const facts = [`${count(call.token_ids.length)} sampled by ${call.worker || "several workers"}`, `weight version ${versions.join(", ")}`, call.finish_reason, call.reward === null ? "" : `reward ${short(call.reward)}`];
     const made = element("article", {}, element("h3", { textContent: `call ${index + 1} of ${this.detail.calls.length}  ${call.interaction}` }), element("p", { className: "dim", textContent: facts.filter(Boolean).join(" · ") }), call.prompt ? element("details", {}, element("summary", { textContent: "prompt" }), element("pre", { textContent: call.prompt })) : "", text);
     made.style.marginLeft = `${1.5 * call.depth}rem`;
     return made;

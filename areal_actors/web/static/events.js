@@ -1,7 +1,7 @@
 // Events: a search through the log, newest first, and one event with its whole message.
 
 import { fetched } from "./data.js";
-import { count, duration, element, empty, replace, table } from "./dom.js";
+import { count, element, empty, moment, replace, table } from "./dom.js";
 
 export class Events {
   constructor(data, root) {
@@ -38,7 +38,7 @@ export class Events {
     Object.assign(this, { before: answer.before, more: answer.more });
     this.status.textContent = `${count(this.found.length)} found in events ${count(answer.before)} to ${count(this.shownAt)}, newest first`;
     this.next.hidden = !answer.more;
-    const rows = this.found.map(one => [element("button", { className: "link", textContent: count(one.position), onclick: () => this.show(one.position) }), duration(Math.max(one.time - this.data.began, 0)), one.subject, one.sender]);
+    const rows = this.found.map(one => [element("button", { className: "link", textContent: count(one.position), onclick: () => this.show(one.position) }), moment(Math.max(one.time - this.data.began, 0)), one.subject, one.sender]);
     replace(this.list, rows.length ? table("Events found", ["event", "after", "subject", "sender"], rows) : empty(answer.more ? "Nothing found in these events; search in earlier ones." : "No event matches. A subject is the beginning of a name, as in `episode.`; docs/events.md lists them all."));
   }
 

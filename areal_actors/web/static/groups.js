@@ -3,22 +3,24 @@
 import { fetched } from "./data.js";
 import { count, counted, element, empty, replace, short } from "./dom.js";
 
-const LISTED = 300;
+const LISTED = 300, DOTS = 48;
 
 export class Groups {
   constructor(data, root, open) {
     Object.assign(this, { data, open, group: "", shown: "" });
     this.filter = element("input", { type: "search", placeholder: "group or task", aria: { label: "Show groups of this number or task" } });
     this.order = element("select", { aria: { label: "Order of the groups" } }, ...[["new", "newest first"], ["spread", "largest spread of rewards first"], ["low", "lowest reward first"]].map(([value, text]) => element("option", { value, textContent: text })));
+    this.purpose = element("select", { aria: { label: "Groups of training or evaluation" } }, ...[["train", "training"], ["evaluate", "evaluation"]].map(([value, text]) => element("option", { value, textContent: text })));
     this.list = element("div", { className: "list", aria: { label: "Groups", role: "group" } });
     this.answers = element("div", { className: "answers" });
-    for (const control of [this.filter, this.order]) control.addEventListener("input", () => this.draw());
-    root.append(element("div", { className: "bar" }, element("h2", { textContent: "Groups" }), this.filter, this.order), element("div", { className: "split" }, this.list, this.answers));
+    for (const control of [this.filter, this.purpose, this.order]) control.addEventListener("input", () => this.draw());
+    root.append(element("div", { className: "bar" }, element("h2", { textContent: "Groups" }), this.filter, this.purpose, this.order), element("div", { className: "split" }, this.list, this.answers));
   }
 
   groups() {
     const groups = new Map();
     for (const row of this.data.episodes()) {
+      if (row.purpose !== this.purpose.value) continue;
       const found = groups.get(row.group) ?? { name: row.group, task: "", rows: [], rewards: [] };
       found.rows.push(row);
       found.task ||= row.task;
@@ -42,12 +44,12 @@ export class Groups {
   }
 
   entry(one) {
-    const dots = element("span", { className: "dots" }, ...one.rows.map(row => {
+    const dots = element("span", { className: "dots" }, ...one.rows.slice(0, DOTS).map(row => {
       const reward = this.data.reward(row), dot = element("span", { className: "dot", title: reward === null ? this.data.station(row) : `reward ${short(reward)}` });
       if (reward !== null) dot.style.background = rewardColour(reward);
       return dot;
-    }));
-    const made = element("button", { onclick: () => { this.group = one.name; this.draw(); } }, element("b", { textContent: one.name }), dots, element("span", { className: "dim", textContent: one.task }));
+    }), one.rows.length > DOTS ? `+${one.rows.length - DOTS}` : "");
+    const made = element("button", { onclick: () => { this.group = one.name; this.draw(); } }, element("b", { textContent: one.name }), dots, element("span", { className: "dim", textContent: this.purpose.value === "train" ? one.task : "" }));
     made.setAttribute("aria-pressed", String(one.name === this.group));
     return made;
   }
@@ -59,7 +61,8 @@ export class Groups {
     this.shown = state;
     const asked = this.group, { episodes } = await fetched(`/api/group/${encodeURIComponent(asked)}`);
     if (asked !== this.group) return;
-    const task = episodes.find(one => Object.keys(one.task).length)?.task ?? {};
+    const tasks = new Set(rows.map(row => row.task)), task = tasks.size > 1 ? {} : episodes.find(one => Object.keys(one.task).length)?.task ?? {};
+    this.manyTasks = tasks.size > 1;
     replace(this.answers, element("h3", { textContent: `group ${asked}: ${counted(rows.length, "attempt")}` }), element("dl", {}, ...Object.entries(task).flatMap(([name, value]) => [element("dt", { textContent: name }), element("dd", { textContent: typeof value === "string" ? value : JSON.stringify(value) })])), element("div", { className: "side" }, ...rows.map(row => this.answer(row, episodes))));
   }
 
@@ -68,7 +71,7 @@ export class Groups {
     const bar = element("span", { className: "reward", textContent: reward === null ? "no reward" : `reward ${short(reward)}` });
     if (reward !== null) bar.style.borderColor = rewardColour(reward);
     const metrics = Object.entries(detail?.metrics ?? {}).map(([name, value]) => `${name} ${short(value)}`).join(", ");
-    return element("article", {}, element("h4", {}, element("button", { className: "link", textContent: `episode ${row.name}${row.attempt > 1 ? `, attempt ${row.attempt}` : ""}`, onclick: () => this.open(row) })), bar, element("p", { className: "dim", textContent: [this.data.outcome(row), counted(row.tokens, "token"), metrics].filter(Boolean).join(" · ") }), element("pre", { textContent: ended ? detail?.output || detail?.detail || "(no text)" : "" }));
+    return element("article", {}, element("h4", {}, element("button", { className: "link", textContent: `episode ${row.name}${row.attempt > 1 ? `, attempt ${row.attempt}` : ""}`, onclick: () => this.open(row) })), bar, this.manyTasks ? element("p", { textContent: detail?.task.question ?? detail?.task.prompt ?? row.task }) : "", element("p", { className: "dim", textContent: [this.data.outcome(row), counted(this.data.tokens(row), "token"), ended ? metrics : ""].filter(Boolean).join(" · ") }), element("pre", { textContent: ended ? detail?.output || detail?.detail || "(no text)" : "" }));
   }
 }
 

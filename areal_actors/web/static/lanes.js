@@ -1,12 +1,14 @@
 // Swim lanes: a line for each attempt at an episode, coloured by the weight version that sampled each part. Only what is visible is drawn.
 
-import { colour, count, duration, element, replace, short, versionColour } from "./dom.js";
+import { colour, count, duration, element, moment, replace, short, versionColour } from "./dom.js";
 
-const LANE = 20, LEFT = 170, RIGHT = 150, TOP = 24;
+const LANE = 20, RIGHT = 150, TOP = 24, LETTER = 7.3, LONGEST = 26;
+
+const title = row => `${row.name}${row.attempt > 1 ? ` (${row.attempt})` : ""}`.slice(-LONGEST);
 
 export class Lanes {
   constructor(data, root, open) {
-    Object.assign(this, { data, open, selected: -1, rows: [] });
+    Object.assign(this, { data, open, selected: -1, rows: [], bottom: true });
     this.filter = element("input", { type: "search", placeholder: "episode, task or group", aria: { label: "Show lanes of this episode, task or group" } });
     this.station = element("select", { aria: { label: "Show lanes of episodes at this station" } }, ...["all", "granted", "sampling", "scored", "exported", "in batch", "trained", "dropped", "abandoned", "evaluated"].map(name => element("option", { value: name === "all" ? "" : name, textContent: name === "all" ? "every station" : name })));
     this.purpose = element("select", { aria: { label: "Show lanes of training or evaluation" } }, ...[["train", "training"], ["evaluate", "evaluation"], ["", "both"]].map(([value, text]) => element("option", { value, textContent: text })));
@@ -16,8 +18,11 @@ export class Lanes {
     this.spacer = element("div", { className: "spacer" });
     this.box = element("div", { className: "lanes" }, this.canvas, this.spacer);
     this.tip = element("output", { className: "tip", textContent: "Point at a lane, or move with the up and down keys; Enter opens the episode." });
-    for (const control of [this.filter, this.station, this.purpose, this.fit]) control.addEventListener("input", () => { this.box.scrollTop = 0; this.selected = -1; this.draw(); });
-    this.box.addEventListener("scroll", () => requestAnimationFrame(() => this.paint()));
+    for (const control of [this.filter, this.station, this.purpose, this.fit]) control.addEventListener("input", () => { this.bottom = true; this.selected = -1; this.draw(); });
+    this.box.addEventListener("scroll", () => requestAnimationFrame(() => {
+      this.bottom = this.box.scrollTop + this.box.clientHeight >= this.box.scrollHeight - LANE;
+      this.paint();
+    }));
     this.canvas.addEventListener("mousemove", event => this.point(this.at(event.offsetY)));
     this.canvas.addEventListener("click", event => { const row = this.rows[this.at(event.offsetY)]; if (row) this.open(row); });
     this.canvas.addEventListener("keydown", event => this.key(event));
@@ -34,12 +39,13 @@ export class Lanes {
     const versions = [...new Set(this.data.before("versions").map(row => row.weight_version))].slice(-8);
     replace(this.legend, `${count(this.rows.length)} attempts. Colour: weight version `, ...versions.map(version => { const key = element("span", { className: "key", textContent: version }); key.style.background = versionColour(version); return key; }),
       bound === null ? "" : ` · staleness bound ${bound}: versions below ${Math.max(oldest, 0)} are too old now (hatched) · grey: waiting · ● scored  ▮ batch  ◆ trained  ✕ dropped or failed`);
+    if (this.bottom) this.box.scrollTop = this.box.scrollHeight; // the newest lanes, until one scrolls away from them
     this.paint();
   }
 
   visible() {
     const first = Math.floor(this.box.scrollTop / LANE), lanes = Math.ceil((this.canvas.clientHeight - TOP) / LANE);
-    return [first, this.rows.slice(first, first + lanes)];
+    return [first, this.rows.slice(first, first + lanes + 1)];
   }
 
   paint() {
@@ -60,7 +66,8 @@ export class Lanes {
     const end = row => this.shownEnd(row, now);
     const from = this.fit.checked ? Math.min(...rows.map(row => row.granted_at)) : 0;
     const to = Math.max(this.fit.checked ? Math.max(...rows.map(end)) : now, from + 0.01);
-    const x = at => LEFT + ((at - from) / (to - from)) * (width - LEFT - RIGHT);
+    const left = 24 + LETTER * Math.max(...rows.map(row => title(row).length));
+    const x = at => left + ((at - from) / (to - from)) * (width - left - RIGHT);
     this.axis(pen, from, to, x, height);
     rows.forEach((row, index) => this.lane(pen, row, TOP + index * LANE, x, now, first + index === this.selected, width));
   }
@@ -77,7 +84,7 @@ export class Lanes {
       pen.fillStyle = colour("line");
       pen.fillRect(x(at), TOP - 6, 1, height);
       pen.fillStyle = colour("dim");
-      pen.fillText(step < 1 ? `${at.toFixed(1)} s` : duration(at), x(at) + 3, 13);
+      pen.fillText(moment(at), x(at) + 3, 13);
     }
     pen.fillStyle = colour("accent");
     for (const row of this.data.before("versions")) if (!row.worker && row.at >= from && row.at <= to) {
@@ -91,7 +98,7 @@ export class Lanes {
     if (selected) { pen.fillStyle = colour("panel"); pen.fillRect(0, y, width, LANE); }
     pen.font = "12px ui-monospace, monospace";
     pen.fillStyle = colour("text");
-    pen.fillText(`${row.name}${row.attempt > 1 ? ` (${row.attempt})` : ""}`.slice(0, 22), 8, middle + 4);
+    pen.fillText(title(row), 8, middle + 4);
     pen.fillStyle = colour("wait");
     pen.fillRect(x(row.granted_at), middle - 1, Math.max(x(this.shownEnd(row, now)) - x(row.granted_at), 1), 2);
     let begin = row.granted_at;

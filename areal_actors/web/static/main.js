@@ -3,7 +3,7 @@
 import { Actors } from "./actors.js";
 import { Batches } from "./batches.js";
 import { RunData } from "./data.js";
-import { count, duration, element } from "./dom.js";
+import { count, element, moment } from "./dom.js";
 import { Episode } from "./episode.js";
 import { Events } from "./events.js";
 import { Groups } from "./groups.js";
@@ -57,7 +57,7 @@ const drawFrame = () => {
   slider.min = head.first || 1;
   slider.max = Math.max(head.last, 1);
   slider.value = data.now;
-  at("moment").textContent = `${count(data.now)} of ${count(head.last)} · ${duration(data.time)}`;
+  at("moment").textContent = `${count(data.now)} of ${count(head.last)} · ${moment(data.time)} after the start`;
   at("follow").disabled = data.follows;
   document.documentElement.dataset.past = data.follows ? "" : "past";
 };

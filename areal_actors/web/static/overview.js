@@ -1,7 +1,7 @@
 // The overview: the state of the run in one line, the ring with counts, and curves.
 
 import { Chart } from "./charts.js";
-import { colour, count, counted, duration, element, replace, short } from "./dom.js";
+import { colour, count, counted, duration, element, moment, replace, short } from "./dom.js";
 import { ring } from "./ring.js";
 
 const FIRST = ["reward_mean", "loss", "entropy", "mean_tokens", "token_staleness_mean", "masked_frac", "approx_kl", "grad_norm", "train_infer_logprob_diff_max"];
@@ -36,7 +36,7 @@ export class Overview {
     if (!this.chartBox.clientWidth) return;
     replace(this.ringBox, ring(this.data));
     replace(this.facts, ...this.rows());
-    replace(this.notices, ...this.data.before("notices").slice(-5).reverse().map(row => element("p", { className: "notice" }, element("button", { className: "link", textContent: `event ${count(row.position)}`, onclick: () => this.data.goTo(row.position) }), ` ${duration(row.at)} · ${row.sentence}`)));
+    replace(this.notices, ...this.data.before("notices").slice(-5).reverse().map(row => element("p", { className: "notice" }, element("button", { className: "link", textContent: `event ${count(row.position)}`, onclick: () => this.data.goTo(row.position) }), ` ${moment(row.at)} · ${row.sentence}`)));
     this.drawCharts();
   }
 
