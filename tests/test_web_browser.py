@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -35,9 +36,18 @@ async def tab(tmp_path):
         assert hosts <= {"127.0.0.1"}, hosts
 
 
+@asynccontextmanager
+async def page_in(tab, folder, **source):
+    """Serve a page that the tab leaves before its server ends: that would be an error in the console."""
+    async with page_of(folder, **source) as (url, read, _):
+        yield url, read
+        await tab.open("about:blank")
+        await tab.until("location.href === 'about:blank'")
+
+
 async def test_every_view_shows_a_finished_run_and_the_keys_reach_all_of_them(tab, tmp_path):
     over = WhatIfCurves(label="trainer.batch_size=8", steps=[{"reward_mean": 0.25, "loss": 0.5}], first_change=1)
-    async with page_of(tmp_path, file=LOG, what_ifs=[over]) as (url, source, _):
+    async with page_in(tab, tmp_path, file=LOG, what_ifs=[over]) as (url, source):
         await until_ended(source)
         await tab.open(url)
         await tab.until("document.querySelector('#status').textContent === 'finished'")
@@ -80,7 +90,7 @@ async def test_every_view_shows_a_finished_run_and_the_keys_reach_all_of_them(ta
 
 async def test_the_page_follows_a_log_that_grows(tab, tmp_path):
     log = list(read_log(LOG))
-    async with page_of(tmp_path) as (url, source, _):
+    async with page_in(tab, tmp_path) as (url, source):
         source.state = "live"
         await tab.open(url)
         await tab.until("document.querySelector('.charts').textContent.includes('Curves begin with the first step')")
@@ -102,7 +112,7 @@ async def test_the_page_follows_a_log_that_grows(tab, tmp_path):
 async def test_the_slider_takes_every_view_to_an_earlier_event_and_back(tab, tmp_path):
     log = list(read_log(LOG))
     middle = next(envelope.sequence for envelope in log if envelope.subject == "step.completed") + 3
-    async with page_of(tmp_path, file=LOG) as (url, source, _):
+    async with page_in(tab, tmp_path, file=LOG) as (url, source):
         await until_ended(source)
         rows = source.index.fold.table.rows
         await tab.open(url)
@@ -142,7 +152,7 @@ def long_episode(tokens):
 
 
 async def test_an_episode_of_5000_tokens_is_coloured_and_text_of_an_agent_stays_text(tab, tmp_path):
-    async with page_of(tmp_path) as (url, source, _):
+    async with page_in(tab, tmp_path) as (url, source):
         for number, event in enumerate(long_episode(5000), start=1):
             stamp = Stamp(id=f"m{number}", sender=BREAKOUT, time=1.7e9 + number)
             await source._receive(msgspec.structs.replace(Envelope.seal(event, stamp, "a"), sequence=number))
@@ -170,7 +180,7 @@ async def test_an_episode_of_5000_tokens_is_coloured_and_text_of_an_agent_stays_
 
 async def test_colours_follow_the_system_and_a_key_changes_them(tab, tmp_path):
     background = "getComputedStyle(document.body).backgroundColor"
-    async with page_of(tmp_path, file=LOG) as (url, source, _):
+    async with page_in(tab, tmp_path, file=LOG) as (url, source):
         await until_ended(source)
         await tab.dark(dark=True)
         await tab.open(url)

@@ -85,7 +85,7 @@ class PageServer:
         return web.FileResponse(STATIC / "index.html")
 
     async def run(self, _: web.Request) -> web.Response:
-        """What does not change often: name, recipe, columns of the tables, and the curves laid over."""
+        """The part that seldom changes: name, recipe, columns of the tables, and the curves laid over."""
         index = self.source.index
         columns = {name: table.columns for name, table in index.tables().items()}
         facts = {"name": index.run or self.name, "began": index.began, "recipe": index.recipe, "columns": columns}

@@ -15,7 +15,7 @@ from typing import Any
 import aiohttp
 
 CHROMIUM = os.environ.get("AREAL_CHROMIUM", "") or shutil.which("chromium") or ""
-PATIENT = 15.0
+PATIENT = 120.0
 """Seconds that anything in a browser may take on a very busy machine."""
 OPTIONS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-component-update"),
