@@ -23,6 +23,8 @@ from areal_actors.web.what_if_curves import WhatIfCurves, read_curves
 from bus.errors import RecordingDamaged
 from bus.recorded import LogCopy, read_header
 
+EVERY_ADDRESS = ("0.0.0.0", "::")
+
 
 class PageOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Address of the page, and curves laid over."""
@@ -92,7 +94,8 @@ async def _served(source: LogSource, name: str, options: PageOptions, curves: Se
     async with serving_page(PageServer(source, name, curves), Access(options.host), options.host, options.port) as url:
         sys.stdout.write(f"{url}\n")
         sys.stdout.flush()
-        sys.stderr.write(f"the page of run '{name}'; Ctrl-C ends it, the run is not affected\n")
+        elsewhere = f"; on another machine write this one's name instead of {options.host}" if options.host in EVERY_ADDRESS else ""
+        sys.stderr.write(f"the page of run '{name}'; Ctrl-C ends it, the run is not affected{elsewhere}\n")
         reading = asyncio.create_task(source.read())
         waiting = asyncio.create_task(ended.wait())
         try:

@@ -46,12 +46,12 @@ export const moment = seconds => {
 
 export const bytes = size => size >= 2 ** 30 ? `${(size / 2 ** 30).toFixed(1)} GiB` : `${Math.round(size / 2 ** 20)} MiB`;
 
-// A table with a caption for screen readers; cells are texts or elements, numbers are set to the right.
+// A table with a caption for screen readers; cells are texts, numbers or elements.
 export const table = (caption, headings, rows) => element("table", {},
   element("caption", { textContent: caption }),
   element("thead", {}, element("tr", {}, ...headings.map(text => element("th", { textContent: text, scope: "col" })))),
   element("tbody", {}, ...rows.map(cells => element("tr", {}, ...cells.map(cell =>
-    element("td", { className: typeof cell === "number" ? "number" : "" }, typeof cell === "number" ? short(cell) : cell ?? ""))))),
+    element("td", {}, typeof cell === "number" ? short(cell) : cell ?? ""))))),
 );
 
 export const empty = sentence => element("p", { className: "empty", textContent: sentence });

@@ -29,6 +29,7 @@ const shown = () => views.has(location.hash.slice(1)) ? location.hash.slice(1) :
 const go = name => { if (shown() === name) draw(); else location.hash = name; };
 
 let waiting = false;
+let searching = false; // the search box gets the focus once its view is drawn
 const draw = () => {
   if (waiting) return;
   waiting = true;
@@ -40,6 +41,7 @@ const draw = () => {
     }
     drawFrame();
     views.get(shown()).view.draw();
+    if (searching && shown() === "events") { searching = false; views.get("events").view.focus(); }
   });
 };
 
@@ -80,7 +82,7 @@ document.addEventListener("keydown", event => {
   else if (step && event.target.type !== "radio") data.goTo(data.now + step * (event.shiftKey ? 100 : 1));
   else if (event.key === "Home") data.goTo(data.head.first);
   else if (event.key === "End") data.goTo(null);
-  else if (event.key === "/") { go("events"); requestAnimationFrame(() => requestAnimationFrame(() => views.get("events").view.focus())); }
+  else if (event.key === "/") { searching = true; go("events"); }
   else if (event.key === "d") toggle();
   else if (event.key === "?") openHelp();
   else return;
