@@ -13,6 +13,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import aiohttp
+import msgspec
 import pytest
 from support.audit_logs import STARTED, sound_log
 from support.page_server import PATIENT, page_of, until, until_ended
@@ -24,6 +25,7 @@ from areal_actors.messages import RunFinished, StepCompleted
 from areal_actors.reader import open_run
 from areal_actors.replay.episode_trace import traced
 from areal_actors.web.what_if_curves import read_curves
+from bus.base import LogSpan
 from bus.recorded import FORMAT_VERSION, read_log
 
 ROOT = Path(__file__).parent.parent
@@ -212,6 +214,34 @@ async def test_of_a_damaged_export_the_good_part_is_shown_with_a_sentence(tmp_pa
         assert answer["head"]["last"] == len(sound_log()) - 1
         assert "ends in the middle of an entry" in answer["head"]["notice"]
         assert len(answer["tables"]["steps"]) == 3
+
+
+@pytest.mark.parametrize("other", [False, True])
+async def test_a_new_run_of_the_same_name_is_not_mixed_with_the_earlier_one(tmp_path, other):
+    async with page_of(tmp_path) as (_, source, __):
+        log = list(read_log(LOG))
+        for envelope in log:
+            await source._receive(envelope)
+        there = [msgspec.structs.replace(envelope, id=f"other-{envelope.id}") for envelope in log] if other else log
+        if not other:
+            await source._begin(KeptLog(there), None)
+            return
+        for kept in (there, there[:100]):
+            with pytest.raises(SetupError, match="Another run has the name 'gsm8k-grpo' now"):
+                await source._begin(KeptLog(kept), None)
+
+
+class KeptLog:
+    """A bus with this log."""
+
+    def __init__(self, log):
+        self.log = log
+
+    async def span(self):
+        return LogSpan(first=1, last=len(self.log), bytes=0)
+
+    async def read(self, sequences):
+        return [self.log[sequence - 1] for sequence in sequences]
 
 
 def test_curves_of_a_what_if_have_the_metrics_of_its_steps(tmp_path, capsys):

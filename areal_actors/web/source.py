@@ -13,6 +13,7 @@ from pathlib import Path
 
 import structlog
 
+from areal_actors.core.errors import SetupError
 from areal_actors.core.snapshots import SnapshotStore
 from areal_actors.display.recall import restore_fold, trimmed_notice
 from areal_actors.display.run_state import RunState
@@ -21,7 +22,7 @@ from areal_actors.run.connections import connected
 from areal_actors.run.monitor import open_log
 from areal_actors.run.run_folder import RunFolder, ServerAddress
 from areal_actors.web.index import RunIndex
-from bus.base import Envelope
+from bus.base import Bus, Envelope
 from bus.errors import BusError, EventsTrimmed
 from bus.nats import NatsBus
 from bus.recorded import LogCopy, read_log
@@ -67,6 +68,8 @@ class LogSource:
             else:
                 assert self.place is not None
                 await self._read_folder(self.place)
+        except SetupError as error:
+            self.notice = str(error)
         except (BusError, OSError) as error:
             self._stopped(error)
         self.state = ENDED
@@ -126,8 +129,10 @@ class LogSource:
                 self.notice = f"Events after {self.index.last:,} were trimmed from the log before this page read them: {error}"
                 self.index.last = (await bus.span()).first - 1
 
-    async def _begin(self, bus: NatsBus, place: RunFolder | None) -> None:
+    async def _begin(self, bus: Bus, place: RunFolder | None) -> None:
         """Prepare progress, and notices about a trimmed log."""
+        if self.index.last and await self._is_of_another_run(bus):
+            raise SetupError(f"Another run has the name '{self.index.run}' now; this page shows the earlier one. Start `areal view` again")
         self.total = (await bus.span()).last
         if not self.index.last:
             state = RunState()
@@ -135,6 +140,17 @@ class LogSource:
             self.notice = await trimmed_notice(bus, state)
             if state.started is not None:  # the event may be trimmed
                 self.index.recipe = state.started.recipe
+
+    async def _is_of_another_run(self, bus: Bus) -> bool:
+        """Returns True if the log lacks the last event that was read: the name was given to a new run meanwhile."""
+        last, span = self.index.last, await bus.span()
+        mine = self.copy.read(last)
+        if mine is None or span.last < last:
+            return span.last < last
+        if span.first > last:
+            return False
+        (there,) = await bus.read([last])
+        return there.id != mine.id
 
     async def _receive_all(self, envelopes: AsyncIterator[Envelope]) -> None:
         async for envelope in envelopes:
