@@ -55,6 +55,12 @@ check *recipes_and_settings: setup
 monitor *args: setup
     @{{ python }} -m areal_actors monitor "$@"
 
+# show a run in a browser: `just view gsm8k-grpo`, `just view run.log.xz`
+[group("daily")]
+[no-exit-message]
+view *args: setup
+    @{{ python }} -m areal_actors view "$@"
+
 # list the runs of a folder: status, steps, results
 [group("daily")]
 [no-exit-message]

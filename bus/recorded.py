@@ -6,9 +6,12 @@ A file is a sequence of frames, each a length (4 bytes, big-endian) and that man
 
 from __future__ import annotations
 
+import bisect
 import gzip
 import lzma
+import os
 import zlib
+from array import array
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -71,6 +74,41 @@ class LogWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._file.close()
+
+
+class LogCopy:
+    """A copy of a log in a file, which is written and read at the same time; another process may read it with `read_log`."""
+
+    def __init__(self, path: Path, run: str) -> None:
+        self.path = path
+        self._file = path.open("w+b")
+        _write(self._file, Header(holds="log", run=run))
+        self._sequences, self._places = array("Q"), array("Q")
+        self._decoder = msgspec.msgpack.Decoder(Envelope)
+
+    def write(self, envelope: Envelope) -> None:
+        """Add an event."""
+        self._file.seek(0, os.SEEK_END)
+        self._sequences.append(envelope.sequence)
+        self._places.append(self._file.tell())
+        _write(self._file, envelope)
+
+    def flush(self) -> None:
+        """Make all events readable for other processes."""
+        self._file.flush()
+
+    def read(self, sequence: int) -> Envelope | None:
+        """Returns the event at a position in the log; None if it is not in the copy."""
+        number = bisect.bisect_left(self._sequences, sequence)
+        if number == len(self._sequences) or self._sequences[number] != sequence:
+            return None
+        self._file.seek(self._places[number])
+        length = int.from_bytes(self._file.read(_LENGTH_BYTES), "big")
+        return self._decoder.decode(self._file.read(length))
+
+    def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
 

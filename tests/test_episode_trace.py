@@ -26,7 +26,8 @@ from areal_actors.messages import (
 from areal_actors.reader import open_run
 from areal_actors.reader.records import RecordedBatch
 from areal_actors.recipe.recipe import recorded_recipe
-from areal_actors.replay.episode_trace import traced, tree
+from areal_actors.replay.call_tree import tree
+from areal_actors.replay.episode_trace import traced
 from areal_actors.replay.trace_page import html_page
 from areal_actors.replay.trained_columns import trained_columns
 from bus.recorded import FORMAT_VERSION, read_log

@@ -15,7 +15,7 @@ ORDER = (
     *("sandbox", "tokenization", "weights", "sequences"),
     *("staleness", "tasks", "rewards", "rollout", "gateway", "generation", "batching", "training", "evaluation", "metrics"),
     *("audit", "supervised", "embedded", "chaos"),
-    *("recipe", "display", "run", "reader", "replay", "testing", "track", "library", "compat", "tinker", "cli", "__main__"),
+    *("recipe", "display", "run", "reader", "replay", "testing", "track", "web", "library", "compat", "tinker", "cli", "__main__"),
 )
 """Folders and files of the package; each imports only from those before it."""
 FOUNDATION = frozenset({"core", "messages", "runtime"})
@@ -35,7 +35,7 @@ STATIONS = {
     "metrics": set(),
 }
 """Stations on the path of a sample, and what each needs besides the foundation."""
-WINGS = {"supervised", "embedded", "library", "compat", "tinker", "chaos", "audit", "reader", "replay", "track"}
+WINGS = {"supervised", "embedded", "library", "compat", "tinker", "chaos", "audit", "reader", "replay", "track", "web"}
 """Beside the path: these import stations, no station imports them."""
 
 PURE = (
@@ -59,7 +59,7 @@ PURE = (
         "training.algorithms",
         "training.checkpoint_retention",
     ),
-    *("training.engine_mismatch", "training.packing.prefix_tree"),
+    *("training.engine_mismatch", "training.packing.prefix_tree", "web.episodes", "web.index", "web.partial", "web.rows"),
 )
 """Modules that only compute."""
 WITHOUT_BUS = ("embedded", "generation", "training", "weights")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from areal_actors import __version__
-from areal_actors.cli.reader_arguments import add_explanations, add_readers, add_replays, takes_folder
+from areal_actors.cli.reader_arguments import add_explanations, add_readers, add_replays, takes_folder, takes_page_address
 from areal_actors.core.devices import CudaDevices, pretended_cuda
 from areal_actors.core.errors import RecipeError
 from areal_actors.tinker.command import TinkerOptions
@@ -22,6 +22,8 @@ OTHER_NAMES = {"train": "run", "start": "run", "validate": "check", "dry-run": "
     "watch": "monitor",
     "list": "runs",
     "ls": "runs",
+    "web": "view",
+    "dashboard": "view",
     "plot": "compare",
     "diff": "compare",
     "new": "init",
@@ -189,16 +191,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     describe.add_argument("settings", nargs="*", metavar="SETTING|TABLE", help="dotted names (default: all settings)")
     describe.add_argument("--json-schema", action="store_true", help="print the JSON schema of recipe files, for editors")
 
-    about = "Watch a run from another process; the run is not affected."
-    watch = command("monitor", "reading:monitor", "watch a run from outside", about)
-    _takes_run(watch)
-    watch.add_argument(
-        "subjects", nargs="?", default="", help="print these messages instead, as in `trajectory.>` (default: the live view)"
-    )
-    watch.add_argument("--bus", type=Path, metavar="FILE", help="the run's monitor.json, if its folder is not accessible")
-    watch.add_argument("--json", action="store_true", help="print every message whole, as one JSON object a line (with subjects: these)")
-    watch.add_argument("--prometheus", default="", metavar="[HOST:]PORT", help="serve the run's metrics there instead, for Prometheus")
-
+    _watches(command)
     add_readers(command)
     _uploads(command)
 
@@ -232,6 +225,21 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     examine.add_argument("--json", action="store_true", help="print the same as JSON, nothing else")
     takes_folder(examine)
     return parser, list(commands.choices)
+
+
+def _watches(command: Callable[..., argparse.ArgumentParser]) -> None:
+    about = "Watch a run from another process; the run is not affected."
+    watch = command("monitor", "reading:monitor", "watch a run from outside", about)
+    _takes_run(watch)
+    watch.add_argument(
+        "subjects", nargs="?", default="", help="print these messages instead, as in `trajectory.>` (default: the live view)"
+    )
+    watch.add_argument("--bus", type=Path, metavar="FILE", help="the run's monitor.json, if its folder is not accessible")
+    watch.add_argument("--json", action="store_true", help="print every message whole, as one JSON object a line (with subjects: these)")
+    watch.add_argument("--prometheus", default="", metavar="[HOST:]PORT", help="serve the run's metrics there instead, for Prometheus")
+
+    watch.add_argument("--web", action="store_true", help="serve the run's page for a browser instead, as `areal view` does")
+    takes_page_address(watch)
 
 
 def _begins(command: Callable[..., argparse.ArgumentParser]) -> None:

@@ -1,4 +1,4 @@
-"""Arguments of the commands that read a run's files and log: runs | show | compare | replay | state | what-if | trace | why."""
+"""Arguments of the commands that read a run's files and log: runs | show | view | compare | replay | state | what-if | trace | why."""
 
 from __future__ import annotations
 
@@ -10,6 +10,12 @@ from pathlib import Path
 def takes_folder(parser: argparse.ArgumentParser) -> None:
     """Add the option `--folder`."""
     parser.add_argument("--folder", default="runs", help="where runs are written (default: %(default)s)")
+
+
+def takes_page_address(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a page's address."""
+    parser.add_argument("--host", default="127.0.0.1", help="address of the page (default: %(default)s); off this machine it needs a token")
+    parser.add_argument("--port", type=int, default=0, help="port of the page (default: a free one)")
 
 
 def positive_count(text: str) -> int:
@@ -24,7 +30,7 @@ def positive_count(text: str) -> int:
 
 
 def add_readers(command: Callable[..., argparse.ArgumentParser]) -> None:
-    """Add runs, show and compare."""
+    """Add runs, show, view and compare."""
     about = "List the runs of a folder: status, steps, first and last reward and held-out result."
     listed = command("runs", "listing:runs", "list the runs of a folder", about)
     listed.add_argument("--json", action="store_true", help="print the same as JSON, nothing else")
@@ -46,6 +52,23 @@ def add_readers(command: Callable[..., argparse.ArgumentParser]) -> None:
     shown.add_argument("--tokens", action="store_true", help="print each sampled token with its log-probability and weight version")
     shown.add_argument("--json", action="store_true", help="print one JSON object per episode, nothing else")
     takes_folder(shown)
+
+    about = (
+        "Serve the page of a live, finished or exported run until Ctrl-C: curves, swim lanes of episodes, groups with their answers,\n"
+        "tokens, batches, actors and events, at any moment of the log. It prints its address; the run is not affected."
+    )
+    viewed = command("view", "reading:view", "show a run in a browser", about)
+    viewed.add_argument("run", nargs="?", default="", metavar="RUN|FILE", help="the run (default: the latest), or an exported log")
+    viewed.add_argument(
+        "--what-if",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="lay the curves of `areal what-if --json` over; may be repeated",
+    )
+    takes_page_address(viewed)
+    takes_folder(viewed)
 
     about = "Print where the recipes of two or more runs differ, their results side by side, and the course of their metrics."
     compared = command("compare", "comparing:compare", "compare runs: recipes, results, curves", about)

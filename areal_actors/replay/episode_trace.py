@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -14,6 +14,7 @@ from areal_actors.core.values import Interaction, unpack_ids
 from areal_actors.reader.records import EndedEpisode
 from areal_actors.reader.run import Run
 from areal_actors.recipe.recipe import Recipe, recorded_recipe
+from areal_actors.replay.call_tree import tree
 from areal_actors.replay.trained_columns import TrainedColumns, trained_columns
 from areal_actors.sequences.credit import Credit, call_rewards
 
@@ -203,19 +204,3 @@ def _untrained(run: Run, ended: EndedEpisode, call: Interaction, mask: NDArray[n
         causes = {one.cause for one in refused.sequences if one.episode == ended.episode} if refused else set()
         reasons.append(f"refused by the trainer: {'; '.join(sorted(causes))}" if causes else "masked by the algorithm")
     return ", ".join(reasons)
-
-
-def tree(parents: Mapping[str, str]) -> Iterator[tuple[str, int]]:
-    """Yield the calls of a conversation, each followed by those that continue it, with the number of branches before it.
-
-    The first call that continues another one goes on at its depth; further ones begin a branch.
-    """
-    children: dict[str, list[str]] = {name: [] for name in parents}
-    for name, parent in parents.items():
-        if parent in children:
-            children[parent].append(name)
-    todo = [(name, 0) for name, parent in reversed(list(parents.items())) if parent not in children]
-    while todo:
-        name, depth = todo.pop()
-        yield name, depth
-        todo += [(child, depth + (number > 0)) for number, child in reversed(list(enumerate(children[name])))]

@@ -177,7 +177,7 @@ def attach(
 
     with suppress(KeyboardInterrupt):
         if bus is not None:
-            asyncio.run(_attach(_address_in(bus), None, watch, data=as_json))
+            asyncio.run(_attach(address_in(bus), None, watch, data=as_json))
         else:
             live = find_live(run, folder)
             asyncio.run(_attach(live.monitor(), live, watch, data=as_json))
@@ -214,7 +214,12 @@ def find_live(run: str, folder: Path) -> RunFolder:
     raise SetupError(f"run '{run}' is not live{over}; {there}")
 
 
-def _address_in(file: Path) -> ServerAddress:
+def address_in(file: Path) -> ServerAddress:
+    """Returns the address in a run's `monitor.json`.
+
+    Raises:
+        SetupError: it cannot be read.
+    """
     try:
         return msgspec.json.decode(file.read_bytes(), type=ServerAddress)
     except (OSError, msgspec.MsgspecError) as error:

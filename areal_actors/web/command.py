@@ -1,0 +1,109 @@
+"""`areal view` and `areal monitor --web`: serve the page of a run until Ctrl-C. It only reads, in a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from areal_actors.core.errors import SetupError
+from areal_actors.reader.run_files import run_folder
+from areal_actors.run.monitor import address_in, find_live
+from areal_actors.run.run_folder import RunFolder, ServerAddress
+from areal_actors.web.access import Access
+from areal_actors.web.server import PageServer, serving_page
+from areal_actors.web.source import LogSource
+from areal_actors.web.what_if_curves import WhatIfCurves, read_curves
+from bus.errors import RecordingDamaged
+from bus.recorded import LogCopy, read_header
+
+EVERY_ADDRESS = ("0.0.0.0", "::")
+
+
+class PageOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Address of the page, and curves laid over."""
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0 takes a free one."""
+    what_if: Sequence[Path] = ()
+    """Files with the output of `areal what-if --json`."""
+
+
+def view(run: str, folder: Path, options: PageOptions) -> int:
+    """Serve the page of a live, finished or exported run until Ctrl-C; returns the exit status.
+
+    Raises:
+        SetupError: there is no such run, the file is no log, or the address cannot be used.
+    """
+    path = Path(run)
+    if path.is_file():
+        return _serve(_header_name(path), options, file=path)
+    place = run_folder(run, folder)
+    if not place.live_supervisor() and not (place.nats.is_dir() and any(place.nats.iterdir())):
+        raise SetupError(f"{place.path} holds no log; name a run that was made here, or an exported log")
+    return _serve(place.path.name, options, place=place)
+
+
+def monitor_page(run: str, folder: Path, bus: Path | None, options: PageOptions) -> int:
+    """Serve the page of a live run until Ctrl-C, also after its end; returns the exit status.
+
+    Raises:
+        SetupError: no such run is live, or the address cannot be used.
+    """
+    if bus is not None:
+        address = address_in(bus)
+        return _serve(address.run, options, bus=address)
+    place = find_live(run, folder)
+    return _serve(place.path.name, options, place=place)
+
+
+def _header_name(path: Path) -> str:
+    try:
+        header = read_header(path)
+    except RecordingDamaged as error:
+        raise SetupError(f"{path} cannot be read as an exported log: {error}; `areal export RUN FILE` writes one") from error
+    if header.holds != "log":
+        raise SetupError(f"{path} is a tape of one actor; `areal export RUN FILE` writes the log of a run")
+    return header.run
+
+
+def _serve(
+    name: str, options: PageOptions, *, file: Path | None = None, place: RunFolder | None = None, bus: ServerAddress | None = None
+) -> int:
+    curves = [read_curves(path) for path in options.what_if]
+    with tempfile.TemporaryDirectory(prefix="areal-page-") as temporary, suppress(KeyboardInterrupt):
+        copy = LogCopy(Path(temporary) / "run.log", name)
+        try:
+            asyncio.run(_served(LogSource(copy, file=file, place=place, bus=bus), name, options, curves))
+        finally:
+            copy.close()
+    return 0
+
+
+async def _served(source: LogSource, name: str, options: PageOptions, curves: Sequence[WhatIfCurves]) -> None:
+    ended = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, ended.set)
+    async with serving_page(PageServer(source, name, curves), Access(options.host), options.host, options.port) as url:
+        sys.stdout.write(f"{url}\n")
+        sys.stdout.flush()
+        elsewhere = f"; on another machine write this one's name instead of {options.host}" if options.host in EVERY_ADDRESS else ""
+        sys.stderr.write(f"the page of run '{name}'; Ctrl-C ends it, the run is not affected{elsewhere}\n")
+        reading = asyncio.create_task(source.read())
+        waiting = asyncio.create_task(ended.wait())
+        try:
+            await asyncio.wait({reading, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            if reading.done():
+                await reading  # an error of the program is not hidden
+                await waiting
+        finally:
+            for task in (reading, waiting):
+                task.cancel()
+            await asyncio.gather(reading, waiting, return_exceptions=True)

@@ -1,0 +1,189 @@
+"""Details that a browser asks for: the tokens of an episode, the answers of a group, and events of the log, from the page's copy of it."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections import OrderedDict
+from typing import Any
+
+import msgspec
+
+from areal_actors.core.errors import SetupError
+from areal_actors.core.values import unpack_ids
+from areal_actors.messages import EpisodeAbandoned, EpisodeEvaluated, EpisodeScored, TrajectoryExported
+from areal_actors.replay.call_tree import tree
+from areal_actors.tokenization.tokenizer import ChatTokenizer
+from areal_actors.web.rows import EpisodeRow
+from areal_actors.web.source import LogSource
+from bus.base import Envelope
+
+EVENTS_SCANNED = 4000
+"""Events that one request looks at: a search through a long log continues with the next request."""
+LONGEST_TEXT = 20_000
+"""Characters of a text that are sent, of an output or of a message's field."""
+TRACES_KEPT = 16
+TRACE_SECONDS = 600.0
+"""Time limit of the process that computes advantages."""
+
+
+class LogDetails:
+    """Reads details from the copy of a log."""
+
+    def __init__(self, source: LogSource) -> None:
+        self._source = source
+        self._tokenizer: ChatTokenizer | None = None
+        self._tracing = asyncio.Lock()
+        self._traces: OrderedDict[tuple[str, int, int], bytes] = OrderedDict()
+
+    def episode(self, row: EpisodeRow) -> dict[str, Any]:
+        """Returns an attempt with its task, output and sampled tokens."""
+        found = self._answer(row) | {"row": row, "calls": [], "has_texts": self._text([]) is not None}
+        ended = self._source.copy.read(row.ended) if row.ended else None
+        if ended is None or ended.subject != TrajectoryExported.subject:
+            return found
+        trajectory = ended.open(TrajectoryExported).trajectory
+        depths = tree({call.id: call.parent for call in trajectory.interactions})
+        calls = {call.id: call for call in trajectory.interactions}
+        found["metrics"] = trajectory.metrics
+        for name, depth in depths:
+            call = calls[name]
+            ids = call.completion.ids_array().tolist()
+            found["calls"].append(
+                {
+                    "interaction": name,
+                    "depth": depth,
+                    "parent": call.parent,
+                    "prefix": call.prefix,
+                    "prompt": self._text(unpack_ids(call.prompt_suffix)),
+                    "finish_reason": call.finish_reason,
+                    "worker": call.worker,
+                    "reward": call.reward,
+                    "token_ids": ids,
+                    "tokens": [self._text([number]) for number in ids],
+                    "logprobs": call.completion.logprobs_array().tolist(),
+                    "weight_versions": call.completion.versions_array().tolist(),
+                }
+            )
+        return found
+
+    def group(self, rows: list[EpisodeRow]) -> list[dict[str, Any]]:
+        """Returns the answers of a group's attempts."""
+        return [self._answer(row) | {"row": row} for row in rows]
+
+    def _answer(self, row: EpisodeRow) -> dict[str, Any]:
+        found: dict[str, Any] = {"task": {}, "output": "", "detail": "", "metrics": {}}
+        for position in (row.scored, row.ended):
+            envelope = self._source.copy.read(position) if position else None
+            if envelope is None:
+                continue
+            if envelope.subject == EpisodeScored.subject:
+                scored = envelope.open(EpisodeScored)
+                found |= {"task": scored.work.task.data, "output": scored.output[:LONGEST_TEXT], "metrics": scored.metrics}
+            elif envelope.subject == EpisodeEvaluated.subject:
+                evaluated = envelope.open(EpisodeEvaluated)
+                found |= {"task": evaluated.work.task.data, "output": evaluated.output[:LONGEST_TEXT], "metrics": evaluated.metrics}
+            elif envelope.subject == EpisodeAbandoned.subject:
+                abandoned = envelope.open(EpisodeAbandoned)
+                found |= {"task": abandoned.work.task.data, "detail": abandoned.detail[:LONGEST_TEXT]}
+        return found
+
+    async def trained(self, row: EpisodeRow) -> bytes:
+        """Returns the JSON of `areal trace` for an attempt: masks and advantages, computed by another process, which may load torch.
+
+        Raises:
+            SetupError: the process failed.
+        """
+        key = (row.name, row.attempt, row.batch)
+        async with self._tracing:  # one process at a time: it loads torch
+            if key not in self._traces:
+                self._source.copy.flush()
+                self._traces[key] = await _traced(str(self._source.copy.path), row.name, row.attempt)
+                while len(self._traces) > TRACES_KEPT:
+                    self._traces.popitem(last=False)
+            return self._traces[key]
+
+    def _text(self, ids: list[int]) -> str | None:
+        """Returns the text of token ids; None without the model's tokenizer, which an exported log does not hold."""
+        place = self._source.place
+        if self._tokenizer is None and place is not None and self._source.index.model:
+            try:
+                self._tokenizer = ChatTokenizer.load(place.path / self._source.index.model)
+            except SetupError:
+                return None
+        return self._tokenizer.decode(ids, skip_special=False) if self._tokenizer else None
+
+    # ------------------------------------------------------------ events
+
+    def event(self, position: int) -> dict[str, Any] | None:
+        """Returns an event with its whole message; None if the log does not have it."""
+        envelope = self._source.copy.read(position)
+        return None if envelope is None else _event(envelope)
+
+    def search(self, *, before: int, limit: int, subject: str, text: str) -> dict[str, Any]:
+        """Returns events that match, newest first, before a position.
+
+        Args:
+            before: position after the newest event that is looked at.
+            limit: maximum number of events.
+            subject: beginning of the subject; empty for all.
+            text: part of the sender, the id or the message, without regard to case; empty for all.
+        """
+        found: list[dict[str, Any]] = []
+        position, wanted = before, text.lower()
+        last = max(before - EVENTS_SCANNED, self._source.index.first)
+        while position > last and len(found) < limit:
+            position -= 1
+            envelope = self._source.copy.read(position)
+            if envelope is not None and envelope.subject.startswith(subject) and _matches(envelope, wanted):
+                found.append({"position": position, "time": envelope.time, "subject": envelope.subject, "sender": envelope.sender})
+        return {"events": found, "before": position, "more": position > self._source.index.first}
+
+
+def _matches(envelope: Envelope, wanted: str) -> bool:
+    if not wanted:
+        return True
+    if wanted in f"{envelope.sender} {envelope.id} {envelope.cause}".lower():
+        return True
+    return wanted in envelope.body.decode("utf-8", "ignore").lower()  # texts in msgpack are UTF-8
+
+
+def _event(envelope: Envelope) -> dict[str, Any]:
+    message = msgspec.msgpack.decode(envelope.body, strict=False) if envelope.body else {"claim": envelope.claim}
+    return {
+        "position": envelope.sequence,
+        "time": envelope.time,
+        "subject": envelope.subject,
+        "sender": envelope.sender,
+        "id": envelope.id,
+        "cause": envelope.cause,
+        "message": _shown(message),
+    }
+
+
+def _shown(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return f"<{len(value)} bytes>"
+    if isinstance(value, str) and len(value) > LONGEST_TEXT:
+        return f"{value[:LONGEST_TEXT]}… ({len(value):,} characters)"
+    if isinstance(value, dict):
+        return {str(name): _shown(entry) for name, entry in value.items()}
+    return [_shown(entry) for entry in value] if isinstance(value, (list, tuple)) else value
+
+
+async def _traced(log: str, episode: str, attempt: int) -> bytes:
+    """Run `areal trace` on the copy; returns its JSON."""
+    words = [sys.executable, "-m", "areal_actors", "trace", log, episode, "--attempt", str(attempt), "--json"]
+    process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
+    try:
+        output, errors = await asyncio.wait_for(process.communicate(), TRACE_SECONDS)
+    except TimeoutError:
+        raise SetupError(f"the advantages of episode {episode} took more than {TRACE_SECONDS:.0f} s; `areal trace` has no limit") from None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    if process.returncode:
+        lines = errors.decode(errors="replace").strip().splitlines()
+        raise SetupError(lines[-1] if lines else "the process that computes advantages failed without a reason")
+    return output

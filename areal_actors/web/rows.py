@@ -1,0 +1,180 @@
+"""Rows of the page's tables, each a JSON array, with the positions in the log at which they changed.
+
+A browser shows any earlier moment from the positions alone; it asks for rows that changed after the last event that it has.
+Times are seconds since the first event; a position of 0 means that it has not happened.
+No row refers to itself: the garbage collector need not look at hundreds of thousands of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+import msgspec
+
+
+class Row(msgspec.Struct, array_like=True, kw_only=True, gc=False):
+    """A row of a table."""
+
+    id: int
+    """Index in its table."""
+    changed: int
+    """Position of the last event that changed it."""
+
+
+RowType = TypeVar("RowType", bound=Row)
+
+
+class SampledSpan(msgspec.Struct, array_like=True, gc=False):
+    """Sampled tokens of one weight version."""
+
+    weight_version: int
+    tokens: int
+
+
+class CallRow(msgspec.Struct, array_like=True, gc=False):
+    """A completed model call."""
+
+    position: int
+    at: float
+    interaction: str
+    spans: list[SampledSpan]
+
+
+class EpisodeRow(Row, kw_only=True, gc=False):
+    """An attempt at an episode."""
+
+    name: str
+    attempt: int
+    group: str
+    purpose: str
+    task: str = ""
+    granted: int
+    """Position of the event that let it start; of an attempt again, that of the failure before it."""
+    granted_at: float
+    calls: list[CallRow] = []
+    scored: int = 0
+    scored_at: float = 0.0
+    ended: int = 0
+    ended_at: float = 0.0
+    outcome: str = ""
+    """`exported`, `evaluated`, `abandoned`, or empty while it runs."""
+    reward: float | None = None
+    tokens: int = 0
+    """Number of sampled tokens."""
+    batch: int = 0
+    """Position of the batch that it is part of."""
+    step: int = 0
+    """Step, counted from 1, of that batch."""
+    trained: int = 0
+    """Position of the publication of the weights of that step."""
+    trained_at: float = 0.0
+    dropped: int = 0
+    reason: str = ""
+    """Reason why it was dropped or abandoned."""
+
+
+class StepRow(Row, kw_only=True, gc=False):
+    """A completed step."""
+
+    step: int
+    position: int
+    at: float
+    metrics: dict[str, float]
+    replaced: int = 0
+    """Position of the event by which a restarted trainer repeated this step or an earlier one."""
+
+
+class BatchRow(Row, kw_only=True, gc=False):
+    """A batch."""
+
+    step: int
+    """Step, counted from 1."""
+    position: int
+    at: float
+    oldest_version: int
+    groups: list[list[int]]
+    """Ids of the episodes of each group; -1 for one that the log no longer has."""
+    dropped_trajectories: int
+    filtered_groups: int
+    refused: str = ""
+    """Sequences that the trainer left out, as a sentence."""
+
+
+class VersionRow(Row, kw_only=True, gc=False):
+    """Weights that were published, or loaded by a worker."""
+
+    weight_version: int
+    position: int
+    at: float
+    worker: str = ""
+    """Inference worker that loaded them; empty for the publication."""
+
+
+class EvaluationRow(Row, kw_only=True, gc=False):
+    """Held-out result."""
+
+    weight_version: int
+    position: int
+    at: float
+    mode: str
+    """`sampled`, `greedy`, or `examples`."""
+    metrics: dict[str, float]
+
+
+class ActorRow(Row, kw_only=True, gc=False):
+    """Start, failure or stop of an actor."""
+
+    actor: str
+    process: str
+    change: str
+    position: int
+    at: float
+    detail: str = ""
+
+
+class BoundRow(Row, kw_only=True, gc=False):
+    """A staleness bound, in effect from its position on."""
+
+    max_staleness: int
+    position: int
+
+
+class NoticeRow(Row, kw_only=True, gc=False):
+    """A notable event as one sentence."""
+
+    position: int
+    at: float
+    subject: str
+    sentence: str
+
+
+class RowTable(Generic[RowType]):
+    """Rows in the order of their ids, and in the order of their last changes."""
+
+    def __init__(self, kind: type[RowType]) -> None:
+        self.columns = kind.__struct_fields__
+        self.rows: list[RowType] = []
+        self._by_change: dict[int, RowType] = {}
+
+    def add(self, row: RowType) -> RowType:
+        """Append a row, whose id is the number of rows before it."""
+        assert row.id == len(self.rows)
+        self.rows.append(row)
+        self._by_change[row.id] = row
+        return row
+
+    def touch(self, row: RowType, position: int) -> None:
+        """Record that the event at this position has changed a row."""
+        row.changed = position
+        self._by_change[row.id] = self._by_change.pop(row.id)
+
+    def changed_after(self, position: int) -> list[RowType]:
+        """Returns the rows that changed after a position."""
+        return list(self._newest(position))[::-1]
+
+    def _newest(self, position: int) -> Iterator[RowType]:
+        for row in reversed(self._by_change.values()):
+            if row.changed <= position:
+                return
+            yield row

@@ -1,0 +1,230 @@
+"""The server of the page: static files, the tables of the index, details, and notices of changes. It only reads."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from areal_actors.core.errors import SetupError
+from areal_actors.display.throughput import busy_share, tokens_per_second
+from areal_actors.web.access import Access, add_headers, is_loopback
+from areal_actors.web.details import LogDetails
+from areal_actors.web.rows import EpisodeRow
+from areal_actors.web.source import LogSource
+from areal_actors.web.what_if_curves import WhatIfCurves
+
+STATIC = Path(__file__).parent / "static"
+NOTICE_SECONDS = 0.25
+"""Shortest time between two notices to a browser: it asks for all that changed meanwhile at once."""
+KEEP_ALIVE_SECONDS = 15.0
+STUCK_SECONDS = 60.0
+"""Time after which a browser that does not take a notice is disconnected."""
+MAX_STREAMS = 64
+"""Browsers that receive notices at the same time; further ones are refused, and ask again."""
+WINDOW_SECONDS = 30.0
+"""Window of throughput and busy shares, before the latest telemetry."""
+MAX_EVENTS = 200
+SLICE_BYTES = 1 << 16
+"""Bytes of an answer that are handed to a connection at once."""
+
+_ENCODER = msgspec.json.Encoder()
+
+
+class PageServer:
+    """Answers the requests of browsers."""
+
+    def __init__(self, source: LogSource, name: str, what_ifs: Sequence[WhatIfCurves] = ()) -> None:
+        self.source, self.name = source, name
+        self._what_ifs = tuple(what_ifs)
+        self._details = LogDetails(source)
+        self._whole: tuple[dict[str, Any], bytes] = ({}, b"")
+        """All rows, encoded, and the state of the log then."""
+        self.streams = 0
+        """Browsers that receive notices."""
+
+    def routes(self) -> list[web.AbstractRouteDef]:
+        """Returns the routes."""
+        return [
+            web.get("/", self.page),
+            web.get("/api/run", self.run),
+            web.get("/api/rows", self.rows),
+            web.get("/api/telemetry", self.telemetry),
+            web.get("/api/changes", self.changes),
+            web.get("/api/episode/{id:[0-9]+}", self.episode),
+            web.get("/api/episode/{id:[0-9]+}/trained", self.trained),
+            web.get("/api/group/{group}", self.group),
+            web.get("/api/events", self.events),
+            web.get("/api/event/{position:[0-9]+}", self.event),
+            web.static("/static", STATIC),
+        ]
+
+    def head(self) -> dict[str, Any]:
+        """Returns how far the log was read."""
+        index, source = self.source.index, self.source
+        error = index.finished.error if index.finished else ""
+        return {
+            "last": index.last,
+            "first": index.first,
+            "at": index.last_at,
+            "state": source.state,
+            "total": max(source.total, index.last),
+            "finished": index.finished is not None,
+            "error": error,
+            "notice": source.notice,
+        }
+
+    async def page(self, _: web.Request) -> web.FileResponse:
+        """The page itself."""
+        return web.FileResponse(STATIC / "index.html")
+
+    async def run(self, _: web.Request) -> web.Response:
+        """The part that seldom changes: name, recipe, columns of the tables, and the curves laid over."""
+        index = self.source.index
+        columns = {name: table.columns for name, table in index.tables().items()}
+        facts = {"name": index.run or self.name, "began": index.began, "recipe": index.recipe, "columns": columns}
+        return _json({**facts, "what_ifs": self._what_ifs, "head": self.head()})
+
+    async def rows(self, request: web.Request) -> web.StreamResponse:
+        """Rows that changed after an event; sent in slices, so that browsers that hang share one encoded answer."""
+        if after := _number(request, "after", 0):
+            body = _ENCODER.encode({"head": self.head(), "tables": self.source.index.changed_after(after)})
+        else:
+            body = self._all_rows()
+        response = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": str(len(body))})
+        await response.prepare(request)
+        for start in range(0, len(body), SLICE_BYTES):
+            await asyncio.wait_for(response.write(memoryview(body)[start : start + SLICE_BYTES]), STUCK_SECONDS)
+        return response
+
+    def _all_rows(self) -> bytes:
+        state = self.head()
+        if self._whole[0] != state:
+            self._whole = (state, _ENCODER.encode({"head": state, "tables": self.source.index.changed_after(0)}))
+        return self._whole[1]
+
+    async def telemetry(self, _: web.Request) -> web.Response:
+        """Heartbeats of a live run's actors, and throughput of its engines."""
+        state, began = self.source.telemetry, self.source.index.began
+        beats = [
+            {
+                "actor": actor,
+                "process": beat.process,
+                "at": state.beaten_at[actor] - began,
+                "handling": beat.handling,
+                "waits": [{"name": wait.name, "since": wait.since - began} for wait in beat.waits],
+                "status": beat.status,
+                "cpu_seconds": beat.cpu_seconds,
+                "peak_memory_bytes": beat.peak_memory_bytes,
+            }
+            for actor, beat in sorted(state.beats.items())
+        ]
+        return _json({"beats": beats, "now": state.now - began, "live": self.source.state == "live", "engines": self._engines()})
+
+    def _engines(self) -> dict[str, dict[str, float]]:
+        state = self.source.telemetry
+        start, found = max(state.now - WINDOW_SECONDS, min(state.telemetry_since, state.now)), {}
+        for side in ("generation", "training"):
+            recent = [one for one in state.throughputs if one.side == side and one.started + one.seconds > start]
+            if recent and start < state.now:
+                found[side] = {"tokens_per_second": tokens_per_second(recent), "busy_share": busy_share(recent, (start, state.now))}
+        return found
+
+    async def changes(self, request: web.Request) -> web.StreamResponse:
+        """Notices as server-sent events, each with the latest event: never a queue, so a browser that hangs holds one notice."""
+        if self.streams >= MAX_STREAMS:
+            return web.Response(status=503, text=f"{MAX_STREAMS} browsers show this page already; close one.\n")
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        self.streams += 1
+        try:
+            await response.prepare(request)
+            sent, written = b"", 0.0
+            while True:
+                head = _ENCODER.encode({**self.head(), "telemetry": self.source.telemetry_count})
+                if head != sent or time.monotonic() - written > KEEP_ALIVE_SECONDS:
+                    await asyncio.wait_for(response.write(b"data: " + head + b"\n\n"), STUCK_SECONDS)
+                    sent, written = head, time.monotonic()
+                await asyncio.sleep(NOTICE_SECONDS)
+        except (ConnectionError, TimeoutError):
+            return response
+        finally:
+            self.streams -= 1
+
+    async def episode(self, request: web.Request) -> web.Response:
+        """An attempt at an episode with its tokens."""
+        return _json(self._details.episode(self._row(request)))
+
+    async def trained(self, request: web.Request) -> web.Response:
+        """Masks and advantages of an attempt."""
+        try:
+            return web.Response(body=await self._details.trained(self._row(request)), content_type="application/json")
+        except SetupError as error:
+            return _json({"error": str(error)}, status=409)
+
+    def _row(self, request: web.Request) -> EpisodeRow:
+        rows, number = self.source.index.fold.table.rows, int(request.match_info["id"])
+        if number >= len(rows):
+            raise web.HTTPNotFound(text=f"The log has {len(rows)} attempts at episodes so far; found number {number}.\n")
+        return rows[number]
+
+    async def group(self, request: web.Request) -> web.Response:
+        """The answers of a group side by side."""
+        group = request.match_info["group"]
+        rows = [row for row in self.source.index.fold.table.rows if row.group == group]
+        return _json({"group": group, "episodes": self._details.group(rows)})
+
+    async def events(self, request: web.Request) -> web.Response:
+        """Events that match a search."""
+        before = _number(request, "before", self.source.index.last + 1)
+        limit = min(_number(request, "limit", 100), MAX_EVENTS)
+        wanted = {name: request.query.get(name, "") for name in ("subject", "text")}
+        return _json(self._details.search(before=min(before, self.source.index.last + 1), limit=limit, **wanted))
+
+    async def event(self, request: web.Request) -> web.Response:
+        """One event with its message."""
+        found = self._details.event(int(request.match_info["position"]))
+        return _json(found) if found else _json({"error": "the log does not have this event"}, status=404)
+
+
+@asynccontextmanager
+async def serving_page(server: PageServer, access: Access, host: str, port: int) -> AsyncIterator[str]:
+    """Serve the page; yields its URL.
+
+    Raises:
+        SetupError: the address cannot be used.
+    """
+    app = web.Application(middlewares=[access.middleware], client_max_size=1 << 16)
+    app.on_response_prepare.append(add_headers)
+    app.add_routes(server.routes())
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
+    await runner.setup()
+    try:
+        try:
+            await web.TCPSite(runner, host, port).start()
+        except OSError as error:
+            reason = f"the page cannot be served at {host}, port {port} ({error.strerror})"
+            raise SetupError(f"{reason}; choose another with --host and --port, or --port 0 for a free one") from error
+        shown = f"[{host}]" if ":" in host else host
+        secret = "" if is_loopback(host) else f"?token={access.token}"
+        yield f"http://{shown}:{runner.addresses[0][1]}/{secret}"
+    finally:
+        await runner.cleanup()
+
+
+def _number(request: web.Request, name: str, otherwise: int) -> int:
+    text = request.query.get(name, "")
+    if not text:
+        return otherwise
+    if not text.isdecimal():
+        raise web.HTTPBadRequest(text=f"{name}: found {text!r}; write a whole number.\n")
+    return int(text)
+
+
+def _json(value: Any, *, status: int = 200) -> web.Response:
+    return web.Response(body=_ENCODER.encode(value), content_type="application/json", status=status)

@@ -1,0 +1,181 @@
+"""The log that a page shows: of an exported file, or of a run's folder, live or not; read once, kept as a copy, and followed.
+
+The page only subscribes: details come from the copy, so that no browser causes a request to the run's server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+import structlog
+
+from areal_actors.core.errors import SetupError
+from areal_actors.core.snapshots import SnapshotStore
+from areal_actors.display.recall import restore_fold, trimmed_notice
+from areal_actors.display.run_state import RunState
+from areal_actors.messages import EngineStarting, Heartbeat, Throughput, TrainerProgress
+from areal_actors.run.connections import connected
+from areal_actors.run.monitor import open_log
+from areal_actors.run.run_folder import RunFolder, ServerAddress
+from areal_actors.web.index import RunIndex
+from bus.base import Bus, Envelope
+from bus.errors import BusError, EventsTrimmed
+from bus.nats import NatsBus
+from bus.recorded import LogCopy, read_log
+
+READING, LIVE, ENDED = "reading", "live", "ended"
+SLICE_SECONDS = 0.02
+"""Time after which reading lets the server answer requests."""
+POLL_SECONDS = 1.0
+"""Interval at which the end of a run, or its resumption, is noticed."""
+DRAIN_SECONDS = 1.0
+"""Time for the last messages of a run that has ended to arrive."""
+
+logger = structlog.get_logger(__name__)
+
+
+class LogSource:
+    """Reads a log into an index and a copy."""
+
+    def __init__(
+        self, copy: LogCopy, *, file: Path | None = None, place: RunFolder | None = None, bus: ServerAddress | None = None
+    ) -> None:
+        """Exactly one of an exported log, a run's folder, and the address of a live run's bus is given."""
+        self.index, self.copy = RunIndex(), copy
+        self.place = place
+        self.state = READING
+        self.total = 0
+        """Events that the log had when its reading began; 0 if unknown."""
+        self.notice = ""
+        """Sentence about what the log does not hold or what could not be read; empty otherwise."""
+        self.telemetry = RunState()
+        """Heartbeats and throughput of the live run."""
+        self.telemetry_count = 0
+        self._file, self._bus = file, bus
+        self._rested = time.monotonic()
+
+    async def read(self) -> None:
+        """Read the log; of a run's folder, follow it until cancelled."""
+        try:
+            if self._file is not None:
+                await self._read_file(self._file)
+            elif self._bus is not None:
+                await self._follow_live(self._bus, None)
+            else:
+                assert self.place is not None
+                await self._read_folder(self.place)
+        except SetupError as error:
+            self.notice = str(error)
+        except (BusError, OSError) as error:
+            self._stopped(error)
+        self.state = ENDED
+
+    def _stopped(self, error: Exception) -> None:
+        self.notice = f"The log could not be read further than event {self.index.last:,}; this page shows what is before. Reason: {error}"
+        logger.warning("the page shows a part of the log", reason=str(error), last=self.index.last)
+
+    async def _read_file(self, file: Path) -> None:
+        for envelope in read_log(file):
+            await self._receive(envelope)
+        self.copy.flush()
+
+    async def _read_folder(self, place: RunFolder) -> None:
+        while True:
+            if place.live_supervisor():
+                with suppress(OSError):  # the address vanishes with the run
+                    await self._follow_live(place.monitor(), place)
+            await self._read_rest(place)
+            self.state = ENDED
+            while not place.live_supervisor():  # noqa: ASYNC110 - another process, which announces itself by a lock
+                await asyncio.sleep(POLL_SECONDS)
+            self.state = READING
+
+    async def _read_rest(self, place: RunFolder) -> None:
+        """Read what the log of an ended run has beyond the last event that was read; its store is open only meanwhile."""
+        async with open_log(place) as bus:
+            await self._begin(bus, place)
+            await self._receive_all(bus.log(after=self.index.last))
+        self.copy.flush()
+
+    async def _follow_live(self, address: ServerAddress, place: RunFolder | None) -> None:
+        """Follow the log until the run is over or its server is gone."""
+        async with connected(address, place, monitors=True) as bus:
+            await self._begin(bus, place)
+            following = asyncio.create_task(self._follow(bus))
+            telemetry = asyncio.create_task(self._receive_telemetry(bus))
+            ends = [asyncio.create_task(bus.wait_lost())]
+            if place is not None:
+                ends.append(asyncio.create_task(_gone(place)))
+            tasks = (following, telemetry, *ends)
+            try:
+                await asyncio.wait({following, *ends}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({following}, timeout=DRAIN_SECONDS)
+                if following.done():
+                    await following
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _follow(self, bus: NatsBus) -> None:
+        while True:
+            try:
+                await self._receive_all(bus.log(after=self.index.last, follow=True))
+            except EventsTrimmed as error:
+                self.notice = f"Events after {self.index.last:,} were trimmed from the log before this page read them: {error}"
+                self.index.last = (await bus.span()).first - 1
+
+    async def _begin(self, bus: Bus, place: RunFolder | None) -> None:
+        """Prepare progress, and notices about a trimmed log."""
+        if self.index.last and await self._is_of_another_run(bus):
+            raise SetupError(f"Another run has the name '{self.index.run}' now; this page shows the earlier one. Start `areal view` again")
+        self.total = (await bus.span()).last
+        if not self.index.last:
+            state = RunState()
+            await restore_fold(bus, SnapshotStore(place.snapshots) if place else None, state)
+            self.notice = await trimmed_notice(bus, state)
+            if state.started is not None:  # the event may be trimmed
+                self.index.recipe = state.started.recipe
+
+    async def _is_of_another_run(self, bus: Bus) -> bool:
+        """Returns True if the log lacks the last event that was read: the name was given to a new run meanwhile."""
+        last, span = self.index.last, await bus.span()
+        mine = self.copy.read(last)
+        if mine is None or span.last < last:
+            return span.last < last
+        if span.first > last:
+            return False
+        (there,) = await bus.read([last])
+        return there.id != mine.id
+
+    async def _receive_all(self, envelopes: AsyncIterator[Envelope]) -> None:
+        async for envelope in envelopes:
+            await self._receive(envelope)
+
+    async def _receive(self, envelope: Envelope) -> None:
+        self.index.receive(envelope)
+        self.copy.write(envelope)
+        if self.state == READING and self._bus_is_live() and self.index.last >= self.total:
+            self.state = LIVE
+        if time.monotonic() - self._rested > SLICE_SECONDS:
+            await asyncio.sleep(0)
+            self._rested = time.monotonic()
+
+    def _bus_is_live(self) -> bool:
+        return self._bus is not None or (self.place is not None and bool(self.place.live_supervisor()))
+
+    async def _receive_telemetry(self, bus: NatsBus) -> None:
+        async with bus.telemetry(EngineStarting, Heartbeat, Throughput, TrainerProgress) as inbox:
+            async for delivery in inbox:
+                self.telemetry.fold(delivery.message, delivery.envelope.time)
+                self.telemetry_count += 1
+
+
+async def _gone(place: RunFolder) -> str:
+    while place.live_supervisor():  # noqa: ASYNC110 - it publishes nothing when it is killed
+        await asyncio.sleep(POLL_SECONDS)
+    return ""

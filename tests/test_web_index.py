@@ -1,0 +1,176 @@
+"""The index of a run's page: a fold over its log with the numbers of the other readers, and enough positions to show any earlier moment."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import pytest
+from support.audit_logs import STARTED, exported, given_up, published, sound_log
+
+from areal_actors.messages import (
+    BatchFormed,
+    BatchRefused,
+    CapacityGranted,
+    OffPolicyChanged,
+    RefusedSequence,
+    StepCompleted,
+    TrajectoryExported,
+)
+from areal_actors.reader import open_run
+from areal_actors.web.index import RunIndex
+from bus.base import Envelope, Stamp
+from bus.errors import CorruptMessage
+from bus.recorded import FORMAT_VERSION, LogCopy, read_log
+
+LOG = Path(__file__).parent / "recordings" / f"log-{FORMAT_VERSION}.xz"
+
+
+def envelopes(events):
+    for number, event in enumerate(events, start=1):
+        stamp = Stamp(id=f"m{number}", sender="test", time=1.7e9 + number)
+        yield msgspec.structs.replace(Envelope.seal(event, stamp, "a"), sequence=number)
+
+
+def folded(log):
+    index = RunIndex()
+    for envelope in log:
+        index.receive(envelope)
+    return index
+
+
+@pytest.fixture(scope="module")
+def run():
+    return open_run(LOG)
+
+
+@pytest.fixture(scope="module")
+def index():
+    return folded(read_log(LOG))
+
+
+def test_every_ended_attempt_has_the_numbers_of_the_reader(run, index):
+    rows = {row.ended: row for row in index.fold.table.rows if row.ended}
+    assert len(rows) == len(run.episodes) > 80
+    for known in run.episodes:
+        row = rows[known["sequence"]]
+        assert (row.name, row.attempt, row.group, row.purpose) == tuple(known[name] for name in ("episode", "attempt", "group", "purpose"))
+        assert (row.task, row.outcome, row.reward) == (known["task_id"], known["outcome"], known["reward"])
+        assert row.tokens == known["completion_tokens"]
+        assert (row.step or None) == known["step"]
+        assert row.ended_at == pytest.approx(known["time"] - index.began, abs=0.1)
+        if known["outcome"] == "exported":
+            assert len(row.calls) == known["interactions"]
+            assert min(span.weight_version for call in row.calls for span in call.spans) == known["oldest_version"]
+
+
+def test_steps_evaluations_and_versions_are_those_of_the_reader(run, index):
+    assert [row.metrics for row in index.steps.rows] == [step.metrics for step in run.state.steps]
+    assert [(row.mode, row.metrics["accuracy"]) for row in index.evaluations.rows] == [
+        (one.mode, one.accuracy) for one in run.state.evaluations
+    ]
+    assert max(row.weight_version for row in index.versions.rows) == run.state.weight_version
+    assert [row.step for row in index.batches.rows] == list(run.records.batches)
+    for row in index.batches.rows:
+        members = [[index.fold.table.rows[number].name for number in group] for group in row.groups]
+        assert members == [[one.episode for one in group] for group in run.records.batches[row.step].event.groups]
+
+
+@pytest.mark.parametrize("share", [0.2, 0.5, 0.8])
+def test_the_positions_of_the_rows_give_the_index_of_any_earlier_event(index, share):
+    envelopes_ = list(read_log(LOG))
+    moment = envelopes_[int(share * len(envelopes_))].sequence
+    earlier = folded(envelope for envelope in envelopes_ if envelope.sequence <= moment)
+    stations = [station(row, moment) for row in index.fold.table.rows if row.granted <= moment]
+    assert Counter(stations) == Counter(station(row, moment) for row in earlier.fold.table.rows)
+    for name, table in earlier.tables().items():
+        if name != "episodes":
+            assert len(table.rows) == sum(row.position <= moment for row in index.tables()[name].rows), name
+
+
+def station(row, moment):
+    """As `RunData.station` in data.js."""
+    for position, name in ((row.dropped, "dropped"), (row.trained, "trained"), (row.batch, "in batch"), (row.ended, row.outcome)):
+        if 0 < position <= moment:
+            return name
+    if 0 < row.scored <= moment:
+        return "scored"
+    return "sampling" if any(call.position <= moment for call in row.calls) else "granted"
+
+
+def test_rows_that_changed_after_an_event_complete_those_before_it(index):
+    log = list(read_log(LOG))
+    moving = RunIndex()
+    tables = {name: {} for name in moving.tables()}
+    for number, envelope in enumerate(log):
+        moving.receive(envelope)
+        if number % 37 == 0 or number == len(log) - 1:
+            known = max((row[1] for table in tables.values() for row in table.values()), default=0)
+            changes = msgspec.json.decode(msgspec.json.encode(moving.changed_after(known)))
+            for name, rows in changes.items():
+                tables[name] |= {row[0]: row for row in rows}
+    whole = msgspec.json.decode(msgspec.json.encode(index.changed_after(0)))
+    assert {name: sorted(map(str, rows.values())) for name, rows in tables.items()} == {
+        name: sorted(map(str, rows)) for name, rows in whole.items()
+    }
+
+
+def test_drops_retries_and_given_up_episodes_have_rows_with_their_reasons():
+    index = folded(envelopes(sound_log()))
+    rows = index.fold.table.rows
+    assert {row.reason for row in rows if row.dropped} == {"stale"}
+    assert all(row.reason.startswith("agent: ") for row in rows if row.outcome == "abandoned")
+    assert index.finished
+    assert index.recipe == STARTED.recipe
+    again = folded(envelopes([STARTED, CapacityGranted(first_group=4, groups=1, weight_version=0), given_up("4.0", 1), exported("4.0", 1)]))
+    attempts = [(row.attempt, row.outcome) for row in again.fold.table.rows if row.name == "4.0"]
+    assert attempts[0] == (1, "abandoned")
+    assert attempts[1][1] == "exported"
+
+
+def test_a_step_that_a_restarted_trainer_repeats_replaces_the_later_ones():
+    steps = [StepCompleted(step=step, metrics={"loss": float(place)}, sequences_checksum="") for place, step in enumerate((1, 2, 3, 2))]
+    rows = folded(envelopes([STARTED, *steps])).steps.rows
+    assert [(row.step, row.replaced) for row in rows] == [(1, 0), (2, 5), (3, 5), (2, 0)]
+
+
+def test_a_lowered_bound_and_a_refused_batch_are_in_the_tables():
+    changed = OffPolicyChanged(step=1, outside=(), max_staleness=1, before=2)
+    totals = {"trained_trajectories": 0, "trained_tokens": 0, "dropped_trajectories": 0, "dropped_tokens": 0}
+    batch = BatchFormed(step=0, groups=(), oldest_version=0, **totals)
+    refused = BatchRefused(step=0, sequences=(RefusedSequence(episode="0.0", cause="NaN"),), trained_sequences=1)
+    index = folded(envelopes([STARTED, changed, batch, refused]))
+    assert [row.max_staleness for row in index.bounds.rows] == [0, 1]
+    assert "NaN" in index.batches.rows[0].refused
+    assert any("staleness bound 2 → 1" in row.sentence for row in index.notices.rows)
+
+
+def test_a_log_whose_beginning_was_trimmed_has_what_is_left():
+    log = [envelope for envelope in envelopes([STARTED, published(0), *sound_log()]) if envelope.sequence > 20]
+    index = folded(log)
+    assert index.first == 21
+    assert index.fold.table.rows
+    assert any(-1 in group for batch in index.batches.rows for group in batch.groups)
+
+
+def test_a_damaged_event_is_named_with_its_position():
+    (envelope,) = envelopes([exported("0.0", 0)])
+    with pytest.raises(CorruptMessage, match=r"event 1, trajectory\.exported: the checksum"):
+        RunIndex().receive(msgspec.structs.replace(envelope, checksum=1))
+
+
+def test_a_copy_of_a_log_is_read_while_it_is_written(tmp_path):
+    copy = LogCopy(tmp_path / "run.log", "a")
+    log = list(envelopes(sound_log()))
+    for number, envelope in enumerate(log):
+        copy.write(envelope)
+        assert copy.read(envelope.sequence) == envelope
+        assert copy.read(log[number // 2].sequence) == log[number // 2]
+    assert copy.read(len(log) + 1) is None
+    assert copy.read(0) is None
+    copy.flush()
+    assert [one.sequence for one in read_log(tmp_path / "run.log")] == [one.sequence for one in log]
+    assert read_log(tmp_path / "run.log").__next__().subject == "run.started"
+    assert copy.read(1).subject != TrajectoryExported.subject
+    copy.close()
