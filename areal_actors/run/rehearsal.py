@@ -31,6 +31,7 @@ from areal_actors.tasks.attempts import first_attempt
 from areal_actors.tasks.sources import is_on_hub
 from areal_actors.tokenization.byte_pairs import byte_characters
 from areal_actors.tokenization.tokenizer import ChatTokenizer
+from areal_actors.vision.processor import vision_of
 from bus.memory import MemoryBus
 from bus.message import Message
 
@@ -87,6 +88,8 @@ def _unplayable(recipe: Recipe) -> str:
         return "the environment lists its tasks when the run starts"
     if is_on_hub(recipe.task.dataset):
         return f"{recipe.task.dataset} would be downloaded"
+    if vision_of(recipe.model) is not None:
+        return "the model has vision, and the given answers come from an engine that sees no images"
     return "the reward is a model" if recipe.task.reward.startswith(MODEL) else ""
 
 

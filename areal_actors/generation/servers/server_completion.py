@@ -7,12 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec.structs import replace
 
+from areal_actors.core.errors import EngineError
 from areal_actors.core.routes import RouteShape
 from areal_actors.core.values import SamplingParams, TokenColumns
-from areal_actors.generation.engine import TokenChunk
+from areal_actors.generation.engine import PromptImages, TokenChunk
 from areal_actors.generation.servers.dialect import SegmentPart
 from areal_actors.tokenization.tokenizer import ChatTokenizer, TextStream
 from areal_actors.tokenization.tool_parsers.grammar import resolve_delimiters
+
+MAX_ABORTS = 3
+"""Times that a server may end a completion by itself."""
 
 
 class RunningSegment:
@@ -37,10 +41,13 @@ class ServerCompletion:
         tokenizer: ChatTokenizer,
         resumed_tokens: int,
         *,
+        images: PromptImages | None = None,
         routes: RouteShape | None = None,
         routes_from: int | None = None,
     ) -> None:
         """`routes`: the model's mixtures of experts, of which those of the positions from `routes_from` on are reported."""
+        self.images = images
+        """Images of the prompt."""
         self.routed = None if routes is None else routes_from
         """Position from which experts are still missing; None if none are wanted."""
         self._shape, self._routes = routes, b""
@@ -91,6 +98,14 @@ class ServerCompletion:
         if part.finish_reason in ("stop", "length") and not self.finish_reason:
             self.finish_reason = part.finish_reason
         return len(self.logprobs) - before
+
+    def check_abort(self, running: RunningSegment, title: str) -> None:
+        """Raises EngineError if the server ends this completion by itself again and again, or one that cannot be continued."""
+        if running.drains:
+            raise EngineError(f"{title} ended a completion that cannot be continued exactly")
+        self.aborts += not running.ordered
+        if self.aborts > MAX_ABORTS:
+            raise EngineError(f"{title} ended the same completion {self.aborts} times without an order to")
 
     def lacks_routes(self, since: int) -> bool:
         """True if there are more than `since` tokens, and experts of positions before the last one are wanted and missing."""
