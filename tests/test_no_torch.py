@@ -20,6 +20,7 @@ WITH_TENSORS = (
     "compat",
     "tinker",
     "rewards.reward_model",
+    "vision.embedding",
     "run.tensor_process",
     "run.recompute",
     "run.served_model",

@@ -11,16 +11,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.utils import logging as transformers_logging
 
 from areal_actors.core.errors import SetupError
+from areal_actors.core.model_config import has_vision
 from areal_actors.core.routes import RouteShape
 from areal_actors.embedded.fused_decoder import FusedDecoder
 from areal_actors.embedded.kv_cache import DecodeStep, KVCache, SuffixStep
 from areal_actors.embedded.route_capture import RouteCapture
 from areal_actors.generation.settings import GenerationSettings
-from areal_actors.vision.embedding import auto_model
 from areal_actors.weights.torch_device import torch_device
 
 EXACT = 1e-3
@@ -175,7 +176,8 @@ def load_model(model_folder: str, settings: GenerationSettings) -> Any:
         raise SetupError(f"`{model_folder}` holds no config.json: give the folder of a Hugging Face causal language model")
     device = torch_device(settings.device, "generation.device")
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    model: Any = auto_model(model_folder).from_pretrained(model_folder, dtype=getattr(torch, settings.dtype), local_files_only=True)
+    kind = AutoModelForImageTextToText if has_vision(model_folder) else AutoModelForCausalLM
+    model: Any = kind.from_pretrained(model_folder, dtype=getattr(torch, settings.dtype), local_files_only=True)
     check_context(model.config.get_text_config(), settings.max_model_len)
     return model.to(device).eval().requires_grad_(False)
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 import torch
 
 from areal_actors.core.errors import EngineError, RequestError
-from areal_actors.core.model_config import route_shape_of
+from areal_actors.core.model_config import has_vision, route_shape_of
 from areal_actors.core.routes import RouteShape
 from areal_actors.core.values import SamplingParams, TokenColumns, WeightsLocation
 from areal_actors.embedded.constraints import Grammars
@@ -25,7 +25,6 @@ from areal_actors.generation.abilities import ENGINE_ABILITIES
 from areal_actors.generation.engine import EngineCounters, EnginePlace, PromptImages, TokenChunk, validate_prompt
 from areal_actors.generation.settings import GenerationSettings
 from areal_actors.tokenization.tokenizer import ChatTokenizer
-from areal_actors.vision.processor import vision_of
 from areal_actors.weights.adapters import AdapterMerger
 from areal_actors.weights.folders import holds_adapter
 from areal_actors.weights.transfer import check_fit, model_tensors, read_weights
@@ -50,7 +49,7 @@ class TransformersEngine:
         self.context = settings.max_model_len
         model = load_model(model_folder, settings)
         self.vocabulary_size = int(model.config.get_text_config().vocab_size)
-        invariant, unfused = settings.batch_invariant == "on", ModelDecoder if vision_of(model_folder) is None else VisionDecoder
+        invariant, unfused = settings.batch_invariant == "on", VisionDecoder if has_vision(model_folder) else ModelDecoder
         decoder = make_decoder(
             model, settings.max_num_seqs, settings.max_model_len, batch_invariant=invariant, routes=self.routes, unfused=unfused
         )

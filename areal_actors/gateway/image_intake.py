@@ -16,11 +16,12 @@ import xxhash
 from cachetools import LRUCache
 
 from areal_actors.core.errors import EngineError, RequestError
+from areal_actors.core.model_config import VISION_TYPES
 from areal_actors.core.settings import ImageSettings
 from areal_actors.gateway.conversations.prompt_images import images_in
 from areal_actors.messages import ModelRequest
 from areal_actors.vision.files import ImageFolder
-from areal_actors.vision.processor import MODEL_TYPES, ImageRefused, VisionProcessor
+from areal_actors.vision.processor import ImageRefused, VisionProcessor
 
 MIB = 2**20
 WEB = ("http://", "https://")
@@ -62,7 +63,7 @@ class ImageIntake:
         if part["type"] != "image":
             return part
         if processor is None:
-            kinds = " and ".join(MODEL_TYPES)
+            kinds = " and ".join(VISION_TYPES)
             raise RequestError(
                 f"'{field}' is an image, but the model behind this gateway reads text only; send text, or set `model` to one with vision "
                 f"of type {kinds} (docs/vision.md)",

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
 from areal_actors.core.errors import SetupError
 from areal_actors.core.values import ImageRef
@@ -19,11 +17,6 @@ from areal_actors.vision.processor import vision_of
 
 CACHED_IMAGES = 64
 """Images whose patches are kept: a step reads each several times."""
-
-
-def auto_model(folder: str | Path) -> Any:
-    """The class of transformers that loads the model in this folder: `AutoModelForImageTextToText` for one with vision."""
-    return AutoModelForCausalLM if vision_of(folder) is None else AutoModelForImageTextToText
 
 
 class VisionInputs:

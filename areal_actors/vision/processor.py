@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from areal_actors.core.durable_files import read_json
+from areal_actors.core.model_config import has_vision
 from areal_actors.core.values import Value
 
-MODEL_TYPES = ("qwen2_5_vl",)
-"""`model_type` of the supported models."""
 MAX_ASPECT_RATIO = 200
 """Longest by shortest side; the processor refuses images beyond it."""
 MEGA = 1_000_000
@@ -122,11 +121,11 @@ class VisionProcessor(Value):
 
 
 def vision_of(folder: str | Path) -> VisionProcessor | None:
-    """Preprocessing of the model in this Hugging Face folder; None if it has no vision, or another kind of it than `MODEL_TYPES`."""
+    """Preprocessing of the model in this Hugging Face folder; None without vision of a supported type."""
+    if not has_vision(folder):
+        return None
     place = Path(folder)
     config = read_json(place / "config.json")
-    if config.get("model_type") not in MODEL_TYPES or "image_token_id" not in config:
-        return None
     stated = read_json(place / "preprocessor_config.json") or read_json(place / "processor_config.json").get("image_processor") or {}
     size = stated.get("size") or {}
     vision = config.get("vision_config") or {}

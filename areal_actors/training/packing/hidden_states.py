@@ -155,8 +155,10 @@ def _stated(routes: Tensor | None) -> dict[str, Tensor]:
 
 
 def _install_attention(base_model: Any) -> bool:
-    """Install our attention, which uses torch's outside of chains; False if the model uses another implementation."""
+    """Install our attention, which uses torch's outside of chains; False if the model uses another implementation, or has vision."""
     config = base_model.config
+    if getattr(config, "vision_config", None) is not None:
+        return False  # its vision encoder, whose weights have no part in rows without images, would get another attention, too
     kinds = {*(getattr(config, "layer_types", None) or ())} - {"full_attention"}
     if config._attn_implementation not in ("sdpa", ATTENTION) or kinds or getattr(config, "sliding_window", None):  # noqa: SLF001 - it has no public name
         return False
