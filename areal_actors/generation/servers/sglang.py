@@ -72,6 +72,7 @@ class SGLang:
             "device": "cpu",
             "attention-backend": "torch_native",
             "sampling-backend": "pytorch",
+            "image-processor-backend": "pil",  # the other one asks for a GPU
             "disable-cuda-graph": True,
             "mem-fraction-static": 0.2,
             "max-total-tokens": min(CPU_CACHE_TOKENS, settings.max_num_seqs * (settings.max_model_len + SPARE_CONTEXT)),
