@@ -7,7 +7,7 @@ a long conversation is not stored once per turn.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Any, Literal, dataclass_transform
 
@@ -196,6 +196,16 @@ class Interaction(Value):
     if it has none, to the token before its last. Each as first computed. Empty if they were not recorded."""
     images: tuple[ImageRef, ...] = ()
     """Images in `prompt_suffix`, by position; `start` counts from the beginning of the suffix."""
+
+    def prompt_text(self, decode: Callable[[list[int]], str | None]) -> str | None:
+        """Text of `prompt_suffix`, with the name of its file in place of the tokens of each image; None if these have no text."""
+        ids, parts, end = unpack_ids(self.prompt_suffix), [], 0
+        for image in self.images:
+            parts += [decode(ids[end : image.start]), f"[{image.digest}.png]"]
+            end = image.start + image.tokens
+        parts.append(decode(ids[end:]))
+        texts = [part for part in parts if part is not None]
+        return "".join(texts) if len(texts) == len(parts) else None
 
 
 class Trajectory(Value):
