@@ -13,24 +13,29 @@ import torch
 from PIL import Image
 from support.gateway_harness import client
 from support.samples import batch
-from support.tiny_vision import PREPROCESSING, data_url, picture, write_vision_model
-from support.vision_harness import ENGINE, asked, rows_of, seeing, trainer_of, worse
-from transformers import Qwen2_5_VLForConditionalGeneration
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from support.tiny_vision import TOP_K, data_url, picture, write_vision_model
+from support.vision_harness import (
+    ENGINE,
+    EXACT,
+    PictureCompletions,
+    asked,
+    plain_logprobs,
+    plain_model,
+    processor_of_transformers,
+    rows_of,
+    seeing,
+    trainer_of,
+    worse,
+)
 
 from areal_actors.core.errors import EngineError
 from areal_actors.core.values import ImageRef, SamplingParams, unpack_ids
 from areal_actors.embedded.transformers import TransformersEngine
-from areal_actors.generation.engine import PromptImages
 from areal_actors.messages import TrajectoryExported
 from areal_actors.sequences.credit import Credit
 from areal_actors.sequences.sequence_check import SequenceLimits, batch_sequences
-from areal_actors.vision.files import ImageFolder
 from areal_actors.vision.positions import rope_positions
 from areal_actors.vision.processor import vision_of
-from areal_actors.weights.transfer import location_of
-
-EXACT = 1e-4
 
 
 @pytest.fixture(scope="module")
@@ -40,22 +45,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def plain(model):
-    return Qwen2_5_VLForConditionalGeneration.from_pretrained(model, dtype=torch.float32).eval()
-
-
-def processor_of_transformers():
-    return Qwen2VLImageProcessorPil(size={"shortest_edge": PREPROCESSING["min_pixels"], "longest_edge": PREPROCESSING["max_pixels"]})
-
-
-@torch.no_grad()
-def plain_logprobs(plain, token_ids, images):
-    """Log-probability of every token but the first: the model's own forward, with transformers' processor and positions."""
-    ids = torch.tensor([token_ids])
-    inputs = processor_of_transformers()(images=[Image.open(io.BytesIO(image)).convert("RGB") for image in images], return_tensors="pt")
-    kinds = (ids == plain.config.image_token_id).int()
-    logits = plain(input_ids=ids, mm_token_type_ids=kinds, **inputs).logits[0, :-1]
-    plain.model.rope_deltas = None
-    return logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0].numpy()
+    return plain_model(model)
 
 
 @pytest.mark.parametrize(
@@ -209,52 +199,26 @@ async def test_rows_with_and_without_images_are_trained_in_one_step(model, tmp_p
     assert torch.allclose(together, torch.cat(alone), atol=1e-5)
 
 
-async def test_completions_in_flight_see_their_images_under_new_weights_and_the_prefix_cache_keeps_images_apart(model, plain, tmp_path):
+async def test_completions_in_flight_see_their_images_under_new_weights_and_the_prefix_cache_keeps_images_apart(model, tmp_path):
     """Equal tokens, other images: nothing of one completion may be reused for the other."""
-    folder, processor = ImageFolder(tmp_path), vision_of(model)
-    newer = write_vision_model(tmp_path / "newer", seed=5)
-    plains = {0: plain, 1: Qwen2_5_VLForConditionalGeneration.from_pretrained(newer, dtype=torch.float32).eval()}
-    pictures = [picture(seed) for seed in (1, 2)]
-    stored = [(folder.store(png), grid) for png, grid in (processor.as_seen(image, 16) for image in pictures)]
-    tokens = processor.tokens(stored[0][1])
-    text = list(range(20, 60))
-    prompt = [*text, *[processor.placeholder] * tokens, 61, 62]
-    sampling = SamplingParams(logit_bias={processor.placeholder: -100.0, **dict.fromkeys((269, 267), -100.0)})
     engine = TransformersEngine(model, ENGINE)
-
-    async def sampled(index, count, resumed=(), version=None):
-        """A completion about an image; with `version`, these weights are loaded as soon as it runs."""
-        image = ImageRef(digest=stored[index][0], start=len(text), grid=stored[index][1], tokens=tokens)
-        asked_for = msgspec.structs.replace(sampling, max_tokens=count, seed=7)
-        shown = PromptImages((image,), folder)
-        chunks = engine.generate("r", [*prompt, *resumed], asked_for, stream=True, resumed_tokens=len(resumed), images=shown)
-        columns = None
-        async for chunk in chunks:
-            if columns is None and version is not None:
-                await engine.load_weights(location_of((newer, model)[version % 2 == 0]), version)
-            columns = chunk.columns if columns is None else columns.joined(chunk.columns)
-        return columns
-
-    def assert_exact(columns, index):
-        ids, versions = columns.ids_array().tolist(), columns.versions_array()
-        for version in set(versions.tolist()):
-            own = plain_logprobs(plains[version % 2], [*prompt, *ids], [pictures[index]])[len(prompt) - 1 :]
-            assert np.abs(own - columns.logprobs_array())[versions == version].max() < EXACT
-
+    seen = PictureCompletions(engine, [model, write_vision_model(tmp_path / "newer", seed=5)], tmp_path)
+    unending = SamplingParams(top_k=TOP_K, seed=7)
+    brief, long = (msgspec.structs.replace(unending, max_tokens=count) for count in (8, 300))
     try:
-        first = await sampled(0, 8)
-        second = await sampled(1, 8)
-        third = await sampled(0, 8)
-        assert_exact(first, 0)
-        assert_exact(second, 1)
+        first = await seen.sampled(0, brief)
+        second = await seen.sampled(1, brief)
+        third = await seen.sampled(0, brief)
+        seen.assert_exact(first, 0)
+        seen.assert_exact(second, 1)
         assert third.token_ids == first.token_ids != second.token_ids
-        assert engine.take_counters().cached_tokens >= len(text)
-        rest = await sampled(0, 5, resumed=first.ids_array()[:3].tolist())
+        assert engine.take_counters().cached_tokens >= len(seen.text)
+        rest = await seen.sampled(0, msgspec.structs.replace(brief, max_tokens=5), resumed=first.ids_array()[:3].tolist())
         assert rest.token_ids == first.token_ids[12:]
         async with asyncio.timeout(300):
             for version in itertools.count(1):
-                both = await sampled(1, 300, version=version)
-                assert_exact(both, 1)
+                both = await seen.sampled(1, long, version=version)
+                seen.assert_exact(both, 1)
                 if len(both.versions) > 1:  # a fast engine may have ended the completion before the update
                     break
     finally:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from pathlib import Path
 
 import pytest
 from support.gateway_harness import client
-from support.tiny_vision import CONTEXT, picture, write_vision_model
-from support.vision_harness import asked, rows_of, seeing, trainer_of, worse
+from support.tiny_vision import CONTEXT, TOP_K, picture, write_vision_model
+from support.vision_harness import EXACT, PictureCompletions, asked, rows_of, seeing, trainer_of, worse
 
 from areal_actors.core.errors import EngineError
 from areal_actors.core.values import ImageRef, SamplingParams
@@ -20,10 +21,12 @@ from areal_actors.generation.servers.sglang import SGLang
 from areal_actors.generation.settings import GenerationSettings
 from areal_actors.messages import WeightsLoaded, WeightsPublished
 from areal_actors.vision.files import ImageFolder
+from areal_actors.weights.transfer import location_of
 
 ROOT = Path(__file__).parent.parent
-EXACT = 1e-4
 PAD = 9
+SERVED = GenerationSettings(engine="sglang", device="cpu", max_num_seqs=4, max_model_len=CONTEXT)
+genuine = pytest.mark.skipif(not (ROOT / ".environments/sglang/bin/python").exists(), reason="`just environments sglang` makes the server")
 
 
 @pytest.mark.parametrize("made", [10, 12])
@@ -51,21 +54,20 @@ async def test_sglang_gets_the_path_of_an_image_and_one_placeholder_and_has_to_m
 
 
 @pytest.mark.long
-@pytest.mark.skipif(not (ROOT / ".environments/sglang/bin/python").exists(), reason="`just environments sglang` makes the server")
+@genuine
 async def test_sglang_sees_images_and_its_log_probabilities_are_the_trainers(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     model = write_vision_model(tmp_path / "model")
-    settings = GenerationSettings(engine="sglang", device="cpu", max_num_seqs=4, max_model_len=CONTEXT)
     trainer = trainer_of(model, lr=1e-2)
 
     def make():
-        return HttpEngine(SGLang(), model, settings, EnginePlace(logs=tmp_path))
+        return HttpEngine(SGLang(), model, SERVED, EnginePlace(logs=tmp_path))
 
     async with seeing(model, tmp_path / "run", make, tokens=16) as harness:
         for version in range(2):
             rows = []
             for number, images in enumerate([(picture(1),), (picture(2),), (), (picture(3, 60, 110), picture(4))]):
-                rows += await conversation(harness, f"{version}.{number}", images, picture(5 + number))
+                rows += await conversation(harness, f"{version}.{number}", images, picture(5 + number), version)
             metrics = trainer.step([rows[0], worse(rows[0]), *rows[1:]])
             assert metrics["train_infer_logprob_diff_max"] < EXACT
             assert metrics["parity_tokens"] == sum(int(row.loss_mask.sum()) for row in (*rows, worse(rows[0])))
@@ -77,8 +79,8 @@ async def test_sglang_sees_images_and_its_log_probabilities_are_the_trainers(tmp
                 await loaded
 
 
-async def conversation(harness, episode, images, later):
-    """Training rows of two turns, the second with another image."""
+async def conversation(harness, episode, images, later, step):
+    """Training rows of two turns, the second with another image, for this step."""
     opened = await harness.open(harness.work(episode))
     messages = [asked("Which is it?", *images)]
     async with client(opened) as openai:
@@ -87,6 +89,32 @@ async def conversation(harness, episode, images, later):
         await openai.chat.completions.create(model="m", messages=messages)
     trajectory = await harness.finished(opened, episode)
     assert trajectory.interactions[1].prefix == trajectory.interactions[0].id
-    rows, refused = rows_of(trajectory, harness.images)
+    rows, refused = rows_of(trajectory, harness.images, step)
     assert not refused
     return rows
+
+
+@pytest.mark.long
+@genuine
+async def test_sglang_completes_under_new_weights_what_it_began_and_sees_with_the_new_ones(tmp_path, monkeypatch):
+    """Log-probabilities that SGLang reports as it samples, and those of a pass over the whole text, which `biased` makes necessary."""
+    monkeypatch.chdir(ROOT)
+    models = [write_vision_model(tmp_path / f"model{seed}", seed=seed) for seed in (0, 5)]
+    engine = HttpEngine(SGLang(), models[0], SERVED, EnginePlace(logs=tmp_path))
+    seen = PictureCompletions(engine, models, tmp_path / "images")
+    brief, long = (SamplingParams(max_tokens=count, top_k=TOP_K) for count in (8, 300))
+    biased = SamplingParams(max_tokens=8, top_k=TOP_K, logit_bias={266: 0.5})
+    try:
+        async with asyncio.timeout(400):
+            await engine.load_weights(location_of(models[0]), 0)
+            for index in (0, 1, 0):
+                seen.assert_exact(await seen.sampled(index, brief), index)
+            for version in itertools.count(1):
+                both = await seen.sampled(version % 2, long, version=version)
+                seen.assert_exact(both, version % 2)
+                seen.assert_exact(await seen.sampled(0, brief), 0)
+                seen.assert_exact(await seen.sampled(1, biased), 1)
+                if len(both.versions) > 1 and version > 2:  # the completion may have ended before the update
+                    break
+    finally:
+        await engine.close()
