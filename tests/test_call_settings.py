@@ -12,7 +12,7 @@ from support.framework_harness import chat_tokenizer
 from areal_actors.core.errors import EngineError, RequestError
 from areal_actors.core.values import Constraint, SamplingParams
 from areal_actors.embedded.constraints import Grammars
-from areal_actors.gateway.completion import callable_tools, refuse_images, sampling_of, within_context
+from areal_actors.gateway.completion import callable_tools, sampling_of, within_context
 from areal_actors.gateway.constraint import constraint_of
 from areal_actors.messages import ModelRequest
 from areal_actors.tokenization.tool_parsers.families import FORMATS, answer_format
@@ -173,11 +173,3 @@ def test_the_length_is_cut_to_what_the_context_leaves_and_a_prompt_that_leaves_n
     with pytest.raises(RequestError, match=r"^prompt is too long: 100 tokens > 100 maximum; .* 100 tokens: shorten 'prompt'") as refused:
         within_context(DEFAULT, 100, 100, "prompt")
     assert refused.value.field == "prompt"
-
-
-def test_an_image_is_refused_with_its_place():
-    text = {"role": "user", "content": "x"}
-    refuse_images([text, {"role": "assistant", "content": None}])
-    with pytest.raises(RequestError) as refused:
-        refuse_images([text, {"role": "user", "content": [{"type": "image_url"}]}])
-    assert refused.value.field == "messages[1].content"

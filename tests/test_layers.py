@@ -12,7 +12,7 @@ LONGEST = 400
 
 ORDER = (
     *("core", "messages", "runtime"),
-    *("sandbox", "tokenization", "weights", "sequences"),
+    *("sandbox", "tokenization", "weights", "vision", "sequences"),
     *("staleness", "tasks", "rewards", "rollout", "gateway", "generation", "batching", "training", "evaluation", "metrics"),
     *("audit", "supervised", "embedded", "chaos"),
     *("recipe", "display", "run", "reader", "replay", "testing", "track", "web", "library", "compat", "tinker", "cli", "__main__"),
@@ -20,17 +20,17 @@ ORDER = (
 """Folders and files of the package; each imports only from those before it."""
 FOUNDATION = frozenset({"core", "messages", "runtime"})
 """Every station may import from these."""
-SHARED = frozenset({"sandbox", "tokenization", "weights", "sequences"})
+SHARED = frozenset({"sandbox", "tokenization", "weights", "vision", "sequences"})
 """Folders that several stations share; without actors."""
 STATIONS = {
     "staleness": set(),
     "tasks": set(),
     "rewards": {"sandbox", "tokenization", "weights"},
     "rollout": {"rewards"},
-    "gateway": {"rewards", "sequences", "tokenization"},
-    "generation": {"tokenization", "weights"},
+    "gateway": {"rewards", "sequences", "tokenization", "vision"},
+    "generation": {"tokenization", "vision", "weights"},
     "batching": {"sequences"},
-    "training": {"sequences", "weights"},
+    "training": {"sequences", "vision", "weights"},
     "evaluation": {"sequences", "tasks"},
     "metrics": set(),
 }
@@ -75,6 +75,7 @@ WITH_TORCH = (
     *("replay.what_if", "replay.trained_columns", "replay.episode_trace", "replay.trace", "replay.trace_page", "cli.asking"),
     "library",
     "tinker",
+    "vision.embedding",
 )
 """Modules that may import torch."""
 OUTSIDE = {

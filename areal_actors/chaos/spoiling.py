@@ -131,17 +131,10 @@ class SpoilingEngine:
         return self._engine.weight_version
 
     async def generate(
-        self,
-        request_id: str,
-        prompt_ids: Sequence[int],
-        sampling: SamplingParams,
-        *,
-        stream: bool = False,
-        resumed_tokens: int = 0,
-        **routes: Any,
+        self, request_id: str, prompt_ids: Sequence[int], sampling: SamplingParams, **options: Any
     ) -> AsyncGenerator[TokenChunk, None]:
         """See `GenerationEngine` and `RoutingEngine`; streamed completions are corrupted at their ends."""
-        async for chunk in self._engine.generate(request_id, prompt_ids, sampling, stream=stream, resumed_tokens=resumed_tokens, **routes):
+        async for chunk in self._engine.generate(request_id, prompt_ids, sampling, **options):
             if chunk.finish_reason and len(chunk.columns) > 1 and (way := self._ordered()):
                 spoilt = SpoilableCompletion(chunk, sampling)
                 SPOILT[way](spoilt)

@@ -12,6 +12,7 @@
     │   └── PromptTooLong      the prompt leaves no room in the model's context
     ├── EngineError      a generation or training engine failed
     │   ├── UntrainableBatch   a training step cannot change any weight; the engine is intact
+    │   ├── ImageLost          the file of an image is missing or damaged
     │   ├── EngineUnavailable  an inference server is starting, or is gone; another one can answer
     │   └── WeightTransferFailed  weights did not reach a server over the channel of the recipe; their folder is loaded
     ├── RanksLost        ranks of the trainer died; new ones have the initial weights
@@ -87,6 +88,10 @@ class UntrainableBatch(EngineError):
 
     Weights, optimizer and step count are as before the step.
     """
+
+
+class ImageLost(EngineError):
+    """Raised when the file of an image that a prompt refers to is missing or damaged."""
 
 
 class EngineUnavailable(EngineError):

@@ -8,6 +8,15 @@ from typing import Any
 from areal_actors.core.durable_files import read_json
 from areal_actors.core.routes import RouteShape, shape_of_config
 
+VISION_TYPES = ("qwen2_5_vl",)
+"""`model_type` of the supported models with vision."""
+
+
+def has_vision(folder: str | Path) -> bool:
+    """True if the model in this folder sees images: it is of a type in `VISION_TYPES`."""
+    config = read_json(Path(folder) / "config.json")
+    return config.get("model_type") in VISION_TYPES and "image_token_id" in config
+
 
 def text_config_of(folder: str | Path) -> dict[str, Any]:
     """Configuration of the language model in this folder."""

@@ -93,6 +93,22 @@ class TaskSettings(Config):
         return self.agent.endswith(".py")
 
 
+class ImageSettings(Config):
+    """`[gateway.images]`: images in requests to a model with vision; see docs/vision.md."""
+
+    max_per_call: PositiveInt = 16
+    """Maximum number of images in one prompt, those of earlier turns included."""
+    max_mb: PositiveInt = 8
+    """Maximum size of an image file, in MiB."""
+    max_megapixels: PositiveInt = 16
+    """Maximum number of pixels of an image as it is sent, in millions. Larger images than the model's processor allows are reduced."""
+    urls: Literal["refuse", "fetch"] = "refuse"
+    """Images given by `http` and `https` URLs: `refuse` answers with an error; `fetch` makes the gateway load them from any address that
+    it reaches, those of the machine's own network included."""
+    fetch_seconds: PositiveFloat = 10.0
+    """Time limit for loading an image from its URL, in seconds."""
+
+
 KEEP_REASONING = "keep-reasoning"
 """Value of `gateway.chat_template`."""
 
@@ -135,6 +151,7 @@ class GatewaySettings(Config):
     """Maximum wait, in seconds, for the head of a request on an open connection, which is then closed."""
     max_body_mb: PositiveInt = 16
     """Maximum size of a request body, in MiB. JSON is decoded in one piece, which may block the gateway for 10 ms per MiB."""
+    images: ImageSettings = ImageSettings()
 
     def url(self, port: int) -> str:
         """Returns the URL of a gateway that listens on this port."""

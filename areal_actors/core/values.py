@@ -7,7 +7,7 @@ a long conversation is not stored once per turn.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Any, Literal, dataclass_transform
 
@@ -156,6 +156,19 @@ def spans(versions: Sequence[int]) -> tuple[VersionSpan, ...]:
     return tuple(found)
 
 
+class ImageRef(Value, array_like=True):
+    """An image in a prompt: a file beside the log, by the digest of its content, and the place of its tokens."""
+
+    digest: str
+    """XXH3 hash of the PNG file in hexadecimal, 128 bits; its name is `images/DIGEST.png` in the run's folder."""
+    start: int
+    """Index of the first of its placeholder tokens."""
+    grid: tuple[int, int, int]
+    """Number of patches in time (1), height and width."""
+    tokens: int
+    """Number of its placeholder tokens: patches that the model merges count as one."""
+
+
 class Interaction(Value):
     """One model call of an episode."""
 
@@ -181,6 +194,18 @@ class Interaction(Value):
     routes: bytes = b""
     """Experts of the positions that this call added (`core/routes.py`): from the last token of its prefix, or the first of its prompt
     if it has none, to the token before its last. Each as first computed. Empty if they were not recorded."""
+    images: tuple[ImageRef, ...] = ()
+    """Images in `prompt_suffix`, by position; `start` counts from the beginning of the suffix."""
+
+    def prompt_text(self, decode: Callable[[list[int]], str | None]) -> str | None:
+        """Text of `prompt_suffix`, with the name of its file in place of the tokens of each image; None if these have no text."""
+        ids, parts, end = unpack_ids(self.prompt_suffix), [], 0
+        for image in self.images:
+            parts += [decode(ids[end : image.start]), f"[{image.digest}.png]"]
+            end = image.start + image.tokens
+        parts.append(decode(ids[end:]))
+        texts = [part for part in parts if part is not None]
+        return "".join(texts) if len(texts) == len(parts) else None
 
 
 class Trajectory(Value):
@@ -271,3 +296,7 @@ class TrainingSequence(msgspec.Struct, frozen=True):
     """Calls trained in this row, by position; empty for a row with a single call with the row's reward."""
     routes: bytes = b""
     """Experts of the first positions (`core/routes.py`), at most n - 1; the trainer's own router chooses those of the rest."""
+    images: tuple[ImageRef, ...] = ()
+    """Images of its prompts, by position; `start` counts from the beginning of the row."""
+    image_folder: str = ""
+    """Folder of the images' files."""

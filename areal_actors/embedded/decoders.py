@@ -11,11 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.utils import logging as transformers_logging
 
 from areal_actors.core.errors import SetupError
+from areal_actors.core.model_config import has_vision
 from areal_actors.core.routes import RouteShape
 from areal_actors.embedded.fused_decoder import FusedDecoder
 from areal_actors.embedded.kv_cache import DecodeStep, KVCache, SuffixStep
@@ -120,27 +121,26 @@ class ModelDecoder:
         mask = torch.full((length, length), torch.finfo(self._model.dtype).min, dtype=self._model.dtype, device=self._model.device).triu_(1)
         targets = torch.tensor(rows, device=self._model.device)
         self._set_target(targets)
-        self._model.base_model(
-            input_ids=torch.from_numpy(token_ids).to(self._model.device),
-            attention_mask=mask[None, None],
-            position_ids=torch.arange(length, device=self._model.device)[None].expand(len(rows), -1),
-            use_cache=True,
-            **self._cache,
-        )
+        positions = torch.arange(length, device=self._model.device)[None].expand(len(rows), -1)
+        inputs = self.inputs(rows, token_ids, positions)
+        self._model.base_model(**inputs, attention_mask=mask[None, None], use_cache=True, **self._cache)
         self._store_routes(targets)
 
     def extend(self, rows: Sequence[int], token_ids: NDArray[np.int64], starts: NDArray[np.int64], counts: NDArray[np.int64]) -> None:
         """See `SlotDecoder.extend`."""
         step = SuffixStep(rows, starts, counts, self._model.device)
         self._set_target(step)
-        self._model.base_model(
-            input_ids=torch.from_numpy(token_ids).to(self._model.device),
-            attention_mask=step.mask(self._model.dtype),
-            position_ids=step.positions,
-            use_cache=True,
-            **self._cache,
-        )
+        inputs = self.inputs(rows, token_ids, step.positions)
+        self._model.base_model(**inputs, attention_mask=step.mask(self._model.dtype), use_cache=True, **self._cache)
         self._store_routes(step)
+
+    def inputs(self, rows: Sequence[int], token_ids: NDArray[np.int64], positions: Tensor) -> dict[str, Tensor]:  # noqa: ARG002 - see `VisionDecoder`
+        """Inputs of the base model for tokens of these rows at these positions, each `[len(rows), tokens]`."""
+        return {"input_ids": torch.from_numpy(token_ids).to(self._model.device), "position_ids": positions}
+
+    def rotary_positions(self, positions: Tensor) -> Tensor:
+        """Positions of the rotary embedding `[rows]` for tokens at these positions of the KV cache, in the rows from 0 on."""
+        return positions
 
     def decode(self, token_ids: NDArray[np.int64], positions: NDArray[np.int64]) -> Tensor:
         """See `SlotDecoder.decode`."""
@@ -149,7 +149,7 @@ class ModelDecoder:
         output = self._model(
             input_ids=torch.from_numpy(token_ids).to(self._model.device)[:, None],
             attention_mask=step.mask(1, self._model.dtype)[:, None],
-            position_ids=step.positions[:, None],
+            position_ids=self.rotary_positions(step.positions)[:, None],
             use_cache=True,
             **self._cache,
         )
@@ -176,7 +176,8 @@ def load_model(model_folder: str, settings: GenerationSettings) -> Any:
         raise SetupError(f"`{model_folder}` holds no config.json: give the folder of a Hugging Face causal language model")
     device = torch_device(settings.device, "generation.device")
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    model: Any = AutoModelForCausalLM.from_pretrained(model_folder, dtype=getattr(torch, settings.dtype), local_files_only=True)
+    kind = AutoModelForImageTextToText if has_vision(model_folder) else AutoModelForCausalLM
+    model: Any = kind.from_pretrained(model_folder, dtype=getattr(torch, settings.dtype), local_files_only=True)
     check_context(model.config.get_text_config(), settings.max_model_len)
     return model.to(device).eval().requires_grad_(False)
 
@@ -196,8 +197,16 @@ def check_context(config: Any, context: int) -> None:
         raise SetupError(f"the embedded engine cannot decode layers of kind {', '.join(sorted(unknown))}: use an inference server")
 
 
-def make_decoder(model: Any, slots: int, context: int, *, batch_invariant: bool = False, routes: RouteShape | None = None) -> SlotDecoder:
-    """Returns the fastest decoder that supports the model, after a comparison with the model's plain forward.
+def make_decoder(
+    model: Any,
+    slots: int,
+    context: int,
+    *,
+    batch_invariant: bool = False,
+    routes: RouteShape | None = None,
+    unfused: type[ModelDecoder] = ModelDecoder,
+) -> SlotDecoder:
+    """Returns the fastest decoder that supports the model, `unfused` for most, after a comparison with the model's plain forward.
 
     With `routes`, its mixtures of experts, the KV cache holds the experts of each position, too.
 
@@ -208,7 +217,7 @@ def make_decoder(model: Any, slots: int, context: int, *, batch_invariant: bool 
     if FusedDecoder.fits(model):
         decoder = FusedDecoder(model, slots, context, batch_invariant=batch_invariant)
     else:
-        decoder = ModelDecoder(model, slots, context, batch_invariant=batch_invariant, routes=routes)
+        decoder = unfused(model, slots, context, batch_invariant=batch_invariant, routes=routes)
     difference, bound = sampled_logprob_difference(decoder, model), logprob_bound(model)
     if not difference < bound:
         raise SetupError(

@@ -12,16 +12,17 @@ from contextlib import suppress
 import torch
 
 from areal_actors.core.errors import EngineError, RequestError
-from areal_actors.core.model_config import route_shape_of
+from areal_actors.core.model_config import has_vision, route_shape_of
 from areal_actors.core.routes import RouteShape
 from areal_actors.core.values import SamplingParams, TokenColumns, WeightsLocation
 from areal_actors.embedded.constraints import Grammars
 from areal_actors.embedded.decode_loop import Abort, Close, DecodeLoop, Release, Swap
-from areal_actors.embedded.decoders import load_model, make_decoder
+from areal_actors.embedded.decoders import ModelDecoder, load_model, make_decoder
 from areal_actors.embedded.logits_processor import LogitsProcessor
 from areal_actors.embedded.slots import DecodeRequest, DecodeSlots
+from areal_actors.embedded.vision_decoder import VisionDecoder
 from areal_actors.generation.abilities import ENGINE_ABILITIES
-from areal_actors.generation.engine import EngineCounters, EnginePlace, TokenChunk, validate_prompt
+from areal_actors.generation.engine import EngineCounters, EnginePlace, PromptImages, TokenChunk, validate_prompt
 from areal_actors.generation.settings import GenerationSettings
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.weights.adapters import AdapterMerger
@@ -48,9 +49,14 @@ class TransformersEngine:
         self.context = settings.max_model_len
         model = load_model(model_folder, settings)
         self.vocabulary_size = int(model.config.get_text_config().vocab_size)
-        invariant = settings.batch_invariant == "on"
-        decoder = make_decoder(model, settings.max_num_seqs, settings.max_model_len, batch_invariant=invariant, routes=self.routes)
+        invariant, unfused = settings.batch_invariant == "on", VisionDecoder if has_vision(model_folder) else ModelDecoder
+        decoder = make_decoder(
+            model, settings.max_num_seqs, settings.max_model_len, batch_invariant=invariant, routes=self.routes, unfused=unfused
+        )
         slots = DecodeSlots(settings.max_num_seqs, settings.max_model_len, self.vocabulary_size, self.tokenizer)
+        self._vision = decoder if isinstance(decoder, VisionDecoder) else None
+        if self._vision is not None:
+            self._vision.tokens = slots.tokens
         self.model = model
         """The model itself. Its weights change in `load_weights` only: between two calls others may run its plain forward, too."""
         self._weights = model.state_dict()
@@ -75,15 +81,20 @@ class TransformersEngine:
         stream: bool = False,
         resumed_tokens: int = 0,
         routes_from: int | None = None,
+        images: PromptImages | None = None,
     ) -> AsyncGenerator[TokenChunk, None]:
         """Yield a completion: in one chunk at its end, or token by token when `stream` is set; see `RoutingEngine`, too.
 
         Raises:
-            RequestError: a token id is out of range, prompt and max_tokens exceed the context, or the constraint is invalid or
-                cannot be satisfied.
-            EngineError: the engine failed or was closed.
+            RequestError: a token id is out of range, prompt and max_tokens exceed the context, the model has no vision, or the
+                constraint is invalid or cannot be satisfied.
+            EngineError: the engine failed or was closed; ImageLost: the file of an image is missing or damaged.
         """
         ids = validate_prompt(prompt_ids, sampling, resumed_tokens, self.vocabulary_size, self.context)
+        if images is not None:
+            if self._vision is None:
+                raise RequestError("'images': this model reads text only; leave them out, or set `model` to one with vision", "images")
+            ids = self._vision.with_images(ids, images)
         processor = await self._logits_processor(sampling, prompt_ids[len(prompt_ids) - resumed_tokens :])
         completion = DecodeRequest(
             request_id,

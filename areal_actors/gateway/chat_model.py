@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from areal_actors.core.model_config import route_shape_of, vocabulary_of
+from areal_actors.core.model_config import has_vision, route_shape_of, vocabulary_of
 from areal_actors.core.settings import GatewaySettings
 from areal_actors.gateway.completion import ServedModel
 from areal_actors.gateway.completion_check import PublishedVersions
 from areal_actors.gateway.conversations.continuation import Continuations
 from areal_actors.gateway.template_settings import apply_template_settings
 from areal_actors.tokenization.tokenizer import ChatTokenizer
+from areal_actors.vision.processor import vision_of
 
 LoadTokenizer = Callable[[str], ChatTokenizer]
 """Loads the chat tokenizer of a model folder."""
@@ -36,7 +37,7 @@ def load_served_model(
     chat = load_tokenizer(folder)
     tested = apply_template_settings(chat, config)
     return ServedModel(
-        Continuations(chat, tested.kept),
+        Continuations(chat, tested.kept, vision_of(folder) if has_vision(folder) else None),
         published,
         vocabulary=vocabulary_of(folder) or chat.largest_id + 1,
         max_model_len=max_model_len,

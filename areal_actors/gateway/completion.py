@@ -25,6 +25,7 @@ from areal_actors.gateway.constraint import constraint_of
 from areal_actors.gateway.conversations.continuation import Continuations
 from areal_actors.gateway.conversations.conversation import PromptLimit, prompt_for, with_history, with_references
 from areal_actors.gateway.conversations.turns import Prompt
+from areal_actors.gateway.image_intake import ImageIntake
 from areal_actors.gateway.sessions.table import Session
 from areal_actors.gateway.worker_pool import InFlightCall, WorkerLost, WorkerPool, until_gone
 from areal_actors.messages import Generate, ModelRequest, ModelResponsePart
@@ -74,7 +75,6 @@ class ModelCall:
         """
         self.identifier = f"{session.label}-{session.calls}"
         self.request, self.served, self.in_flight = request, served, in_flight
-        refuse_images(request.messages)
         known = {turn.interaction.id: turn for turn in session.turns}
         self._issued_ids = frozenset(call["id"] for turn in session.turns for call in turn.answer.get("tool_calls") or ())
         request = with_history(known, with_references(known, request))
@@ -141,6 +141,7 @@ class ModelCall:
             sampling=rest,
             stream=self.request.stream,
             routes_from=choice.routes_from(),
+            images=self.prompt.images,
         )
 
 
@@ -207,16 +208,16 @@ def tools_refused(support: ToolSupport) -> str:
     )
 
 
-def refuse_images(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Reject messages with images: the engines behind this gateway read text only.
+async def with_images_stored(request: ModelRequest, images: ImageIntake, served: ServedModel | None) -> ModelRequest:
+    """The request with its images by reference: text alone is a string, and images are parts of a list.
 
     Raises:
-        RequestError: a message has parts that are not text.
+        RequestError: the model has no vision, or an image is refused.
+        EngineError: an image cannot be written.
     """
-    for index, message in enumerate(messages):
-        if isinstance(message.get("content"), list):
-            field = f"messages[{index}].content"
-            raise RequestError(f"'{field}' has an image, but the model behind this gateway reads text only; send text", field)
+    if served is None or not any(isinstance(message.get("content"), list) for message in request.messages):
+        return request
+    return await images.store(request, served.continuations.vision)
 
 
 def within_context(sampling: SamplingParams, prompt_tokens: int, context: int, field: str = "messages") -> SamplingParams:

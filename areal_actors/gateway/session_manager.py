@@ -19,9 +19,10 @@ from areal_actors.core.errors import EngineError, RequestError, SessionError, Se
 from areal_actors.core.settings import GatewaySettings
 from areal_actors.core.values import SamplingParams, Value
 from areal_actors.gateway.chat_model import LoadTokenizer, load_served_model
-from areal_actors.gateway.completion import ModelCall, ServedModel, complete
+from areal_actors.gateway.completion import ModelCall, ServedModel, complete, with_images_stored
 from areal_actors.gateway.completion_check import CompletionFault, PublishedVersions
 from areal_actors.gateway.external_sessions import ExternalSessions
+from areal_actors.gateway.image_intake import ImageIntake
 from areal_actors.gateway.server import Gateway, LongWork
 from areal_actors.gateway.session_routes import add_session_routes
 from areal_actors.gateway.sessions.calls import call_digest, digest_of, interaction_recorded, name_of, sampling_seed
@@ -58,6 +59,7 @@ from areal_actors.messages import (
 )
 from areal_actors.rewards.acceptance import Acceptance
 from areal_actors.runtime.actor import Context, Emits, Submit, Tick, on
+from areal_actors.vision.files import ImageFolder
 
 logger = structlog.get_logger(__name__)
 
@@ -104,6 +106,7 @@ class SessionManager(ExternalSessions):
         self.load_tokenizer = load_tokenizer
         self.seed = seed
         self.run_folder, self.records_routes = run_folder, records_routes
+        self.images = ImageIntake(ImageFolder.of_run(run_folder), config.images)
         self.max_model_len = max_model_len
         self.concurrency = concurrency
         self.serve_http = serve_http
@@ -175,8 +178,9 @@ class SessionManager(ExternalSessions):
     async def model_request(
         self, request: ModelRequest, context: Context
     ) -> Emits[ModelResponsePart | InteractionRecorded | CompletionRefused]:
-        name = name_of(request)
         try:
+            request = await with_images_stored(request, self.images, self.served)
+            name = name_of(request)
             async with self._one_per_name(request.session, name, context) as in_flight:
                 session = self.registry.get(request.session)
                 if again := session.answered.get(name):

@@ -23,7 +23,10 @@ SAMPLING_ABILITIES = frozenset(
 temperature and max_tokens."""
 ROUTES = "routed_experts"
 """Ability to report the experts of each position: see `RoutingEngine`."""
-ABILITIES = SAMPLING_ABILITIES | {ROUTES}
+IMAGES = "images"
+"""Ability to see the images of a prompt, if the model has vision."""
+ABILITIES = SAMPLING_ABILITIES | {ROUTES, IMAGES}
+"""All abilities."""
 ADVISORY_ABILITIES = frozenset({"seed"})
 """Fields that every engine accepts: one that does not support them samples as if they were not set. With the ability `seed`, equal
 requests with equal seeds give equal tokens."""
@@ -43,7 +46,7 @@ WEIGHT_CHANNELS: Mapping[str, tuple[str, ...]] = {
 }
 """Ways of new weights to the built-in engines; see `generation.server.weights`."""
 
-FIELD_OF = {JSON_SCHEMA: "response_format", REGEX: "response_format", GRAMMAR: "tool_choice"}
+FIELD_OF = {IMAGES: "messages", JSON_SCHEMA: "response_format", REGEX: "response_format", GRAMMAR: "tool_choice"}
 """Fields of the client API whose name is not that of the ability."""
 UNROUTED_REMEDY = 'set generation.engine to transformers or sglang, or write "auto"'
 GRAMMAR_USES = "`required` and a named function need it, and so does 'response_format' beside tools or reasoning; send `auto`"
@@ -67,7 +70,9 @@ def unsupported(ability: str, title: str) -> RequestError:
     """Returns the error for a request that needs an ability which the engine with this title does not have."""
     field, kind = FIELD_OF.get(ability, ability), ability.partition(":")[2]
     found = f"'{field}': {f'a constraint of kind {kind} is ' if kind else ''}not supported by {title}, the engine of this run"
-    remedy = f"{GRAMMAR_USES} and leave the latter out" if ability == GRAMMAR else "leave it out"
+    if ability == IMAGES:
+        found = f"'messages' has images, which are not seen by {title}, the engine of this run"
+    remedy = f"{GRAMMAR_USES} and leave the latter out" if ability == GRAMMAR else f"leave {'them' if ability == IMAGES else 'it'} out"
     able = " or ".join(name for name, has in ENGINE_ABILITIES.items() if ability in has)
     return RequestError(f"{found}; {remedy}, or set generation.engine to {able}", field)
 

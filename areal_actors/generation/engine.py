@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 
 from areal_actors.core.errors import RequestError
 from areal_actors.core.lazy import LazyModule
-from areal_actors.core.values import SamplingParams, TokenColumns, Value, WeightsLocation
-from areal_actors.generation.abilities import ADVISORY_ABILITIES, CONSTRAINT_ABILITIES, SAMPLING_ABILITIES, unsupported
+from areal_actors.core.values import ImageRef, SamplingParams, TokenColumns, Value, WeightsLocation
+from areal_actors.generation.abilities import ADVISORY_ABILITIES, CONSTRAINT_ABILITIES, IMAGES, SAMPLING_ABILITIES, unsupported
+from areal_actors.vision.files import ImageFolder
 
 if TYPE_CHECKING:
     import numpy as np
@@ -66,6 +67,20 @@ class EnginePlace(NamedTuple):
     def number(self) -> int:
         """Number of the inference worker."""
         return int(self.worker.rpartition("-")[2])
+
+
+class PromptImages(NamedTuple):
+    """Images of a prompt, whose token ids have a placeholder for each of their tokens."""
+
+    images: tuple[ImageRef, ...]
+    """By position."""
+    folder: ImageFolder
+    """Their files."""
+
+    def verify(self) -> None:
+        """Check that the files are there and undamaged; raises ImageLost."""
+        for image in self.images:
+            self.folder.load(image.digest)
 
 
 class EngineCounters(Value):
@@ -146,6 +161,9 @@ class GenerationEngine(Protocol):
         The last `resumed_tokens` of the prompt's ids belong to the completion: another worker sampled them before it died. They are
         not yielded again and do not count towards max_tokens; penalties, stop strings, constraint and seed continue from them.
 
+        An engine with the ability `images` has another argument, `images: PromptImages | None = None`, which only prompts with images
+        are given.
+
         Raises:
             RequestError: a token id is out of range, or prompt and max_tokens exceed the context.
             EngineError: the engine failed.
@@ -191,14 +209,16 @@ class RoutingEngine(Protocol):
         ...
 
 
-def refuse_unable(engine: GenerationEngine, sampling: SamplingParams) -> None:
-    """Refuse a request with sampling parameters that this engine does not support, except those of `ADVISORY_ABILITIES`.
+def refuse_unable(engine: GenerationEngine, sampling: SamplingParams, images: Sequence[ImageRef] = ()) -> None:
+    """Refuse a request with images or sampling parameters that this engine does not support, except those of `ADVISORY_ABILITIES`.
 
     An engine is named by its attribute `title`, if it has one, else by its class.
 
     Raises:
         RequestError: names the field, the kind of the constraint, and the engine.
     """
+    if images and IMAGES not in engine.abilities:
+        raise unsupported(IMAGES, getattr(engine, "title", type(engine).__name__))
     for field in REFUSABLE_FIELDS:
         if (stated := getattr(sampling, field)) == getattr(DEFAULT_SAMPLING, field):
             continue

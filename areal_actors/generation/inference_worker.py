@@ -12,10 +12,10 @@ from typing import Any, cast
 import msgspec
 import structlog
 
-from areal_actors.core.errors import EngineError, EngineUnavailable, RequestError, SetupError
+from areal_actors.core.errors import EngineError, EngineUnavailable, ImageLost, RequestError, SetupError
 from areal_actors.core.values import WeightsLocation, unpack_ids
 from areal_actors.generation.abilities import ROUTES
-from areal_actors.generation.engine import NO_SLEEP, Arrival, GenerationEngine, SleepingEngine, refuse_unable
+from areal_actors.generation.engine import NO_SLEEP, Arrival, GenerationEngine, PromptImages, SleepingEngine, refuse_unable
 from areal_actors.generation.engine_load import LoadReporter
 from areal_actors.messages import (
     EngineLoad,
@@ -32,6 +32,7 @@ from areal_actors.messages import (
     WeightTransferRefused,
 )
 from areal_actors.runtime.actor import Actor, Context, Emits, Tick, on
+from areal_actors.vision.files import ImageFolder
 from areal_actors.weights.folders import is_superseded
 
 MakeEngine = Callable[[str], GenerationEngine]
@@ -207,8 +208,8 @@ class InferenceWorker(Actor):
             async with aclosing(self._completion(engine, request, context.cause)) as parts:
                 async for part in parts:
                     yield part
-        except RequestError as error:
-            yield Generated(error=str(error), error_field=error.field or "request")
+        except (RequestError, ImageLost) as error:
+            yield Generated(error=str(error), error_field=getattr(error, "field", "messages") or "request")
         except Exception as error:
             if isinstance(error, EngineUnavailable) or engine is self.dropped:
                 # The gateway continues this completion, on this or on another worker: it has no last part.
@@ -233,12 +234,14 @@ class InferenceWorker(Actor):
             yield EngineLost(worker=self.name, reason=str(error))
 
     async def _completion(self, engine: GenerationEngine, request: Generate, request_id: str) -> AsyncGenerator[Generated, None]:
-        refuse_unable(engine, request.sampling)
+        refuse_unable(engine, request.sampling, request.images)
         prompt = unpack_ids(request.prompt_ids)
         asked = request.routes_from if ROUTES in engine.abilities else None
-        routes: dict[str, Any] = {} if asked is None else {"routes_from": asked}
+        options: dict[str, Any] = {} if asked is None else {"routes_from": asked}
+        if request.images:
+            options["images"] = PromptImages(request.images, ImageFolder.of_run(self.run_folder))
         chunks = engine.generate(
-            request_id, prompt, request.sampling, stream=request.stream, resumed_tokens=request.resumed_tokens, **routes
+            request_id, prompt, request.sampling, stream=request.stream, resumed_tokens=request.resumed_tokens, **options
         )
         async with aclosing(chunks):
             async for chunk in chunks:

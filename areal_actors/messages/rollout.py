@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from areal_actors.core.values import Constraint, SamplingParams, Task, TokenColumns, Value
+from areal_actors.core.values import Constraint, ImageRef, SamplingParams, Task, TokenColumns, Value
 from bus.message import Event, Reply, Request, Work
 
 Purpose = Literal["train", "evaluate"]
@@ -164,7 +164,8 @@ class ModelRequest(Request[ModelResponsePart]):
     reply: ClassVar[type[Reply]] = ModelResponsePart
     session: str
     messages: tuple[dict[str, Any], ...] = ()
-    """Chat messages: role (system, user, assistant, tool), content (text, or parts if there are images), and optionally
+    """Chat messages: role (system, user, assistant, tool), content (text, or parts if there are images: `{"type": "text",
+    "text"}` and `{"type": "image", "url"}`, or `"digest"` and `"grid"` once the gateway has stored it), and optionally
     reasoning_content, tool_calls (id, type, function with name and JSON text of arguments), tool_call_id, name."""
     has_references: bool = False
     """True if values of assistant messages are `{"item_reference": id, "field": path}`: the content, the reasoning or a tool call's
@@ -259,6 +260,8 @@ class Generate(Request[Generated]):
     """Number of prompt ids, at the end, that were already sampled, by a worker that died."""
     routes_from: int | None = None
     """First position whose experts are to be reported; None if none are."""
+    images: tuple[ImageRef, ...] = ()
+    """Images in the prompt, by position."""
 
 
 class CompletionRefused(Event):

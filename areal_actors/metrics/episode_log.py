@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from areal_actors.core.durable_files import append_line
-from areal_actors.core.values import Interaction, Value, unpack_ids
+from areal_actors.core.values import Interaction, Value
 from areal_actors.messages import (
     BatchFormed,
     CapacityGranted,
@@ -159,7 +159,7 @@ class EpisodeLog(Actor):
             "id": made.id,
             "parent": made.parent,
             "prefix": made.prefix,
-            "prompt": self._text(unpack_ids(made.prompt_suffix)),
+            "prompt": made.prompt_text(self._text),
             "completion": self._text(made.completion.ids_array().tolist()),
             "prompt_tokens": prompt_tokens,
             "completion_tokens": len(made.completion),

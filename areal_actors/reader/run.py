@@ -15,7 +15,7 @@ import numpy as np
 
 from areal_actors.core.errors import SetupError
 from areal_actors.core.snapshots import SnapshotStore
-from areal_actors.core.values import Interaction, unpack_ids
+from areal_actors.core.values import Interaction
 from areal_actors.display.recall import restore_fold, trimmed_notice
 from areal_actors.display.run_state import RunState
 from areal_actors.messages import EpisodeAbandoned, EpisodeEvaluated, InteractionRecorded
@@ -176,7 +176,7 @@ class Run:
             "interaction": call.id,
             "parent": call.parent,
             "prefix": call.prefix,
-            "prompt": self.text(unpack_ids(call.prompt_suffix)) if texts else None,
+            "prompt": call.prompt_text(self.text) if texts else None,
             "completion": self.text(call.completion.ids_array().tolist()) if texts else None,
             "prompt_tokens": recorded.prompt_tokens if recorded else None,
             "completion_tokens": len(call.completion),

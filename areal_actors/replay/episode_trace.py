@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from areal_actors.core.errors import SetupError
-from areal_actors.core.values import Interaction, unpack_ids
+from areal_actors.core.values import Interaction
 from areal_actors.reader.records import EndedEpisode
 from areal_actors.reader.run import Run
 from areal_actors.recipe.recipe import Recipe, recorded_recipe
@@ -170,7 +170,7 @@ def _calls(run: Run, ended: EndedEpisode, columns: TrainedColumns | None, recipe
             parent=call.parent,
             prefix=call.prefix,
             depth=depth,
-            prompt=run.text(unpack_ids(call.prompt_suffix)),
+            prompt=call.prompt_text(run.text),
             prompt_tokens=recorded[name].prompt_tokens if name in recorded else None,
             completion_tokens=len(ids),
             finish_reason=call.finish_reason,

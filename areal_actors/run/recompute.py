@@ -39,6 +39,7 @@ from areal_actors.runtime.log_context import LogContext
 from areal_actors.sequences.credit import Credit
 from areal_actors.training.checkpoint_store import CHECKPOINTS, CheckpointStore
 from areal_actors.training.trainer import Trainer
+from areal_actors.vision.files import ImageFolder
 from bus.base import Envelope
 from bus.errors import BusError
 from bus.message import Message
@@ -124,7 +125,7 @@ class Recomputation:
     def _trainer(self, recipe: dict[str, Any]) -> Trainer:
         decoded = msgspec.convert(recipe, Recipe)
         make_engine = EngineBuilder(BuildContext(recipe=decoded, folder=self.folder, instance="trainer-0"))
-        return Trainer(
+        trainer = Trainer(
             make_engine,
             self._weights_folder,
             float,
@@ -133,6 +134,8 @@ class Recomputation:
             max_skipped_steps=decoded.trainer.max_skipped_steps,
             checkpoints=self.checkpoints,
         )
+        trainer.images = ImageFolder.of_run(self.folder.path)
+        return trainer
 
     def _weights_folder(self, version: int) -> str:
         """Returns the folder of a version; older ones are removed, since only the checksum is needed."""

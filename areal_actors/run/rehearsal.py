@@ -13,6 +13,7 @@ import msgspec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from areal_actors.core.errors import SetupError
+from areal_actors.core.model_config import has_vision
 from areal_actors.core.values import Task, WeightsLocation
 from areal_actors.gateway.session_manager import SessionManager
 from areal_actors.generation.inference_worker import InferenceWorker
@@ -87,6 +88,8 @@ def _unplayable(recipe: Recipe) -> str:
         return "the environment lists its tasks when the run starts"
     if is_on_hub(recipe.task.dataset):
         return f"{recipe.task.dataset} would be downloaded"
+    if has_vision(recipe.model):
+        return "the model has vision, and the given answers come from an engine that sees no images"
     return "the reward is a model" if recipe.task.reward.startswith(MODEL) else ""
 
 

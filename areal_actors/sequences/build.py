@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from areal_actors.core.lazy import LazyModule
-from areal_actors.core.values import PROMPT_VERSION, Interaction, SequenceCall, TrainingSequence, Trajectory
+from areal_actors.core.values import PROMPT_VERSION, ImageRef, Interaction, SequenceCall, TrainingSequence, Trajectory
 from areal_actors.sequences.credit import Credit, call_rewards, sequence_ends
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ def _row(
     mask: list[np.ndarray[Any, Any]] = []
     logprobs: list[np.ndarray[Any, Any]] = []
     versions: list[np.ndarray[Any, Any]] = []
+    images: list[ImageRef] = []
     for call in path:
         prompt = np.frombuffer(call.prompt_suffix, dtype="<u4")
         made_by = call.completion.versions_array()
@@ -103,6 +104,9 @@ def _row(
         mask += [np.zeros(len(prompt), dtype=bool), (made_by >= oldest_version) & (call.id not in context)]
         logprobs += [np.zeros(len(prompt), dtype=np.float32), call.completion.logprobs_array()]
         versions += [np.full(len(prompt), PROMPT_VERSION, dtype=np.int32), made_by]
+        if call.images:
+            start = sum(map(len, ids[:-2]))
+            images += [msgspec.structs.replace(image, start=start + image.start) for image in call.images]
     return TrainingSequence(
         token_ids=np.concatenate(ids).astype(np.int64),
         loss_mask=np.concatenate(mask),
@@ -114,4 +118,5 @@ def _row(
         episode=trajectory.episode,
         calls=calls,
         routes=b"".join(call.routes for call in takewhile(lambda call: call.routes, path)),
+        images=tuple(images),
     )

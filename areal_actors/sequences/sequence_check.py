@@ -11,12 +11,14 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from areal_actors.core.column_check import ColumnFault, number_fault, trajectory_fault
+from areal_actors.core.errors import ImageLost
 from areal_actors.core.routes import RouteShape
 from areal_actors.core.values import TrainingSequence, Trajectory
 from areal_actors.messages import BatchFormed, RefusedSequence
 from areal_actors.sequences.build import sequences_of
 from areal_actors.sequences.credit import Credit
 from areal_actors.sequences.step_metrics import mean_metrics
+from areal_actors.vision.files import ImageFolder
 from bus.message import FrozenMeta
 
 
@@ -41,9 +43,16 @@ class BatchSequences(msgspec.Struct, metaclass=FrozenMeta):
 
 
 def batch_sequences(
-    batch: BatchFormed, trajectories: Iterable[tuple[int, Trajectory]], credit: Credit, limits: SequenceLimits
+    batch: BatchFormed,
+    trajectories: Iterable[tuple[int, Trajectory]],
+    credit: Credit,
+    limits: SequenceLimits,
+    folder: ImageFolder | None = None,
 ) -> BatchSequences:
-    """Returns the sequences of trajectories, given with the index of their group; invalid ones are listed in `refused`."""
+    """Returns the sequences of trajectories, given with the index of their group; invalid ones are listed in `refused`.
+
+    With a `folder` of images, sequences whose images are missing or damaged are invalid.
+    """
     sequences: list[TrainingSequence] = []
     refused: list[RefusedSequence] = []
     metrics: list[Mapping[str, float]] = []
@@ -54,12 +63,26 @@ def batch_sequences(
             continue
         metrics.append(trajectory.metrics)
         for sequence in sequences_of(trajectory, group, batch.oldest_version, credit):
-            if (fault := sequence_fault(sequence, limits, batch.step)) is None:
+            fault = sequence_fault(sequence, limits, batch.step)
+            if fault is None and sequence.images and folder is not None:
+                fault = image_fault(sequence, folder)
+                sequence = msgspec.structs.replace(sequence, image_folder=str(folder.path))  # noqa: PLW2901 - the same sequence
+            if fault is None:
                 sequences.append(sequence)
             else:
                 refused.append(RefusedSequence(episode=trajectory.episode, sequence=index, token=fault.position, cause=str(fault)))
             index += 1
     return BatchSequences(sequences=sequences, refused=tuple(refused), reward_metrics=mean_metrics(metrics))
+
+
+def image_fault(sequence: TrainingSequence, folder: ImageFolder) -> ColumnFault | None:
+    """Returns the reason why the images of a sequence cannot be shown to the model; None if they can."""
+    for image in sequence.images:
+        try:
+            folder.load(image.digest)
+        except ImageLost as error:
+            return ColumnFault(check="image", detail=str(error), position=image.start)
+    return None
 
 
 def sequence_fault(sequence: TrainingSequence, limits: SequenceLimits, weight_version: int) -> ColumnFault | None:

@@ -9,11 +9,12 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSequenceClassification
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
 from areal_actors.core.errors import EngineError, SetupError
+from areal_actors.core.model_config import has_vision
 
 HEAD = "score"
 """Name of the head in sequence classifiers of Hugging Face."""
@@ -37,17 +38,21 @@ def load_model(folder: str, head: Literal["tokens", "value"], *, weights: bool =
     try:
         if not weights:
             return _meta_model(folder, head).eval()
-        model = _load_value_model(folder) if head == "value" else AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        model = _load_value_model(folder) if head == "value" else _language_model(folder).from_pretrained(folder, dtype=torch.float32)
     except (OSError, ValueError) as error:
         raise SetupError(f"{folder}: cannot load a model from this folder: {error}") from error
     return model.eval()
 
 
+def _language_model(folder: str) -> Any:
+    return AutoModelForImageTextToText if has_vision(folder) else AutoModelForCausalLM
+
+
 def _meta_model(folder: str, head: Literal["tokens", "value"]) -> Any:
-    kind, labels = (AutoModelForSequenceClassification, {"num_labels": 1}) if head == "value" else (AutoModelForCausalLM, {})
+    kind, labels = (AutoModelForSequenceClassification, {"num_labels": 1}) if head == "value" else (_language_model(folder), {})
     config = AutoConfig.from_pretrained(folder, **labels)
     with torch.device("meta"):
-        return kind.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+        return kind.from_config(config, dtype=torch.float32)
 
 
 def _load_value_model(folder: str) -> Any:

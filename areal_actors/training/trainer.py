@@ -43,6 +43,7 @@ from areal_actors.training.engine_mismatch import EngineMonitor, reported_metric
 from areal_actors.training.trainer_history import HistoryState, TrainedHistory
 from areal_actors.training.trainer_recovery import RecoveredEngine, RecoveryEvent, StepInput
 from areal_actors.training.trainer_sleep import EngineSleep
+from areal_actors.vision.files import ImageFolder
 from bus.errors import LogUnavailable
 
 
@@ -108,6 +109,7 @@ class Trainer(Actor):
         self.cursor = 0
         self.groups_trained = 0
         self.checkpoints = checkpoints or CheckpointStore(Path())
+        self.images = ImageFolder.of_run(self.checkpoints.root)
         self.step_history = step_history or TrainedHistory()
         kind = BatchFormed if examples is None else ExamplesDrawn
         self.recovered = RecoveredEngine(engine_factory, self.step_history, self.checkpoints, self._take_again, kind)
@@ -260,7 +262,7 @@ class Trainer(Actor):
             if trajectory.episode != member.episode:
                 raise LogUnavailable(f"position {member.sequence} of the log holds episode {trajectory.episode}, not {member.episode}")
             trajectories.append((index, trajectory))
-        return batch_sequences(event, trajectories, self.credit, self.recovered.require().limits)
+        return batch_sequences(event, trajectories, self.credit, self.recovered.require().limits, self.images)
 
     def _step(self, engine: TrainingEngine, found: BatchSequences, step: int) -> CountedStep:
         """Take a step on the trainable sequences; skip it if it can change no weight. Slow: run in a thread."""

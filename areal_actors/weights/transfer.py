@@ -146,18 +146,21 @@ def published_tensors(tensors: Mapping[str, Tensor], dtype: torch.dtype | None =
 
 
 def checkpoint_tensors(model: Any, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Tensors of a model by the names of its Hugging Face checkpoint, where each expert of a mixture has its own; else `state` itself."""
-    if not any(isinstance(conversion, WeightConverter) for conversion in _conversions(model)):
+    """Tensors of a model by the names of its Hugging Face checkpoint, if transformers changes them on loading; else `state` itself.
+
+    In a checkpoint each expert of a mixture has a tensor of its own, and models with vision have earlier names.
+    """
+    if not _renames(model) and not any(isinstance(conversion, WeightConverter) for conversion in _conversions(model)):
         return state
     converted: dict[str, Tensor] = revert_weight_conversion(model, dict(state))
     return converted
 
 
 def model_tensors(model: Any, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Tensors of a Hugging Face checkpoint by the names of the model, which fuses its experts; the inverse of `checkpoint_tensors`."""
+    """Tensors of a Hugging Face checkpoint by the names of the model; the inverse of `checkpoint_tensors`."""
     conversions = _conversions(model)
     converters = [conversion for conversion in conversions if isinstance(conversion, WeightConverter)]
-    if not converters:
+    if not converters and not _renames(model):
         return tensors
     renamings = [conversion for conversion in conversions if not isinstance(conversion, WeightConverter)]
     found: dict[str, Tensor] = {}
@@ -173,6 +176,11 @@ def model_tensors(model: Any, tensors: Mapping[str, Tensor]) -> Mapping[str, Ten
         for target, value in converter.convert(name, model=model, config=model.config).items():
             found[target] = value[0] if isinstance(value, list) else value
     return found
+
+
+def _renames(model: Any) -> bool:
+    """True for a model with vision: others keep the names of their checkpoints, or those of an early release."""
+    return getattr(getattr(model, "config", None), "vision_config", None) is not None
 
 
 def _conversions(model: Any) -> list[Any]:

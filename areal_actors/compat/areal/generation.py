@@ -127,7 +127,7 @@ class TokenRequest:
             name = "min_new_tokens" if own.min_new_tokens else "ignore_eos" if own.ignore_eos else "use_beam_search"
             return f"gconfig.{name} is {getattr(own, name)}, which the engines here do not have; leave it out"
         if self.image_data or self.vision_msg_vllm:
-            return "the request has images, but the engines here read text only; leave out image_data and vision_msg_vllm"
+            return "the request has images, which agenerate does not take here; send them through the gateway (docs/vision.md)"
         ends = {None} if tokenizer is None else {tokenizer.eos_token_id, tokenizer.pad_token_id}
         if others := [token for token in own.stop_token_ids if token not in ends]:
             return f"gconfig.stop_token_ids has {others[0]}, which is not the tokenizer's end or padding token; use gconfig.stop, a text"

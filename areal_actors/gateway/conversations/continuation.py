@@ -18,6 +18,7 @@ from areal_actors.gateway.conversations.message_equality import MessageDict, sam
 from areal_actors.gateway.conversations.template_window import SENTINEL, local_features, renders_names, window
 from areal_actors.messages import ModelRequest
 from areal_actors.tokenization.tokenizer import ChatTokenizer
+from areal_actors.vision.processor import VisionProcessor
 
 CACHE_SIZE = 256
 """Number of rendered placeholder histories in the cache."""
@@ -39,9 +40,9 @@ class AnsweredConversation(NamedTuple):
 class Continuations:
     """Renders the new messages of conversations with one model's template."""
 
-    def __init__(self, chat: ChatTokenizer, kept: KeptReasoning | None = None) -> None:
-        """With `kept`, prompts keep reasoning that the template drops."""
-        self.chat, self.kept = chat, kept
+    def __init__(self, chat: ChatTokenizer, kept: KeptReasoning | None = None, vision: VisionProcessor | None = None) -> None:
+        """With `kept`, prompts keep reasoning that the template drops; with `vision` they may have images."""
+        self.chat, self.kept, self.vision = chat, kept, vision
         self._openings: dict[tuple[frozenset[str], str], str] = {}
         self._local = local_features(chat)
         self._renders_names = renders_names(chat)

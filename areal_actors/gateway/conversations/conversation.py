@@ -19,6 +19,7 @@ from areal_actors.core.values import pack_ids
 from areal_actors.gateway.conversations.continuation import AnsweredConversation, Continuations
 from areal_actors.gateway.conversations.lineage import find_parent
 from areal_actors.gateway.conversations.message_equality import digest, value_digests
+from areal_actors.gateway.conversations.prompt_images import IMAGES, has_images, images_in, with_images
 from areal_actors.gateway.conversations.template_window import features_of
 from areal_actors.gateway.conversations.turns import (
     ConversationTurn,
@@ -77,12 +78,17 @@ def prompt_for(
         if features == parent.prompt.features:
             features = parent.prompt.features  # shared by all turns: a set takes 200 bytes
     ids = encode_within(chat, text, limit, after=len(known) // 4)
+    images = () if parent is None or not prefix else parent.prompt.images
+    pictured = continuations.vision is not None and bool(images or has_images(new))
+    if continuations.vision is not None and pictured:
+        ids, images = with_images(known, ids, images, images_in(new), continuations.vision.placeholder)
+        features |= IMAGES
     return Prompt(
         parent="" if parent is None else parent.interaction.id,
         prefix=prefix,
         token_ids=known + ids,
         suffix_ids=ids,
-        suffix_text="" if chat.is_lossless(text) else text,
+        suffix_text="" if not pictured and chat.is_lossless(text) else text,
         messages=msgspec.json.encode(new),
         message_count=len(request.messages),
         request_digest=digest(request.messages),
@@ -93,6 +99,7 @@ def prompt_for(
         checked=checked,
         opens_reasoning=chat.format.opens_reasoning(text),
         cached_tokens=len(known) // 4,
+        images=images,
         prefix_break_reason=prefix_break_reason,
     )
 

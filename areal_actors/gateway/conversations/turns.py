@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 
-from areal_actors.core.values import Interaction, TokenColumns, unpack_ids
+from areal_actors.core.values import ImageRef, Interaction, TokenColumns, unpack_ids
+from areal_actors.gateway.conversations.prompt_images import suffix_images
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from bus.message import FrozenMeta
 
@@ -46,6 +47,8 @@ class Prompt(msgspec.Struct, metaclass=FrozenMeta):
     """True if the prompt opens the model's reasoning."""
     cached_tokens: int = 0
     """Number of tokens of the prefix."""
+    images: tuple[ImageRef, ...] = ()
+    """Images in the whole prompt, by position."""
     prefix_break_reason: str = ""
     """Reason for which the prompt does not begin with the parent's tokens, or for which a later call has no parent."""
 
@@ -93,6 +96,7 @@ def record_turn(
         trained=trained,
         temperature=temperature,
         routes=routes,
+        images=prompt.images and suffix_images(prompt.images, prompt.cached_tokens),
     )
     return ConversationTurn(
         interaction=interaction, answer=answer, prompt=msgspec.structs.replace(prompt, token_ids=b""), streamed=streamed

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from areal_actors.core.devices import detect_cuda
 from areal_actors.core.errors import EngineUnavailable, RequestError, WeightTransferFailed
 from areal_actors.core.values import SamplingParams
-from areal_actors.generation.engine import EnginePlace
+from areal_actors.generation.engine import EnginePlace, PromptImages
 from areal_actors.generation.servers.server_process import ServerClient, ServerProcess, free_port, interpreter
 from areal_actors.generation.settings import GenerationSettings
 from areal_actors.weights.sending import Part
@@ -34,6 +34,8 @@ class Segment(NamedTuple):
     """Name of the adapter that samples it; empty for the model itself."""
     routes_from: int | None = None
     """First position whose experts are wanted; None if none are."""
+    images: PromptImages | None = None
+    """Images of the prompt, whose ids have a placeholder for each of their tokens."""
 
 
 class SegmentPart(NamedTuple):

@@ -22,7 +22,7 @@ import structlog
 from areal_actors.core.errors import EngineError, EngineUnavailable, RequestError, SetupError
 from areal_actors.core.model_config import route_shape_of, vocabulary_of
 from areal_actors.core.values import SamplingParams, TokenColumns, WeightsLocation
-from areal_actors.generation.engine import Arrival, EngineCounters, EnginePlace, TokenChunk, validate_prompt
+from areal_actors.generation.engine import Arrival, EngineCounters, EnginePlace, PromptImages, TokenChunk, validate_prompt
 from areal_actors.generation.servers.dialect import Segment, SegmentPart, ServerDialect, adapter_lost, server_of
 from areal_actors.generation.servers.server_completion import RunningSegment, ServerCompletion
 from areal_actors.generation.servers.usage_watch import UsageWatch
@@ -38,7 +38,6 @@ RESTARTING = ("constraint", "frequency_penalty", "presence_penalty")  # a server
 CLOSE_SECONDS = 5.0
 """Time for a server to accept the order to end its requests, when the engine is closed."""
 PHASE_CHARACTERS = 160
-MAX_ABORTS = 3  # times that a server may end a completion by itself
 DEFAULTS = SamplingParams()
 
 logger = structlog.get_logger(__name__)
@@ -92,18 +91,21 @@ class HttpEngine:
         stream: bool = False,
         resumed_tokens: int = 0,
         routes_from: int | None = None,
+        images: PromptImages | None = None,
     ) -> AsyncGenerator[TokenChunk, None]:
         """Yield a completion: in one chunk at its end, or as it is sampled when `stream` is set; see `RoutingEngine`, too.
 
         Raises:
             RequestError: a token id is out of range, prompt and max_tokens exceed the context, or the server cannot do what is asked.
             EngineUnavailable: the server is gone.
-            EngineError: the engine failed or was closed.
+            EngineError: the engine failed or was closed; ImageLost: the file of an image is missing or damaged.
         """
         validate_prompt(prompt_ids, sampling, resumed_tokens, self.vocabulary_size, self.context)
         self._refuse_inexact(request_id, sampling, resumed_tokens)
+        if images is not None:
+            await asyncio.to_thread(images.verify)
         completion = ServerCompletion(
-            list(prompt_ids), sampling, self.tokenizer, resumed_tokens, routes=self._routes, routes_from=routes_from
+            list(prompt_ids), sampling, self.tokenizer, resumed_tokens, images=images, routes=self._routes, routes_from=routes_from
         )
         if completion.has_ended():
             yield TokenChunk(columns=TokenColumns(), finish_reason=completion.finish_reason)
@@ -160,6 +162,7 @@ class HttpEngine:
             streamed=(stream and not altered) or bool(sampling.stop),
             adapter=self._adapter,
             routes_from=completion.routed,
+            images=completion.images,
         )
         version = self.weight_version
         self._enter(running)
@@ -172,13 +175,13 @@ class HttpEngine:
                     self._counters = self._counters.plus(tokens=added, prefilled=prefilled, cached=cached)
                     running.ended = bool(part.finish_reason)
                     if part.finish_reason == "abort":
-                        self._check_abort(running, completion)
+                        completion.check_abort(running, self.title)
                     if completion.finish_reason:
                         break
                     if not altered:
                         grew(None)
             if not (running.ended or completion.finish_reason):
-                self._check_abort(running, completion)  # the stream ended without a reason
+                completion.check_abort(running, self.title)  # the stream ended without a reason
             if altered:
                 await self._rescore(segment, completion)
             if completion.lacks_routes(since=len(segment.token_ids)):
@@ -191,14 +194,6 @@ class HttpEngine:
         """Replace the log-probabilities by those of the unaltered logits; the weights cannot change before this segment is left."""
         sampled_from = len(completion.token_ids) - len(completion.logprobs)
         completion.rescore(await self.dialect.score(self._server, segment, completion.token_ids, sampled_from))
-
-    def _check_abort(self, running: RunningSegment, completion: ServerCompletion) -> None:
-        """Raises EngineError if the server ends this completion by itself again and again, or one that cannot be continued."""
-        if running.drains:
-            raise EngineError(f"{self.dialect.title} ended a completion that cannot be continued exactly")
-        completion.aborts += not running.ordered
-        if completion.aborts > MAX_ABORTS:
-            raise EngineError(f"{self.dialect.title} ended the same completion {completion.aborts} times without an order to")
 
     def _prompt_counts(self, segment: Segment, part: SegmentPart) -> tuple[int, int]:
         """Prompt tokens that the server computed, and those that its prefix cache held; known with the last part."""

@@ -10,10 +10,13 @@ from msgspec.structs import replace
 from areal_actors.core.errors import EngineError
 from areal_actors.core.routes import RouteShape
 from areal_actors.core.values import SamplingParams, TokenColumns
-from areal_actors.generation.engine import TokenChunk
+from areal_actors.generation.engine import PromptImages, TokenChunk
 from areal_actors.generation.servers.dialect import SegmentPart
 from areal_actors.tokenization.tokenizer import ChatTokenizer, TextStream
 from areal_actors.tokenization.tool_parsers.grammar import resolve_delimiters
+
+MAX_ABORTS = 3
+"""Times that a server may end a completion by itself."""
 
 
 class RunningSegment:
@@ -38,10 +41,13 @@ class ServerCompletion:
         tokenizer: ChatTokenizer,
         resumed_tokens: int,
         *,
+        images: PromptImages | None = None,
         routes: RouteShape | None = None,
         routes_from: int | None = None,
     ) -> None:
         """`routes`: the model's mixtures of experts, of which those of the positions from `routes_from` on are reported."""
+        self.images = images
+        """Images of the prompt."""
         self.routed = None if routes is None else routes_from
         """Position from which experts are still missing; None if none are wanted."""
         self._shape, self._routes = routes, b""
@@ -102,6 +108,14 @@ class ServerCompletion:
         if len(logprobs) != len(self.logprobs):
             raise EngineError(f"the server reports {len(logprobs)} log-probabilities of {len(self.logprobs)} tokens that were scored again")
         self.logprobs = logprobs
+
+    def check_abort(self, running: RunningSegment, title: str) -> None:
+        """Raises EngineError if the server ends this completion by itself again and again, or one that cannot be continued."""
+        if running.drains:
+            raise EngineError(f"{title} ended a completion that cannot be continued exactly")
+        self.aborts += not running.ordered
+        if self.aborts > MAX_ABORTS:
+            raise EngineError(f"{title} ended the same completion {self.aborts} times without an order to")
 
     def lacks_routes(self, since: int) -> bool:
         """True if there are more than `since` tokens, and experts of positions before the last one are wanted and missing."""

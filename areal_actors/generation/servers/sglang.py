@@ -72,6 +72,7 @@ class SGLang:
             "device": "cpu",
             "attention-backend": "torch_native",
             "sampling-backend": "pytorch",
+            "image-processor-backend": "pil",  # the other one asks for a GPU
             "disable-cuda-graph": True,
             "mem-fraction-static": 0.2,
             "max-total-tokens": min(CPU_CACHE_TOKENS, settings.max_num_seqs * (settings.max_model_len + SPARE_CONTEXT)),
@@ -88,7 +89,12 @@ class SGLang:
         routes = place.routes != "off" and route_shape_of(model_folder) is not None
         more = {**_adapter_flags(place, cpu_only=cpu_only), **({"enable-return-routed-experts": True} if routes else {})}
         chosen = merged_flags({**common, **(cpu if cpu_only else gpu), **more}, settings.options)
-        environment = {"HF_HUB_OFFLINE": "1", "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1", "SGLANG_TIMEOUT_KEEP_ALIVE": IDLE_SECONDS}
+        environment = {
+            "HF_HUB_OFFLINE": "1",
+            "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
+            "SGLANG_TIMEOUT_KEEP_ALIVE": IDLE_SECONDS,
+            "SGLANG_VLM_CACHE_SIZE_MB": "0",  # features of images would outlive the weights that computed them
+        }
         if settings.server.weights != "folder":
             environment["AREAL_WEIGHTS_SECONDS"] = str(settings.server.weights_seconds)
         return [*program, *flags(chosen)], {**environment, **({"OMP_NUM_THREADS": str(settings.threads)} if cpu_only else {})}
@@ -110,11 +116,11 @@ class SGLang:
         """Yield a segment, in one part or as it is sampled."""
         body: dict[str, Any] = {
             "rid": segment.request_id,
-            "input_ids": segment.token_ids,
             "sampling_params": _sampling(segment),
             "return_logprob": True,
             "top_logprobs_num": segment.sampling.top_logprobs,
             "stream": segment.streamed,
+            **_prompt(segment, segment.token_ids),
             **_adapter(segment),
             **_routes(segment),
         }
@@ -122,17 +128,17 @@ class SGLang:
             status, answer = await server.post("/generate", body, seconds=None)
             if status != OK:
                 raise server.refused(status, answer)
-            yield _part(server, answer)
+            yield _part(server, answer, segment)
             return
         async with aclosing(server.lines("/generate", body)) as answers:
             async for answer in answers:
-                yield _part(server, answer)
+                yield _part(server, answer, segment)
 
     async def score(self, server: ServerClient, segment: Segment, token_ids: Sequence[int], start: int) -> list[float]:
         """Returns log_softmax(logits) of the tokens from `start` on, given those before."""
         body = {
             "rid": f"score.{segment.request_id}",
-            "input_ids": token_ids,
+            **_prompt(segment, token_ids),
             "sampling_params": {"max_new_tokens": 0, "temperature": 1.0},
             "return_logprob": True,
             "logprob_start_len": start - 1,
@@ -147,7 +153,7 @@ class SGLang:
         """See `ServerDialect.routes`: the prefix cache holds the experts with the keys and values of most of the tokens."""
         body = {
             "rid": f"routes.{segment.request_id}",
-            "input_ids": token_ids,
+            **_prompt(segment, token_ids),
             "sampling_params": {"max_new_tokens": 0},
             **_adapter(segment),
             **_routes(segment),
@@ -155,7 +161,7 @@ class SGLang:
         status, answer = await server.post("/generate", body, seconds=None)
         if status != OK:
             raise server.refused(status, answer)
-        if not (found := _part(server, answer).routes):
+        if not (found := _part(server, answer, segment._replace(token_ids=token_ids)).routes):
             raise EngineError(f"SGLang at {server.url} does not report experts: start it with --enable-return-routed-experts")
         return found
 
@@ -283,6 +289,19 @@ def _routes(segment: Segment) -> dict[str, Any]:
     return {"return_routed_experts": True, "routed_experts_start_len": segment.routes_from}
 
 
+def _prompt(segment: Segment, token_ids: Sequence[int]) -> dict[str, Any]:
+    """The prompt's fields: SGLang takes one placeholder for each image, and expands it itself."""
+    if segment.images is None:
+        return {"input_ids": token_ids}
+    collapsed: list[int] = []
+    end = 0
+    for image in segment.images.images:
+        collapsed += token_ids[end : image.start + 1]
+        end = image.start + image.tokens
+    files = [str(segment.images.folder.file(image.digest).absolute()) for image in segment.images.images]
+    return {"input_ids": [*collapsed, *token_ids[end:]], "image_data": files}
+
+
 def _sampling(segment: Segment) -> dict[str, Any]:
     sampling: SamplingParams = segment.sampling
     chosen: dict[str, Any] = {
@@ -305,11 +324,18 @@ def _sampling(segment: Segment) -> dict[str, Any]:
     return chosen
 
 
-def _part(server: ServerClient, answer: Any) -> SegmentPart:
-    """Returns the tokens of an answer, or of the next difference of a streamed one."""
+def _part(server: ServerClient, answer: Any, segment: Segment) -> SegmentPart:
+    """Returns the tokens of an answer, or of the next difference of a streamed one.
+
+    Raises:
+        EngineError: there are none, or SGLang has made other tokens of a prompt with images.
+    """
     if not isinstance(answer, dict) or "meta_info" not in answer:
         raise server.refused(500, answer)
     meta = answer["meta_info"]
+    if segment.images is not None and (found := meta.get("prompt_tokens")) not in (None, 0, len(segment.token_ids)):
+        expected = f"{len(segment.token_ids)} tokens with images"
+        raise EngineError(f"SGLang at {server.url} has made {found} tokens of a prompt of {expected}; its image processor is another one")
     pairs = meta.get("output_token_logprobs") or []
     top = meta.get("output_top_logprobs") or []
     reason = meta.get("finish_reason") or {}

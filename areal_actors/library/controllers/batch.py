@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Protocol
+
+import msgspec
 
 from areal_actors.batching.assembler import TrajectoryInfo, TrajectoryTotals
 from areal_actors.core.values import TrainingSequence, Trajectory, Value
 from areal_actors.messages import BatchFormed, TrajectoryRef
 from areal_actors.sequences.build import sequences_of
 from areal_actors.sequences.credit import Credit
+from areal_actors.vision.files import ImageFolder
 from bus.errors import LogUnavailable
 
 
@@ -65,8 +69,10 @@ class Trajectories(Protocol):
         ...
 
 
-def batch_sequences(batch: RolloutBatch, trajectories: Sequence[Trajectory], credit: Credit) -> list[TrainingSequence]:
-    """Returns the sequences for the loss, in the order of the batch.
+def batch_sequences(
+    batch: RolloutBatch, trajectories: Sequence[Trajectory], credit: Credit, run_folder: Path | None = None
+) -> list[TrainingSequence]:
+    """Returns the sequences for the loss, in the order of the batch; images are loaded from `run_folder`.
 
     Raises:
         LogUnavailable: these are not the trajectories of this batch.
@@ -80,4 +86,7 @@ def batch_sequences(batch: RolloutBatch, trajectories: Sequence[Trajectory], cre
                 "the batch belongs to another run"
             )
         sequences += sequences_of(trajectory, index, batch.oldest_version, credit)
-    return sequences
+    if run_folder is None:
+        return sequences
+    folder = str(ImageFolder.of_run(run_folder).path)
+    return [msgspec.structs.replace(one, image_folder=folder) if one.images else one for one in sequences]

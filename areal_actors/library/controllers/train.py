@@ -179,7 +179,7 @@ class TrainController:
             )
         if not batch.groups:
             raise RolloutError("the batch has no group: all its episodes were abandoned; see `abandoned` of the RolloutController")
-        return batch_sequences(batch, self.trajectories.trajectories(batch), self._credit)
+        return batch_sequences(batch, self.trajectories.trajectories(batch), self._credit, self._folder.path)
 
     # ------------------------------------------------------------ weights
 

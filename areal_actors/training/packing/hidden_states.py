@@ -8,6 +8,7 @@ hidden states and gradients, `resolve_sharing` allows only padded micro-batches.
 from __future__ import annotations
 
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ from areal_actors.training.packing.packed_tree import PackedTree
 from areal_actors.training.packing.prefix_tree import build_prefix_tree
 from areal_actors.training.packing.tensors import SHARING_DEVICES, MicroBatch, Sharing
 from areal_actors.training.packing.tree_attention import attend
+from areal_actors.vision.embedding import VisionInputs
+from areal_actors.vision.files import ImageFolder
 
 ATTENTION = "areal_actors"
 """Name of our attention in Hugging Face's `AttentionInterface`."""
@@ -45,6 +48,7 @@ class HiddenStates:
         self.base_model = base_model
         self.dtype = dtype
         self._fused = FusedForward(base_model) if FusedForward.supports(base_model) else None
+        self._vision: VisionInputs | None = None
         self.replays_routes = False
         """True if the blocks take the routes of a micro-batch; see `RoutingReplay`."""
 
@@ -57,6 +61,8 @@ class HiddenStates:
         if batch.chains is not None:
             self._require_sharing()
         with torch.autocast(batch.token_ids.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
+            if batch.images:
+                return self._forward_images(batch)[0].index_select(0, batch.positions)
             routes = batch.routes if self.replays_routes else None
             if batch.chains is None:
                 return self.forward_ids(batch.token_ids, routes).flatten(0, 1).index_select(0, batch.positions)
@@ -91,6 +97,23 @@ class HiddenStates:
     def forward_ids(self, token_ids: Tensor, routes: Tensor | None = None) -> Tensor:
         """Hidden states `[rows, width, hidden]` of token ids `[rows, width]`; padding is on the right and needs no mask."""
         hidden: Tensor = self.base_model(input_ids=token_ids, use_cache=False, **_stated(routes)).last_hidden_state
+        return hidden
+
+    def _forward_images(self, batch: MicroBatch) -> Tensor:
+        """Hidden states `[1, width, hidden]` of a row with images.
+
+        Raises:
+            EngineError: the model has no vision, is split over ranks, or a file is missing or damaged.
+        """
+        if self._vision is None:
+            if any(isinstance(parameter, DTensor) for parameter in self.base_model.parameters()):
+                raise EngineError("rows with images are trained on one rank only; set trainer.ranks = 1")
+            self._vision = VisionInputs(self.base_model)
+        token_ids, width = batch.token_ids, batch.token_ids.shape[1]
+        images = [image for image in batch.images if image.start < width]
+        embedded = self._vision.embed(token_ids, images, ImageFolder(Path(batch.image_folder)))
+        positions = self._vision.positions(width, images).to(token_ids.device)
+        hidden: Tensor = self.base_model(inputs_embeds=embedded, position_ids=positions, use_cache=False).last_hidden_state
         return hidden
 
     def _forward_chains(self, token_ids: Tensor, chains: PackedTree, routes: Tensor | None = None) -> Tensor:
@@ -132,8 +155,10 @@ def _stated(routes: Tensor | None) -> dict[str, Tensor]:
 
 
 def _install_attention(base_model: Any) -> bool:
-    """Install our attention, which uses torch's outside of chains; False if the model uses another implementation."""
+    """Install our attention, which uses torch's outside of chains; False if the model uses another implementation, or has vision."""
     config = base_model.config
+    if getattr(config, "vision_config", None) is not None:
+        return False  # its vision encoder, whose weights have no part in rows without images, would get another attention, too
     kinds = {*(getattr(config, "layer_types", None) or ())} - {"full_attention"}
     if config._attn_implementation not in ("sdpa", ATTENTION) or kinds or getattr(config, "sliding_window", None):  # noqa: SLF001 - it has no public name
         return False

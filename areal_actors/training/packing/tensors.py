@@ -18,8 +18,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from areal_actors.core.errors import EngineError
 from areal_actors.core.routes import RouteShape
-from areal_actors.core.values import TrainingSequence
+from areal_actors.core.values import ImageRef, TrainingSequence
 from areal_actors.training.packing.packed_tree import PackedTree
 from areal_actors.training.packing.prefix_tree import (
     PrefixTree,
@@ -60,6 +61,10 @@ class MicroBatch(msgspec.Struct, frozen=True, kw_only=True):
     """Attention layout of packed `token_ids`; None if padded."""
     routes: Tensor | None = None
     """int16 `[rows, width, layers, top_k]`: experts of each of `token_ids`, -1 where the router chooses; None if it always does."""
+    images: tuple[ImageRef, ...] = ()
+    """Images of the only row of this micro-batch; empty for rows without."""
+    image_folder: str = ""
+    """Folder of the images' files."""
 
     @property
     def computed_tokens(self) -> int:
@@ -86,7 +91,7 @@ def make_micro_batches(
     """Cut rows into micro-batches, each of at most `budget` computed tokens.
 
     Padded rows are sorted, longest first, to minimize padding. Rows without a selected token are left out. A row longer
-    than the budget gets a micro-batch of its own.
+    than the budget gets a micro-batch of its own, and so does a row with images: equal tokens may stand for different images.
 
     Args:
         rows: all rows of the step.
@@ -98,9 +103,19 @@ def make_micro_batches(
         sharing: compute the shared prefixes of a group once, and a long common prefix of several groups (a system prompt) once
             per micro-batch. `HiddenStates.resolve_sharing` gives what the model supports.
         routes: mixtures of experts of the model, to replay the rows' routes. A prefix is then shared as far as its routes are the same.
+
+    Raises:
+        EngineError: `whole_groups` is set, and a row has images.
     """
     scored = [np.flatnonzero(selected(row)[1:]) for row in rows]
     builder = _MicroBatchBuilder(rows, scored, device, RowRoutes(rows, routes) if routes and any(row.routes for row in rows) else None)
+    pictured = [index for index in indices if rows[index].images and len(scored[index])]
+    if pictured:
+        if whole_groups:
+            raise EngineError(
+                "this algorithm compares the rows of a group in one micro-batch, and rows with images have one each; choose another"
+            )
+        indices = [index for index in indices if not rows[index].images]
     groups: dict[int, list[int]] = {}
     for index in sorted((index for index in indices if len(scored[index])), key=lambda index: (-builder.width(index), index)):
         groups.setdefault(rows[index].group, []).append(index)
@@ -112,7 +127,8 @@ def make_micro_batches(
     shared, trees = builder.build_trees(shared, budget)
     parts = first_fit_decreasing([len(tree.token_ids) for tree in trees], budget)
     packed = [builder.packed([shared[unit] for unit in part], [trees[unit] for unit in part]) for part in parts]
-    return packed + [builder.padded(part) for part in builder.group_by_length(others, budget)]
+    padded = [builder.padded(part) for part in builder.group_by_length(others, budget)]
+    return packed + padded + [builder.padded([index]) for index in pictured]
 
 
 def first_fit_decreasing(weights: Sequence[int], budget: int) -> list[list[int]]:
@@ -246,6 +262,8 @@ class _MicroBatchBuilder:
             temperatures=column(lambda index, at: _temperatures(self._rows[index])[at + 1]) if stated else None,
             sequence_tokens=sum(map(self.width, part)),
             chains=chains,
+            images=self._rows[part[0]].images,
+            image_folder=self._rows[part[0]].image_folder,
         )
 
 
