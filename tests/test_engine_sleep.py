@@ -249,7 +249,7 @@ async def test_a_step_does_not_begin_while_a_worker_holds_its_memory(answer, mes
         await slept(a=answer, b=MemoryReleased())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_a_run_whose_engines_sleep_takes_the_same_steps(live):
     settings = ("steps=2", "staleness_gate.max_staleness=0", "evaluation.baseline=none", "evaluation.tasks=0")
     logs = []

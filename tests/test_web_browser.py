@@ -20,7 +20,7 @@ from bus.recorded import FORMAT_VERSION, LogWriter, read_log
 LOG = Path(__file__).parent / "recordings" / f"log-{FORMAT_VERSION}.xz"
 VIEWS = ("overview", "episodes", "groups", "episode", "batches", "actors", "events")
 BREAKOUT = "</pre><script>document.title='broken'</script><img src=x onerror=document.title='broken'>"
-pytestmark = [pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed: `apt install chromium`"), pytest.mark.slow]
+pytestmark = [pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed: `apt install chromium`"), pytest.mark.long]
 
 
 def station(name):

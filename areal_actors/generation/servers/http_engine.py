@@ -151,7 +151,7 @@ class HttpEngine:
         sampling = completion.sampling
         altered = bool(_stated(sampling, self.altering))
         drains = altered or bool(_stated(sampling, RESTARTING))
-        # No id begins with another one: SGLang ends all requests whose ids begin with that which it is told to end.
+        # No id begins with another one: an order to end one ends all whose ids begin with its id (SGLang).
         running = RunningSegment(f"{self._life}.{next(self._numbers)}.{request_id}", drains=drains)
         segment = Segment(
             running.request_id,

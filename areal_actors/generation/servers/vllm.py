@@ -188,8 +188,11 @@ class VLLM:
         return answer
 
     async def _call(self, server: ServerClient, method: str, named: Mapping[str, Any], seconds: float) -> Mapping[str, Any]:
-        """Returns the report of the first worker; every one has to succeed."""
-        answer = await self._order(server, "/collective_rpc", {"method": method, "kwargs": named, "timeout": seconds}, seconds)
+        """Returns the report of the first worker; every one has to succeed.
+
+        The workers have a time limit of their own. With that of vLLM the answer of a late worker would be taken for that of its next order.
+        """
+        answer = await self._order(server, "/collective_rpc", {"method": method, "kwargs": named}, seconds)
         reports = [report or {} for report in answer["results"]]
         if errors := [report["error"] for report in reports if "error" in report]:
             raise WeightTransferFailed(f"vLLM refused `{method}`: {errors[0]}")
