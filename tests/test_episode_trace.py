@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -27,6 +31,7 @@ from areal_actors.replay.trace_page import html_page
 from areal_actors.replay.trained_columns import trained_columns
 from bus.recorded import FORMAT_VERSION, read_log
 
+CHROMIUM = os.environ.get("AREAL_CHROMIUM", "") or shutil.which("chromium") or ""
 LOG = Path(__file__).parent / "recordings" / f"log-{FORMAT_VERSION}.xz"
 
 
@@ -159,3 +164,17 @@ def test_text_of_a_model_cannot_end_the_script_of_the_page(run):
     page = html_page(traced(run, row["episode"]), {"task": "</script><script>alert(1)</script><!--"}, [])
     assert "</script><script>alert" not in page
     assert "<!--" not in page.replace("<!doctype", "")
+
+
+@pytest.mark.skipif(not CHROMIUM, reason="chromium is not installed: `apt install chromium`")
+def test_a_browser_shows_every_token_without_an_error_or_another_host(run, tmp_path):
+    row = next(row for row in run.episodes if row["step"] and row["reward"])
+    page = tmp_path / "page.html"
+    assert cli.main(["trace", str(LOG), row["episode"], "--html", str(page)]) == 0
+    options = ("--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", f"--user-data-dir={tmp_path / 'browser'}")
+    done = subprocess.run([CHROMIUM, *options, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=600, check=True)
+    shown = re.findall(r'<span class="token[^>]*style="([^"]*)"', done.stdout)
+    assert len(shown) == sum(len(call.token_ids) for call in traced(run, row["episode"]).calls)
+    assert all("background" in style for style in shown), "an advantage that is not coloured"
+    assert "CONSOLE" not in done.stderr, done.stderr
+    assert not re.search(r'(?:src|href)="', done.stdout)

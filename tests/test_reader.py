@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import sys
@@ -22,6 +23,7 @@ from areal_actors.reader.comparison import compare, differences
 from areal_actors.reader.episode_page import show
 from areal_actors.reader.listing import list_runs
 from areal_actors.reader.run_files import find_run_files
+from areal_actors.replay.episode_trace import traced
 from bus.base import Envelope, Stamp
 from bus.recorded import Header, _write
 
@@ -307,12 +309,18 @@ def test_an_episode_is_shown_with_all_its_attempts_and_tokens(tmp_path):
 
 
 @pytest.mark.timeout(900)
-async def test_a_real_run_of_several_turns_is_read_while_it_lives_and_after_it_was_moved(live, tmp_path):
+async def test_a_real_run_of_several_turns_is_read_while_it_lives_and_after_it_was_moved(live, tmp_path, capsys):
     run = live("run=gsm8k-grpo", "steps=4", recipe=ROOT / "recipes" / "multi_turn.toml")
     async with run.listening():
         await run.until(StepCompleted, 1, 600)
         living = open_run("gsm8k-grpo", folder=run.folder.parent)  # within an event loop, as in a notebook
         assert len(living.steps) >= 1
+        words = ["why", "gsm8k-grpo", "--folder", str(run.folder.parent), "--json"]
+        assert await asyncio.to_thread(main, words) == 0
+        limited = json.loads(capsys.readouterr().out)
+        assert limited["status"] == "live"
+        assert limited["now"], "no heartbeat of the live run"
+        assert limited["shares"]["trainer"]["trains"] > 0
     assert await run.ended() == 0
     place = run.folder.rename(tmp_path / "moved")
     read = open_run(place)
@@ -333,3 +341,8 @@ async def test_a_real_run_of_several_turns_is_read_while_it_lives_and_after_it_w
     page = printed(show, str(place), turns[0]["episode"], folder=tmp_path)
     assert f"call 2 of {sum(row['episode'] == turns[0]['episode'] for row in read.interactions)}" in page
     assert "gsm8k" not in read.notice
+    traces = [traced(read, row["episode"]) for row in read.episodes if row["step"]]
+    assert sum(sum(call.trained) for trace in traces for call in trace.calls) == sum(read.steps["trained_tokens"])
+    for call in (call for trace in traces for call in trace.calls):
+        assert len(call.tokens) == call.completion_tokens
+        assert all(call.tokens), "a token without text"
