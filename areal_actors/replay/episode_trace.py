@@ -140,7 +140,7 @@ def _group_rewards(run: Run, ended: EndedEpisode) -> dict[str, float]:
     if ended.purpose != "train":
         return {}
     group = [one.trajectory for one in run.records.ended.values() if one.trajectory and one.group == ended.group]
-    return {trajectory.episode: trajectory.reward for trajectory in group}
+    return dict(sorted((trajectory.episode, trajectory.reward) for trajectory in group))
 
 
 def _calls(run: Run, ended: EndedEpisode, columns: TrainedColumns | None, recipe: Recipe) -> Iterator[CallTrace]:
