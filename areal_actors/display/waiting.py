@@ -67,8 +67,8 @@ def _longest(state: RunState) -> str:
 def _bound(state: RunState, bound: str) -> str:
     words = BOUNDS.get(bound, bound)
     gate = state.setting("staleness_gate") or {}
-    concurrent = state.status("staleness_gate").get("max_concurrent", gate.get("max_concurrent", "?"))
-    return words.format(max_staleness=gate.get("max_staleness", "?"), max_concurrent=concurrent)
+    limits = gate | state.status("staleness_gate")
+    return words.format(max_staleness=limits.get("max_staleness", "?"), max_concurrent=limits.get("max_concurrent", "?"))
 
 
 def _number(status: dict[str, float | str], name: str) -> float:

@@ -15,6 +15,7 @@ from areal_actors.messages import (
     EpisodeAbandoned,
     EpisodeScored,
     FilterExhausted,
+    OffPolicyChanged,
     TrajectoryDropped,
     TrajectoryExported,
     WeightsPublished,
@@ -28,7 +29,7 @@ from areal_actors.sequences.credit import Credit
 from bus.base import Envelope
 from bus.message import Event
 
-RECEIVED = (EpisodeScored, TrajectoryExported, EpisodeAbandoned, WeightsPublished)
+RECEIVED = (EpisodeScored, TrajectoryExported, EpisodeAbandoned, WeightsPublished, OffPolicyChanged)
 """Events of the log that batches follow from."""
 
 
@@ -83,7 +84,7 @@ class RecordedBatches:
             self._published = max(self._published, message.weight_version)
         elif isinstance(message, TrajectoryExported):
             await self._exported(envelope, message)
-        elif isinstance(message, EpisodeAbandoned):
+        elif isinstance(message, EpisodeAbandoned | OffPolicyChanged):
             await self._hand_over(envelope, message)
         while self._batcher.assembler.weight_version < min(self._published, len(self.batches)):
             version = self._batcher.assembler.weight_version + 1

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import msgspec
-
 from areal_actors.core.values import Value
 from areal_actors.messages import (
     ActorFailed,
@@ -86,7 +84,7 @@ class StalenessGate(Actor):
         if self.limit is not None:
             self.limit = state.limit or self.limit
         if state.guard is not None:
-            self.guard = msgspec.structs.replace(state.guard, max_staleness=min(state.guard.max_staleness, self.config.max_staleness))
+            self.guard = state.guard
 
     @on
     def weights_published(self, event: WeightsPublished) -> Iterator[CapacityGranted]:
