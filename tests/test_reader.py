@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
+import signal
 import sys
 
 import msgspec
@@ -310,13 +312,23 @@ def test_an_episode_is_shown_with_all_its_attempts_and_tokens(tmp_path):
 
 @pytest.mark.timeout(900)
 async def test_a_real_run_of_several_turns_is_read_while_it_lives_and_after_it_was_moved(live, tmp_path, capsys):
-    run = live("run=gsm8k-grpo", "steps=4", recipe=ROOT / "recipes" / "multi_turn.toml")
+    run = live(
+        "run=gsm8k-grpo",
+        "steps=4",
+        "watchdog.stall_seconds=600",
+        "watchdog.heartbeat_seconds=600",
+        recipe=ROOT / "recipes" / "multi_turn.toml",
+    )
     async with run.listening():
         await run.until(StepCompleted, 1, 600)
-        living = open_run("gsm8k-grpo", folder=run.folder.parent)  # within an event loop, as in a notebook
+        os.kill(paused := run.pid_of("trainer"), signal.SIGSTOP)  # the run cannot end while it is read
+        try:
+            living = open_run("gsm8k-grpo", folder=run.folder.parent)  # within an event loop, as in a notebook
+            words = ["why", "gsm8k-grpo", "--folder", str(run.folder.parent), "--json"]
+            assert await asyncio.to_thread(main, words) == 0
+        finally:
+            os.kill(paused, signal.SIGCONT)
         assert len(living.steps) >= 1
-        words = ["why", "gsm8k-grpo", "--folder", str(run.folder.parent), "--json"]
-        assert await asyncio.to_thread(main, words) == 0
         limited = json.loads(capsys.readouterr().out)
         assert limited["status"] == "live"
         assert limited["now"], "no heartbeat of the live run"

@@ -12,6 +12,7 @@ from areal_actors.replay import state as moments
 from areal_actors.replay import why as reasons
 from areal_actors.run import auditing
 from areal_actors.run import monitor as monitors
+from areal_actors.run.logs import log_to_terminal
 from areal_actors.run.preflight import report_clean_up
 
 
@@ -61,5 +62,6 @@ def state(options: Options) -> int:
 
 
 def why(options: Options) -> int:
-    """Print what limits a run."""
+    """Print what limits a run; a bus that ends meanwhile is reported on standard error."""
+    log_to_terminal()
     return reasons.why(options.run, folder=Path(options.folder), as_json=options.json)

@@ -31,8 +31,8 @@ from areal_actors.run.run_folder import RunFolder
 from bus.base import Envelope
 from bus.message import Message
 
-LISTENED_SECONDS = 2.5
-"""Time in which every actor of a live run sends a heartbeat."""
+LISTENED_SECONDS = 10.0
+"""Longest wait for a heartbeat of every actor of a live run; each sends one a second."""
 BALANCED = 0.1
 """Share of waiting up to which the trainer counts as busy all the time."""
 MAIN = 0.5
@@ -191,6 +191,8 @@ async def _listen(place: RunFolder, state: RunState) -> list[OpenWait]:
         ):
             async for delivery in inbox:
                 state.receive(delivery.envelope)
+                if state.serving.keys() <= state.beats.keys():
+                    break
     waits = [
         OpenWait(actor, wait.name, state.now - wait.since, wait.deadline - state.now)
         for actor, beat in state.beats.items()
