@@ -8,7 +8,6 @@ import secrets
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
-from multidict import CIMultiDict
 
 COOKIE = "areal_page"
 HEADERS = {
@@ -69,7 +68,7 @@ class Access:
 
 async def add_headers(_: web.Request, response: web.StreamResponse) -> None:
     """Add the headers to a response before it is sent."""
-    for name, value in CIMultiDict(HEADERS).items():
+    for name, value in HEADERS.items():
         response.headers.setdefault(name, value)
 
 

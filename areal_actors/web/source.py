@@ -23,7 +23,7 @@ from areal_actors.run.monitor import open_log
 from areal_actors.run.run_folder import RunFolder, ServerAddress
 from areal_actors.web.index import RunIndex
 from bus.base import Bus, Envelope
-from bus.errors import BusError, EventsTrimmed
+from bus.errors import BusError, EventsTrimmed, ServerUnavailable
 from bus.nats import NatsBus
 from bus.recorded import LogCopy, read_log
 
@@ -86,7 +86,7 @@ class LogSource:
     async def _read_folder(self, place: RunFolder) -> None:
         while True:
             if place.live_supervisor():
-                with suppress(OSError):  # the address vanishes with the run
+                with suppress(OSError, ServerUnavailable):  # address and server vanish with the run; a server that was killed comes back
                     await self._follow_live(place.monitor(), place)
             await self._read_rest(place)
             self.state = ENDED
@@ -159,7 +159,7 @@ class LogSource:
     async def _receive(self, envelope: Envelope) -> None:
         self.index.receive(envelope)
         self.copy.write(envelope)
-        if self.state == READING and self._bus_is_live() and self.index.last >= self.total:
+        if self.state == READING and self.index.last >= self.total and self._bus_is_live():
             self.state = LIVE
         if time.monotonic() - self._rested > SLICE_SECONDS:
             await asyncio.sleep(0)
