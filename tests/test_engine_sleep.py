@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -84,19 +86,29 @@ def write_all(kv_cache):
                 storage.fill_(1)
 
 
-async def test_the_process_has_less_memory_while_its_engine_sleeps(folder, new_weights):
+async def memory_while_awake_and_asleep(folder, new_weights):
     slots, process = 4096, psutil.Process()  # storages above 32 MiB: the C library keeps smaller ones
     async with running(folder, msgspec.structs.replace(SETTINGS, max_num_seqs=slots)) as engine:
         write_all(engine._loop._decoder.kv_cache)
         awake = process.memory_info().rss
         released = await engine.release_memory()
+        asleep = process.memory_info().rss
         assert released == 2 * 2 * slots * 2 * CONTEXT * 16 * 4, "layers, keys and values, slots, heads, positions, head size, float32"
-        assert awake - process.memory_info().rss > 0.9 * released
         await engine.load_weights(new_weights, 1)
-        assert (
-            difference(random_qwen(1), prompt_of(9), (await complete(engine, prompt_of(9), SamplingParams(max_tokens=8))).columns, 1.0)
-            < 1e-5
-        )
+        completion = await complete(engine, prompt_of(9), SamplingParams(max_tokens=8))
+        assert difference(random_qwen(1), prompt_of(9), completion.columns, 1.0) < 1e-5
+        return awake, asleep, released
+
+
+def in_an_event_loop(function, *arguments):
+    return asyncio.run(function(*arguments))
+
+
+def test_the_process_has_less_memory_while_its_engine_sleeps(folder, new_weights):
+    """In a process of its own: in one that allocated much before, storages may come from memory that the C library keeps."""
+    with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as fresh:
+        awake, asleep, released = fresh.submit(in_an_event_loop, memory_while_awake_and_asleep, folder, new_weights).result(timeout=300)
+    assert awake - asleep > 0.9 * released
 
 
 async def test_weights_that_do_not_fit_are_refused_and_it_sleeps_on_until_others_come(folder, new_weights, tmp_path):
