@@ -145,7 +145,7 @@ async def test_a_live_run_is_sound_and_a_log_file_that_was_cut_or_damaged_has_a_
 
 def test_a_folder_that_is_neither_a_run_nor_a_log_is_reported(capsys, tmp_path):
     assert main(["audit", "nothing", "--folder", str(tmp_path)]) == 1
-    assert "has no run 'nothing', and no log file of that name exists; there is no run" in capsys.readouterr().err
+    assert "has no run 'nothing', and no run's folder or log file has that path; there is no run" in capsys.readouterr().err
     (tmp_path / "text").write_text("hello")
     assert main(["audit", str(tmp_path / "text"), "--folder", str(tmp_path)]) == 1
     assert "is not a recording (a log or a tape)" in capsys.readouterr().out

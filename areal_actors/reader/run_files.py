@@ -103,8 +103,6 @@ def run_folder(run: str, folder: Path) -> RunFolder:
     Raises:
         SetupError: there is none.
     """
-    if run and (Path(run) / "recipe.json").is_file():
-        return RunFolder(Path(run).absolute())
     found, there = find_run(run, folder)
     if found is None:
         name = f"'{run}'" if run else "yet"

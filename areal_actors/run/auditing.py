@@ -125,7 +125,7 @@ async def _audit_folder(run: str, folder: Path, recompute: bool, screen: Console
 def _run_folder(run: str, folder: Path) -> RunFolder:
     found, there = find_run(run, folder)
     if found is None:
-        raise SetupError(f"{folder.absolute()} has no run '{run}', and no log file of that name exists; {there}; see --folder")
+        raise SetupError(f"{folder.absolute()} has no run '{run}', and no run's folder or log file has that path; {there}; see --folder")
     return found
 
 

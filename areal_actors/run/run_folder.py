@@ -223,12 +223,14 @@ def first_free(folder: Path, before: str, after: str = "") -> Path:
     return next(path for number in count(1) if not (path := folder / f"{before}{number}{after}").exists())
 
 
-def find_run(name: str, folder: Path) -> tuple[RunFolder | None, str]:
-    """Returns the run of this name in a folder (of the latest run if empty), or None, and a text that lists the runs there."""
+def find_run(run: str, folder: Path) -> tuple[RunFolder | None, str]:
+    """Returns the run of this name in a folder (the latest if empty), or at this path, or None, and a text that lists the runs there."""
     recipes = sorted(folder.absolute().glob("*/recipe.json"), key=lambda path: path.stat().st_mtime)
     names = [path.parent.name for path in recipes]
     there = f"runs there: {', '.join(names)}" if names else "there is no run"
-    return (RunFolder(folder.absolute() / (name or names[-1])) if names and name in ("", *names) else None), there
+    if names and run in ("", *names):
+        return RunFolder(folder.absolute() / (run or names[-1])), there
+    return (RunFolder(Path(run).absolute()) if run and (Path(run) / "recipe.json").is_file() else None), there
 
 
 def _named(pid: int) -> str:
