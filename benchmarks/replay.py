@@ -1,0 +1,203 @@
+"""Replay of recorded asynchronous runs: does every actor and every weight version come out as recorded, and how fast?
+
+    python benchmarks/replay.py [--kinds single-turn multi-turn tools online lora ppo] [--runs 4] [--steps 12] [SETTING ...]
+
+Runs of each kind, with seeds from 0 on, are recorded one after the other with the recipes' own limits (asynchronous). Then commands replay
+each: `areal replay RUN` the control plane, `areal replay RUN --trainer` every step of the trainer, whose weights must have the recorded
+checksums, and `areal replay RUN staleness_gate.max_staleness=0 --actor staleness_gate` a changed rule up to its first difference. Speeds are
+multiples of the recorded run's duration, from its first event to its last; seconds are those of whole commands, interpreter's start
+included, but for `reading`, which is the replay's own. Ends with status 1 unless all are equal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+from history import ROOT, SMALL, append, parse_arguments, table
+from seeds import RECIPE, spread
+
+from areal_actors.reader import open_run
+from areal_actors.tasks.datasets import open_dataset
+
+KINDS: dict[str, tuple[str, ...]] = {
+    "single-turn": (RECIPE,),
+    "multi-turn": ("recipes/multi_turn.toml",),
+    "tools": ("recipes/tools.toml",),
+    "online": ("recipes/online.toml", ),
+    "lora": (RECIPE, "trainer.lora.rank=16"),
+    "ppo": (RECIPE, "recipes/ppo.toml"),
+}
+"""Words of `areal run`."""
+LONGEST_SECONDS = 1800.0
+GATEWAY_SECONDS = 300.0
+"""Time limit of an online run until its gateway answers."""
+QUICK = {"kinds": ["single-turn", "online"], "runs": 1, "steps": 2, "settings": list(SMALL)}
+OUTPUT_TAIL_CHARACTERS = 4000
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """Figures of one recorded run."""
+
+    kind: str
+    seed: int
+    events: int
+    steps: int
+    stale: float
+    """Mean age of the trained tokens, in weight versions."""
+    recorded: float
+    """Seconds from the run's first event to its last."""
+    reading: float
+    """Seconds in which the control plane was replayed."""
+    control: float
+    """Seconds of the command."""
+    trainer: float
+    """Seconds of the command."""
+    difference: float
+    """Seconds of the command that finds the first difference of a changed rule."""
+    equal: bool
+    """All actors and all weight versions."""
+    versions: int
+    """Weight versions that were computed again, each with the recorded checksum."""
+
+
+def areal(*words: str, allowed: tuple[int, ...] = (0,)) -> tuple[int, str, float]:
+    """Returns the exit status, the output and the seconds of a command."""
+    began = time.perf_counter()
+    command = [sys.executable, "-m", "areal_actors", *words]
+    ended = subprocess.run(
+        command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LONGEST_SECONDS, check=False
+    )
+    if ended.returncode not in allowed:
+        raise SystemExit(f"areal {' '.join(words)} failed:\n{(ended.stdout + ended.stderr)[-OUTPUT_TAIL_CHARACTERS:]}")
+    return ended.returncode, ended.stdout, time.perf_counter() - began
+
+
+@contextmanager
+def external_agent(run: Path, port: int, seed: int, tasks: int) -> Iterator[None]:
+    """Plays generated problems through the gateway of an online run with agents/online_script.py, until the context ends."""
+    dataset = open_dataset("arithmetic", seed=seed, held_out=1).train
+    file = run.parent / f"{run.name}.jsonl"
+    file.write_text("".join(json.dumps(dataset.task(number).data) + "\n" for number in range(tasks)), encoding="utf-8")
+    script = (
+        "import pathlib, runpy, socket, sys, time\n"
+        f"key, end = pathlib.Path({str(run / 'admin_key')!r}), time.monotonic() + {GATEWAY_SECONDS}\n"
+        "while time.monotonic() < end:\n"
+        "    try:\n"
+        f"        socket.create_connection(('127.0.0.1', {port})).close()\n"
+        "        break\n"
+        "    except OSError:\n"
+        "        time.sleep(0.2)\n"
+        f"sys.argv = ['online_script.py', 'http://127.0.0.1:{port}', key.read_text(), {str(file)!r}]\n"
+        "runpy.run_path('agents/online_script.py', run_name='__main__')\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def free_port() -> int:
+    """Returns a port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def record(kind: str, seed: int, folder: Path, options: argparse.Namespace) -> str:
+    """Record a run; returns its path."""
+    name = f"{kind}-{seed}"
+    words = [*KINDS[kind], "profile=embedded", f"run={name}", f"folder={folder}", f"steps={options.steps}", f"seed={seed}", *options.settings]
+    if kind != "online":
+        areal("run", *words)
+        return str(folder / name)
+    port = free_port()
+    with external_agent(folder / name, port, seed, tasks=1000):
+        areal("run", *words, "evaluation.tasks=0", f"gateway.port={port}")
+    return str(folder / name)
+
+
+def replayed(kind: str, seed: int, run: str) -> Outcome:
+    """Replay a recorded run."""
+    status, text, control = areal("replay", run, "--json", allowed=(0, 1))
+    found = json.loads(text)
+    trainer_status, text, trainer = areal("replay", run, "--trainer", allowed=(0, 1))
+    compared = re.search(r"(\d+) of (\d+) versions proved", text)
+    versions, published = map(int, compared.groups()) if compared else (0, 1)
+    _, _, difference = areal("replay", run, "staleness_gate.max_staleness=0", "--actor", "staleness_gate", "--json")
+    stale = [value for value in open_run(run).steps["token_staleness_mean"] if value is not None]
+    return Outcome(
+        kind=kind,
+        seed=seed,
+        events=found["events"],
+        steps=len(stale),
+        stale=sum(stale) / max(len(stale), 1),
+        recorded=found["recorded_seconds"],
+        reading=found["seconds"],
+        control=control,
+        trainer=trainer,
+        difference=difference,
+        equal=status == trainer_status == 0 and found["count"] == 0 and versions == published,
+        versions=versions,
+    )
+
+
+def rows(outcomes: Sequence[Outcome]) -> Iterator[list[object]]:
+    """Yield a line for each kind: sums, and lowest / median / highest of its runs."""
+    for kind in dict.fromkeys(one.kind for one in outcomes):
+        ran = [one for one in outcomes if one.kind == kind]
+        yield [
+            kind,
+            f"{sum(one.equal for one in ran)} of {len(ran)}",
+            sum(one.events for one in ran),
+            sum(one.versions for one in ran),
+            spread([one.stale for one in ran]),
+            spread([one.recorded for one in ran]),
+            spread([one.recorded / one.control for one in ran]),
+            spread([one.recorded / one.reading for one in ran]),
+            spread([one.recorded / one.trainer for one in ran]),
+            spread([one.difference for one in ran]),
+        ]
+
+
+HEADER = ("kind", "equal", "events", "versions", "staleness", "recorded s", "control, ×", "reading, ×", "trainer, ×", "difference s")
+
+
+def main() -> None:
+    """Record, replay and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("settings", nargs="*", default=[], metavar="SETTING", help="for every run, e.g. `trainer.batch_size=4`")
+    parser.add_argument("--kinds", nargs="+", default=list(KINDS), choices=KINDS)
+    parser.add_argument("--runs", type=int, default=4, help="runs of each kind, with seeds from 0 on")
+    parser.add_argument("--steps", type=int, default=12)
+    options = parse_arguments(parser, QUICK)
+    outcomes = []
+    with tempfile.TemporaryDirectory() as temporary:
+        for kind in options.kinds:
+            for seed in range(options.runs):
+                outcomes.append(replayed(kind, seed, record(kind, seed, Path(temporary), options)))
+                print(msgspec.json.encode(outcomes[-1]).decode(), flush=True)
+    print(table(HEADER, list(rows(outcomes))))
+    if not options.no_history:
+        print(append("replay", {"steps": options.steps, "settings": options.settings, "runs": msgspec.to_builtins(outcomes)}))
+    if not all(one.equal for one in outcomes):
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()
