@@ -2,11 +2,11 @@
 
     python benchmarks/replay.py [--kinds single-turn multi-turn tools online lora ppo] [--runs 4] [--steps 12] [SETTING ...]
 
-Runs of each kind, with seeds from 0 on, are recorded one after the other with the recipes' own limits (asynchronous). Then commands replay
-each: `areal replay RUN` the control plane, `areal replay RUN --trainer` every step of the trainer, whose weights must have the recorded
-checksums, and `areal replay RUN staleness_gate.max_staleness=0 --actor staleness_gate` a changed rule up to its first difference. Speeds are
-multiples of the recorded run's duration, from its first event to its last; seconds are those of whole commands, interpreter's start
-included, but for `reading`, which is the replay's own. Ends with status 1 unless all are equal.
+Runs of each kind, with seeds from 0 on, are recorded one after the other with the recipes' own limits (asynchronous). Then commands
+replay each: `areal replay RUN` the control plane, `areal replay RUN --trainer` every step of the trainer, whose weights must have the
+recorded checksums, and `areal replay RUN staleness_gate.max_staleness=0 --actor staleness_gate` a changed rule up to its first difference.
+Speeds are multiples of the recorded run's duration, from its first event to its last. Seconds are those of whole commands with the start
+of the interpreter, but for `reading` and `difference`, which are the replay's own. Ends with status 1 unless all are equal.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ KINDS: dict[str, tuple[str, ...]] = {
     "single-turn": (RECIPE,),
     "multi-turn": ("recipes/multi_turn.toml",),
     "tools": ("recipes/tools.toml",),
-    "online": ("recipes/online.toml", ),
+    "online": ("recipes/online.toml",),
     "lora": (RECIPE, "trainer.lora.rank=16"),
     "ppo": (RECIPE, "recipes/ppo.toml"),
 }
@@ -64,7 +64,9 @@ class Outcome(msgspec.Struct, frozen=True):
     trainer: float
     """Seconds of the command."""
     difference: float
-    """Seconds of the command that finds the first difference of a changed rule."""
+    """Seconds in which the first difference of a changed rule was found."""
+    difference_command: float
+    """Seconds of the command."""
     equal: bool
     """All actors and all weight versions."""
     versions: int
@@ -122,7 +124,15 @@ def free_port() -> int:
 def record(kind: str, seed: int, folder: Path, options: argparse.Namespace) -> str:
     """Record a run; returns its path."""
     name = f"{kind}-{seed}"
-    words = [*KINDS[kind], "profile=embedded", f"run={name}", f"folder={folder}", f"steps={options.steps}", f"seed={seed}", *options.settings]
+    words = [
+        *KINDS[kind],
+        "profile=embedded",
+        f"run={name}",
+        f"folder={folder}",
+        f"steps={options.steps}",
+        f"seed={seed}",
+        *options.settings,
+    ]
     if kind != "online":
         areal("run", *words)
         return str(folder / name)
@@ -139,7 +149,7 @@ def replayed(kind: str, seed: int, run: str) -> Outcome:
     trainer_status, text, trainer = areal("replay", run, "--trainer", allowed=(0, 1))
     compared = re.search(r"(\d+) of (\d+) versions proved", text)
     versions, published = map(int, compared.groups()) if compared else (0, 1)
-    _, _, difference = areal("replay", run, "staleness_gate.max_staleness=0", "--actor", "staleness_gate", "--json")
+    _, changed, difference = areal("replay", run, "staleness_gate.max_staleness=0", "--actor", "staleness_gate", "--json")
     stale = [value for value in open_run(run).steps["token_staleness_mean"] if value is not None]
     return Outcome(
         kind=kind,
@@ -151,7 +161,8 @@ def replayed(kind: str, seed: int, run: str) -> Outcome:
         reading=found["seconds"],
         control=control,
         trainer=trainer,
-        difference=difference,
+        difference=json.loads(changed)["seconds"],
+        difference_command=difference,
         equal=status == trainer_status == 0 and found["count"] == 0 and versions == published,
         versions=versions,
     )
@@ -172,10 +183,23 @@ def rows(outcomes: Sequence[Outcome]) -> Iterator[list[object]]:
             spread([one.recorded / one.reading for one in ran]),
             spread([one.recorded / one.trainer for one in ran]),
             spread([one.difference for one in ran]),
+            spread([one.difference_command for one in ran]),
         ]
 
 
-HEADER = ("kind", "equal", "events", "versions", "staleness", "recorded s", "control, ×", "reading, ×", "trainer, ×", "difference s")
+HEADER = (
+    "kind",
+    "equal",
+    "events",
+    "versions",
+    "staleness",
+    "recorded s",
+    "control, ×",
+    "reading, ×",
+    "trainer, ×",
+    "difference s",
+    "command s",
+)
 
 
 def main() -> None:
