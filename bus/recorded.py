@@ -9,7 +9,6 @@ from __future__ import annotations
 import bisect
 import gzip
 import lzma
-import os
 import zlib
 from array import array
 from collections.abc import Iterator
@@ -83,16 +82,20 @@ class LogCopy:
     def __init__(self, path: Path, run: str) -> None:
         self.path = path
         self._file = path.open("w+b")
-        _write(self._file, Header(holds="log", run=run))
+        self._end = _write(self._file, Header(holds="log", run=run))
+        self._at_end = True
+        """A seek to where the file is already would write its buffer."""
         self._sequences, self._places = array("Q"), array("Q")
         self._decoder = msgspec.msgpack.Decoder(Envelope)
 
     def write(self, envelope: Envelope) -> None:
         """Add an event."""
-        self._file.seek(0, os.SEEK_END)
+        if not self._at_end:
+            self._file.seek(self._end)
+            self._at_end = True
         self._sequences.append(envelope.sequence)
-        self._places.append(self._file.tell())
-        _write(self._file, envelope)
+        self._places.append(self._end)
+        self._end += _write(self._file, envelope)
 
     def flush(self) -> None:
         """Make all events readable for other processes."""
@@ -103,6 +106,7 @@ class LogCopy:
         number = bisect.bisect_left(self._sequences, sequence)
         if number == len(self._sequences) or self._sequences[number] != sequence:
             return None
+        self._at_end = False
         self._file.seek(self._places[number])
         length = int.from_bytes(self._file.read(_LENGTH_BYTES), "big")
         return self._decoder.decode(self._file.read(length))
@@ -198,9 +202,9 @@ def _open(path: Path, mode: Literal["rb", "wb"], suffix: str) -> BinaryIO:
     return cast(BinaryIO, gzip.open(path, mode)) if suffix == ".gz" else path.open(mode)
 
 
-def _write(file: BinaryIO, frame: Header | Envelope | TapeEntry) -> None:
+def _write(file: BinaryIO, frame: Header | Envelope | TapeEntry) -> int:
     encoded = msgspec.msgpack.encode(frame)
-    file.write(len(encoded).to_bytes(_LENGTH_BYTES, "big") + encoded)
+    return file.write(len(encoded).to_bytes(_LENGTH_BYTES, "big") + encoded)
 
 
 def _read(path: Path, holds: Literal["log", "tape"], kind: type[T]) -> Iterator[T]:
