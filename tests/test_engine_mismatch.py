@@ -211,6 +211,7 @@ async def test_a_call_that_two_workers_sampled_names_neither():
         assert call.worker == ""
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_a_run_whose_engine_loads_damaged_weights_names_it_recycles_it_and_continues(tmp_path):
     run = LiveRun(

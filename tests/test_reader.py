@@ -310,6 +310,7 @@ def test_an_episode_is_shown_with_all_its_attempts_and_tokens(tmp_path):
 # ---------------------------------------------------------------- a real run
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 async def test_a_real_run_of_several_turns_is_read_while_it_lives_and_after_it_was_moved(live, tmp_path, capsys):
     run = live(

@@ -72,6 +72,7 @@ async def test_a_killed_run_takes_the_steps_since_its_checkpoint_again_and_comes
     assert run.processes_left() == []
 
 
+@pytest.mark.long
 async def test_an_interrupted_run_continues_with_other_settings_of_how_fast_and_refuses_others_of_what(live):
     run = live("steps=40", "evaluation.tasks=0")
     async with run.listening():

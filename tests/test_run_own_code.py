@@ -66,6 +66,7 @@ def live(tmp_path):
     run.abort()
 
 
+@pytest.mark.long
 async def test_own_code_is_trained_and_every_call_at_the_temperature_that_it_asked_for(live):
     assert await live.ended() == 0, live.output()
     log = [event for _, event in await live.log()]

@@ -9,6 +9,7 @@ import hashlib
 import os
 import random
 from collections import Counter
+from functools import lru_cache
 
 import numpy as np
 import pytest
@@ -35,6 +36,8 @@ from areal_actors.sequences.build import sequences_of
 SEEDS = int(os.environ.get("AREAL_SIMULATION_SEEDS", "80"))
 AT_ONCE = 8
 """Seeds per test case."""
+KEPT = 40
+"""Number of seeds whose runs are kept for another test."""
 
 
 def sampled(row: TrainingSequence) -> np.ndarray:
@@ -60,12 +63,19 @@ def variant(seed: int) -> Simulation:
     )
 
 
+@lru_cache(maxsize=KEPT)
+def ended(seed: int) -> tuple[Simulation, Outcome]:
+    """A run and how it ended; the first of them are looked at by two tests."""
+    simulation = variant(seed)
+    return simulation, simulation.run()
+
+
 @pytest.mark.parametrize("first", range(0, SEEDS, AT_ONCE))
 def test_every_seed_keeps_the_invariants(first):
     for seed in range(first, min(first + AT_ONCE, SEEDS)):
         simulation = variant(seed)
         try:
-            outcome = simulation.run()
+            simulation, outcome = ended(seed) if seed < KEPT else (simulation, simulation.run())
             for check in INVARIANTS:
                 check(simulation, outcome)
         except Exception as error:
@@ -280,7 +290,7 @@ def test_without_the_exit_door_some_seed_exceeds_the_bound():
 
 def test_the_simulation_does_what_it_is_for():
     """It kills, it loses attempts and whole episodes, it masks and drops, it branches over several turns and workers."""
-    outcomes = [(simulation, simulation.run()) for simulation in map(variant, range(40))]
+    outcomes = list(map(ended, range(KEPT)))
     subjects = [envelope.subject for _, outcome in outcomes for envelope in outcome.log]
     assert subjects.count(ActorFailed.subject) > 40
     assert subjects.count(TrajectoryDropped.subject) > 10

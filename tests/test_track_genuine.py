@@ -85,6 +85,7 @@ def test_a_tracker_holds_the_numbers_of_the_file_and_each_once(tracker, tmp_path
     assert status == FAILED[tracker]
 
 
+@pytest.mark.long
 def test_a_run_sends_itself_to_all_trackers(tmp_path):
     """`[track]` of a live run: all four libraries hold what it wrote."""
     settings = [*SMALL, "task.dataset=arithmetic", "steps=2", f"folder={tmp_path}", "run=a"]
