@@ -1,8 +1,12 @@
 """Watches how far the weights have moved from those that sampled the trained tokens: `[staleness_gate.guard]`.
 
-A step is off policy if one of its metrics is outside of its band. The staleness bound is then halved, for new groups (by the gate) and for
-trained tokens (by the batcher), and again if the steps with the lower bound are off policy too. It grows by one after `settle_steps` steps
-in a row within all bands, up to `staleness_gate.max_staleness`.
+A step is off policy if one of its metrics is outside of its band. If it is the effective sample size or the KL, the staleness bound falls
+to half of the staleness that the step had, for new groups (by the gate) and for trained tokens (by the batcher), and again if the steps
+with the lower bound are off policy too. It grows by one after `settle_steps` steps in a row within these bands, up to
+`staleness_gate.max_staleness`.
+
+Half of the step's staleness, since that may be far below the bound: a run whose staleness still rises would not notice half of the bound.
+`masked_frac` never lowers the bound, because a lower bound masks more tokens.
 
 The guard is an immutable value: it returns the next one after each step.
 """
@@ -32,19 +36,24 @@ class OffPolicyGuardConfig(Config):
     max_approx_kl: NonNegativeFloat = 0.5
     """Largest KL between the weights that sampled the trained tokens and the current ones, in nats per token."""
     max_masked_frac: Fraction = 0.5
-    """Largest share of sampled tokens that are too old to be trained."""
-    settle_steps: PositiveInt = 4
-    """Number of steps in a row within all bands after which the bound grows by one."""
+    """Largest share of sampled tokens that are too old to be trained; reported only, since a lower bound masks more of them."""
+    settle_steps: PositiveInt = 16
+    """Number of steps in a row within the bands of effective sample size and KL after which the bound grows by one."""
 
     def outside(self, metrics: Mapping[str, float]) -> Iterator[str]:
         """Yields a sentence for each metric of a step that is outside of its band; a step without a metric is inside."""
-        size, divergence, masked = (metrics.get(name) for name in ("effective_sample_size", "approx_kl", "masked_frac"))
+        yield from self.moved(metrics)
+        masked = metrics.get("masked_frac")
+        if masked is not None and not masked <= self.max_masked_frac:
+            yield f"masked_frac {masked:.3g}, at most {self.max_masked_frac:g}"
+
+    def moved(self, metrics: Mapping[str, float]) -> Iterator[str]:
+        """Yields those sentences that a lower staleness bound can help: the weights have moved too far from those that sampled."""
+        size, divergence = metrics.get("effective_sample_size"), metrics.get("approx_kl")
         if size is not None and not size >= self.min_effective_sample_size:
             yield f"effective_sample_size {size:.3g}, at least {self.min_effective_sample_size:g}"
         if divergence is not None and not divergence <= self.max_approx_kl:
             yield f"approx_kl {divergence:.3g}, at most {self.max_approx_kl:g}"
-        if masked is not None and not masked <= self.max_masked_frac:
-            yield f"masked_frac {masked:.3g}, at most {self.max_masked_frac:g}"
 
 
 class OffPolicyGuard(msgspec.Struct, metaclass=FrozenMeta):
@@ -56,20 +65,23 @@ class OffPolicyGuard(msgspec.Struct, metaclass=FrozenMeta):
     """Latest step that was judged; a step that a restarted trainer repeats counts once."""
     off_policy: bool = False
     inside: int = 0
-    """Steps in a row within all bands."""
+    """Steps in a row whose weights had not moved too far."""
     tightened_at: int = 0
     """Step after which the bound was lowered last; 0 if it was not."""
 
-    def after(self, step: int, outside: tuple[str, ...], config: OffPolicyGuardConfig, most: int) -> OffPolicyGuard:
-        """Returns the guard after a step, counted from 1; `most` is the bound of the recipe."""
-        if step <= self.step:
+    def after(self, step: int, metrics: Mapping[str, float], config: OffPolicyGuardConfig, most: int) -> OffPolicyGuard:
+        """Returns the guard after a step with these metrics, counted from 1; `most` is the bound of the recipe."""
+        if step <= self.step or config.action == "off":
             return self
-        seen = msgspec.structs.replace(self, step=step, off_policy=bool(outside), inside=0 if outside else self.inside + 1)
+        moved = any(config.moved(metrics))
+        inside = 0 if moved else self.inside + 1
+        seen = msgspec.structs.replace(self, step=step, off_policy=any(config.outside(metrics)), inside=inside)
         if config.action != "tighten":
             return seen
-        if not outside:
-            eases = seen.inside >= config.settle_steps and self.max_staleness < most
+        if not moved:
+            eases = inside >= config.settle_steps and self.max_staleness < most
             return msgspec.structs.replace(seen, max_staleness=self.max_staleness + 1, inside=0) if eases else seen
         if not self.max_staleness or (self.tightened_at and step <= self.tightened_at + UNAFFECTED_STEPS):
             return seen
-        return msgspec.structs.replace(seen, max_staleness=self.max_staleness // 2, tightened_at=step)
+        staleness = min(self.max_staleness, int(metrics.get("token_staleness_max", self.max_staleness)))
+        return msgspec.structs.replace(seen, max_staleness=staleness // 2, tightened_at=step)
