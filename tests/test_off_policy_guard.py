@@ -16,7 +16,7 @@ from areal_actors.messages import CapacityGranted, OffPolicyChanged, RunStarted,
 from areal_actors.recipe.recipe import Recipe, recorded_recipe
 from areal_actors.replay.recorded_batches import RECEIVED, RecordedBatches
 from areal_actors.staleness.ledger import StalenessGateConfig
-from areal_actors.staleness.off_policy_guard import UNAFFECTED_STEPS, OffPolicyGuard, OffPolicyGuardConfig
+from areal_actors.staleness.off_policy_guard import OffPolicyGuard, OffPolicyGuardConfig
 from areal_actors.staleness.staleness_gate import StalenessGate
 from bus.recorded import FORMAT_VERSION, read_log
 
@@ -31,12 +31,11 @@ FAR, NEAR = {"effective_sample_size": 0.1}, {"effective_sample_size": 0.9}
 MASKED = {"effective_sample_size": 0.9, "masked_frac": 0.9}
 
 
-def bounds(steps, *, most=8, config=TIGHTEN, staleness=None):
-    """Returns the bound after each step: `x` is off policy, `m` masks most of its tokens; `staleness` is that of the oldest tokens."""
+def bounds(steps, *, most=4, config=TIGHTEN):
+    """Returns the bound after each step: `x` is off policy, `m` masks most of its tokens."""
     guard, found = OffPolicyGuard(max_staleness=most), []
     for step, mark in enumerate(steps, start=1):
-        oldest = {} if staleness is None else {"token_staleness_max": float(staleness[step - 1])}
-        guard = guard.after(step, {"x": FAR, "m": MASKED}.get(mark, NEAR) | oldest, config, most)
+        guard = guard.after(step, {"x": FAR, "m": MASKED}.get(mark, NEAR), config, most)
         found.append(guard.max_staleness)
     return found
 
@@ -44,34 +43,21 @@ def bounds(steps, *, most=8, config=TIGHTEN, staleness=None):
 @pytest.mark.parametrize(
     ("steps", "expected"),
     [
-        ("..........", [8] * 10),
-        ("x.........", [4, 4, 5, 5, 6, 6, 7, 7, 8, 8]),
-        ("xx.......", [4, 4, 4, 5, 5, 6, 6, 7, 7]),
-        ("xxxxxxxxxx", [4, 4, 2, 2, 1, 1, 0, 0, 0, 0]),
-        ("x..x..", [4, 4, 5, 2, 2, 3]),
+        ("......", [4] * 6),
+        ("x.........", [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]),
+        ("..xx.......", [4, 4, 0, 0, 0, 1, 1, 2, 2, 3, 3]),
+        ("x.....x..", [0, 0, 1, 1, 2, 2, 0, 0, 1]),
+        ("x.x.x.", [0] * 6),
     ],
 )
-def test_the_bound_is_halved_while_steps_are_off_policy_and_grows_by_one_after_some_that_are_not(steps, expected):
+def test_the_bound_falls_to_0_when_a_step_is_off_policy_and_grows_by_one_after_some_that_are_not(steps, expected):
     assert bounds(steps) == expected
 
 
-@pytest.mark.parametrize(
-    ("steps", "staleness", "expected"),
-    [
-        ("...x..", "012334", [8, 8, 8, 1, 1, 2]),
-        ("...xxxx", "0123400", [8, 8, 8, 1, 1, 0, 0]),
-        (".x", "01", [8, 0]),
-        ("x.x", "984", [4, 4, 2]),
-    ],
-)
-def test_the_bound_falls_to_half_of_the_staleness_of_the_step(steps, staleness, expected):
-    assert bounds(steps, staleness=staleness) == expected
-
-
 def test_masked_tokens_are_reported_and_neither_lower_the_bound_nor_keep_it_low():
-    """A lower bound masks more tokens, so it would follow itself down to 0."""
-    assert bounds("mmmm") == [8] * 4
-    assert bounds("xmmmm") == [4, 4, 5, 5, 6]
+    """A lower bound masks more tokens, so the bound would be kept low by itself."""
+    assert bounds("mmmm") == [4] * 4
+    assert bounds("xmmmm") == [0, 0, 1, 1, 2]
     assert OffPolicyGuard(max_staleness=8).after(1, MASKED, TIGHTEN, 8).off_policy
 
 
@@ -99,7 +85,7 @@ def test_the_bands_separate_measured_runs_that_diverge_from_sound_ones(sizes, di
 
 
 def test_a_guard_that_reports_leaves_the_bound_and_a_repeated_step_counts_once():
-    assert bounds("xxxx", config=OffPolicyGuardConfig()) == [8] * 4
+    assert bounds("xxxx", config=OffPolicyGuardConfig()) == [4] * 4
     guard = OffPolicyGuard(max_staleness=8).after(3, FAR, TIGHTEN, 8)
     assert guard.after(3, FAR, TIGHTEN, 8) is guard
     assert guard.after(2, NEAR, TIGHTEN, 8) is guard
@@ -139,10 +125,10 @@ async def test_the_gate_grants_fewer_groups_while_the_bound_is_lower(send):
     actor = gate()
     assert await send(actor, published(0)) == [CapacityGranted(first_group=0, groups=20, weight_version=0)]
     changed = await send(actor, completed(1, effective_sample_size=0.1))
-    assert changed == [OffPolicyChanged(step=1, outside=OUTSIDE, max_staleness=2, before=4)]
+    assert changed == [OffPolicyChanged(step=1, outside=OUTSIDE, max_staleness=0, before=4)]
     assert await send(actor, published(1)) == []
-    assert actor.status()["max_staleness"] == 2
-    assert await send(actor, completed(2, effective_sample_size=0.9)) == [OffPolicyChanged(step=2, outside=(), max_staleness=3, before=2)]
+    assert actor.status()["max_staleness"] == 0
+    assert await send(actor, completed(2, effective_sample_size=0.9)) == [OffPolicyChanged(step=2, outside=(), max_staleness=1, before=0)]
     assert await send(actor, completed(2, effective_sample_size=0.1)) == []
 
 
@@ -162,7 +148,7 @@ async def test_a_restored_gate_continues_with_the_lower_bound(send):
     other = gate(max_staleness=8)
     other.restore(state)
     assert other.guard == actor.guard
-    assert other.status()["max_staleness"] == 4
+    assert other.status()["max_staleness"] == 0
 
 
 async def test_the_batcher_masks_by_the_lower_bound(send):
@@ -228,8 +214,8 @@ async def test_a_live_run_that_is_off_policy_becomes_synchronous(live, tmp_path,
     assert await run.ended() == 0, run.output()
     events = [event for _, event in await run.log()]
     lowered = [event for event in events if isinstance(event, OffPolicyChanged) and event.max_staleness < event.before]
-    assert [event.max_staleness for event in lowered][-1] == 0
+    assert [(event.before, event.max_staleness) for event in lowered] == [(4, 0)]
     staleness = [event.metrics["token_staleness_max"] for event in events if isinstance(event, StepCompleted)]
-    after = lowered[-1].step + UNAFFECTED_STEPS
+    after = lowered[0].step + 1  # the next batch may have been formed before
     assert max(staleness[:after]) > 0
     assert set(staleness[after:]) == {0.0}, staleness
