@@ -140,22 +140,27 @@ def row(one: Outcome) -> list[str]:
     """The line of a run in the table."""
     outside = [number for number, step in enumerate(one.steps, start=1) if any(OffPolicyGuardConfig().outside(step))]
     first, *rest = [accuracy for _, accuracy in sorted(one.sampled.items())]
-    staleness = statistics.fmean(step["token_staleness_mean"] for step in one.steps)
-    most = max(step["token_staleness_max"] for step in one.steps)
+    lowered = [f"{bound} at {step}" for step, bound in one.bounds.items() if step]
     return [
         one.variant.case,
         str(one.variant.seed),
         f"{first:.2f}",
         f"{max(rest):.2f}",
         f"{rest[-1]:.2f}",
+        f"{one.greedy[len(one.steps)]:.2f}",
+        f"{statistics.fmean(step['token_staleness_mean'] for step in one.steps):.1f}",
+        f"{min(step['effective_sample_size'] for step in one.steps):.2f}",
+        f"{max(step['approx_kl'] for step in one.steps):.2f}",
         str(len(outside)),
         str(outside[0]) if outside else "none",
-        f"{staleness:.1f} / {most:.0f}",
-        ", ".join(f"{bound} at {step}" for step, bound in one.bounds.items() if step) or "unchanged",
+        ", ".join(lowered) or "no change",
     ]
 
 
-HEADER = ("case", "seed", "before", "best", "after", "steps outside", "first", "staleness, mean / max", "bound, at step")
+HEADER = (
+    *("case", "seed", "sampled, before", "best", "after", "greedy, after", "mean staleness"),
+    *("smallest effective sample", "largest approx_kl", "steps outside", "first", "bound"),
+)
 
 
 def main() -> None:
