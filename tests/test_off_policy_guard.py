@@ -20,6 +20,14 @@ from areal_actors.staleness.off_policy_guard import OffPolicyGuard, OffPolicyGua
 from areal_actors.staleness.staleness_gate import StalenessGate
 from bus.recorded import FORMAT_VERSION, read_log
 
+LENGTHS = """\
+import os
+from pathlib import Path
+
+def marked_lengths(task, output):
+    Path(os.environ["GUARD_MARK"]).touch()
+    return len(output) / 64
+"""
 PARTS = Path(__file__).parents[1] / "benchmarks" / "guard_parts.py"
 LOG = Path(__file__).parent / "recordings" / f"log-{FORMAT_VERSION}.xz"
 RECEIVED_BY_SUBJECT = {kind.subject: kind for kind in RECEIVED}
@@ -199,17 +207,18 @@ async def test_a_live_run_that_is_off_policy_becomes_synchronous(live, tmp_path,
     mark = tmp_path / "mark"
     mark.touch()
     monkeypatch.setenv("GUARD_MARK", str(mark))
+    (tmp_path / "rewards.py").write_text(LENGTHS)
     run = live(
         "steps=7",
         "evaluation.tasks=0",
         "staleness_gate.max_staleness=4",
         "staleness_gate.max_concurrent=20",
         "staleness_gate.guard.action=tighten",
-        "staleness_gate.guard.max_approx_kl=0",
+        "staleness_gate.guard.max_approx_kl=0.0001",
         "trainer.optimizer.lr=5e-3",
         "algorithm.name=custom",
         f"algorithm.path={PARTS}:PatientGrpo",
-        f"task.reward={PARTS}:marked_gsm8k",
+        f"task.reward={tmp_path}/rewards.py:marked_lengths",
     )
     assert await run.ended() == 0, run.output()
     events = [event for _, event in await run.log()]
