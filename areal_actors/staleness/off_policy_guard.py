@@ -1,8 +1,11 @@
 """Watches how far the weights have moved from those that sampled the trained tokens: `[staleness_gate.guard]`.
 
-A step is off policy if one of its metrics is outside of its band. The staleness bound is then halved, for new groups (by the gate) and for
-trained tokens (by the batcher), and again if the steps with the lower bound are off policy too. It grows by one after `settle_steps` steps
-in a row within all bands, up to `staleness_gate.max_staleness`.
+A step is off policy if one of its metrics is outside of its band. If it is the effective sample size or the KL, the staleness bound falls
+to 0, which is synchronous training: for new groups (by the gate) and for trained tokens (by the batcher). It grows by one after every
+`settle_steps` steps in a row within these bands, up to `staleness_gate.max_staleness`.
+
+To 0 at once, since damage is done in a few steps, and slowly back, since steps at a low bound do not show what a higher one would do:
+docs/benchmarks.md has the runs. `masked_frac` never lowers the bound, because a lower bound masks more tokens.
 
 The guard is an immutable value: it returns the next one after each step.
 """
@@ -17,34 +20,36 @@ import msgspec
 from areal_actors.core.config import Config, Fraction, NonNegativeFloat, PositiveInt
 from bus.message import FrozenMeta
 
-UNAFFECTED_STEPS = 1
-"""Number of steps after a change whose batch may have been formed before it."""
-
 
 class OffPolicyGuardConfig(Config):
     """`[staleness_gate.guard]`: bands of the metrics that show how far the trained tokens are from the weights."""
 
     action: Literal["off", "report", "tighten"] = "report"
-    """`report` publishes an event when steps leave the bands, and when they return. `tighten` also lowers the staleness bound
-    meanwhile, down to 0, which is synchronous training, and raises it again step by step. `off` does neither."""
+    """`report` publishes an event when steps leave the bands, and when they return. `tighten` also lowers the staleness bound to 0, which
+    is synchronous training, and raises it again step by step. `off` does neither."""
     min_effective_sample_size: Fraction = 0.3
     """Smallest effective sample size of the trained tokens."""
     max_approx_kl: NonNegativeFloat = 0.5
     """Largest KL between the weights that sampled the trained tokens and the current ones, in nats per token."""
     max_masked_frac: Fraction = 0.5
-    """Largest share of sampled tokens that are too old to be trained."""
-    settle_steps: PositiveInt = 4
-    """Number of steps in a row within all bands after which the bound grows by one."""
+    """Largest share of sampled tokens that are too old to be trained; reported only, since a lower bound masks more of them."""
+    settle_steps: PositiveInt = 64
+    """Number of steps in a row within the bands of effective sample size and KL after which the bound grows by one."""
 
     def outside(self, metrics: Mapping[str, float]) -> Iterator[str]:
         """Yields a sentence for each metric of a step that is outside of its band; a step without a metric is inside."""
-        size, divergence, masked = (metrics.get(name) for name in ("effective_sample_size", "approx_kl", "masked_frac"))
+        yield from self.moved(metrics)
+        masked = metrics.get("masked_frac")
+        if masked is not None and not masked <= self.max_masked_frac:
+            yield f"masked_frac {masked:.3g}, at most {self.max_masked_frac:g}"
+
+    def moved(self, metrics: Mapping[str, float]) -> Iterator[str]:
+        """Yields those sentences that a lower staleness bound can help: the weights have moved too far from those that sampled."""
+        size, divergence = metrics.get("effective_sample_size"), metrics.get("approx_kl")
         if size is not None and not size >= self.min_effective_sample_size:
             yield f"effective_sample_size {size:.3g}, at least {self.min_effective_sample_size:g}"
         if divergence is not None and not divergence <= self.max_approx_kl:
             yield f"approx_kl {divergence:.3g}, at most {self.max_approx_kl:g}"
-        if masked is not None and not masked <= self.max_masked_frac:
-            yield f"masked_frac {masked:.3g}, at most {self.max_masked_frac:g}"
 
 
 class OffPolicyGuard(msgspec.Struct, metaclass=FrozenMeta):
@@ -56,20 +61,18 @@ class OffPolicyGuard(msgspec.Struct, metaclass=FrozenMeta):
     """Latest step that was judged; a step that a restarted trainer repeats counts once."""
     off_policy: bool = False
     inside: int = 0
-    """Steps in a row within all bands."""
-    tightened_at: int = 0
-    """Step after which the bound was lowered last; 0 if it was not."""
+    """Steps in a row whose weights had not moved too far."""
 
-    def after(self, step: int, outside: tuple[str, ...], config: OffPolicyGuardConfig, most: int) -> OffPolicyGuard:
-        """Returns the guard after a step, counted from 1; `most` is the bound of the recipe."""
-        if step <= self.step:
+    def after(self, step: int, metrics: Mapping[str, float], config: OffPolicyGuardConfig, most: int) -> OffPolicyGuard:
+        """Returns the guard after a step with these metrics, counted from 1; `most` is the bound of the recipe."""
+        if step <= self.step or config.action == "off":
             return self
-        seen = msgspec.structs.replace(self, step=step, off_policy=bool(outside), inside=0 if outside else self.inside + 1)
+        moved = any(config.moved(metrics))
+        inside = 0 if moved else self.inside + 1
+        seen = msgspec.structs.replace(self, step=step, off_policy=any(config.outside(metrics)), inside=inside)
         if config.action != "tighten":
             return seen
-        if not outside:
-            eases = seen.inside >= config.settle_steps and self.max_staleness < most
-            return msgspec.structs.replace(seen, max_staleness=self.max_staleness + 1, inside=0) if eases else seen
-        if not self.max_staleness or (self.tightened_at and step <= self.tightened_at + UNAFFECTED_STEPS):
-            return seen
-        return msgspec.structs.replace(seen, max_staleness=self.max_staleness // 2, tightened_at=step)
+        if moved:
+            return msgspec.structs.replace(seen, max_staleness=0)
+        eases = inside >= config.settle_steps and self.max_staleness < most
+        return msgspec.structs.replace(seen, max_staleness=self.max_staleness + 1, inside=0) if eases else seen

@@ -97,9 +97,9 @@ class StalenessGate(Actor):
     @on
     def step_completed(self, event: StepCompleted) -> Iterator[OffPolicyChanged | CapacityGranted]:
         config, before = self.config.guard, self.guard
-        outside = () if config.action == "off" else tuple(config.outside(event.metrics))
-        self.guard = before.after(event.step, outside, config, self.config.max_staleness)
+        self.guard = before.after(event.step, event.metrics, config, self.config.max_staleness)
         if (self.guard.off_policy, self.guard.max_staleness) != (before.off_policy, before.max_staleness):
+            outside = tuple(config.outside(event.metrics))
             yield OffPolicyChanged(step=event.step, outside=outside, max_staleness=self.guard.max_staleness, before=before.max_staleness)
             yield from self._grants()
 
