@@ -72,6 +72,10 @@ def test_a_filter_a_bound_and_an_algorithm_are_answered(capsys):
     assert fresh["replayed"]["dropped"]["stale"] > 0
     assert all(step["token_staleness_max"] == 0 for step in fresh["replayed"]["steps"])
     assert max(step["token_staleness_max"] for step in fresh["recorded"]["steps"]) > 0
+    assert fresh["recorded"]["newer"] == 0
+    means = [step["token_staleness_mean"] for step in fresh["replayed"]["steps"]]
+    assert fresh["replayed"]["newer"] == next((number for number, mean in enumerate(means, start=1) if mean < 0), 0)
+    assert fresh["replayed"]["newer"] != fresh["first_change"] or "It is not exact either" in fresh["verdict"]
     other = asked("algorithm.name=rloo", capsys=capsys)
     assert other["recorded"]["episodes"] == other["replayed"]["episodes"]
     assert [step["advantage_max"] for step in other["recorded"]["steps"]] != [step["advantage_max"] for step in other["replayed"]["steps"]]

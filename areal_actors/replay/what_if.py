@@ -59,6 +59,8 @@ class Side(msgspec.Struct):
     """Reason why the filter would have ended the run; empty if it would not."""
     without_advantages: str
     """Reason why advantages are not known; empty if they are."""
+    newer: int = 0
+    """First step, from 1, with tokens of newer weights than its own; 0 if there is none."""
 
     def mean(self, name: str) -> float:
         """Mean of a metric over the steps that have it; NaN if none has."""
@@ -94,9 +96,11 @@ class WhatIf(msgspec.Struct):
             return "every step trains the same tokens with the same advantages; --train also compares losses, gradients and weights"
         if not first:
             return "every step trains the same tokens with the same advantages"
+        exact = "Its episodes are those that were recorded, so it is exact"
+        if 0 < self.replayed.newer <= first:
+            exact = "It is not exact either, since its tokens are of newer weights"
         return (
-            f"step {first} is the first that differs. Its episodes are those that were recorded, so it is exact. Later episodes were "
-            "sampled by the weights of the recorded run, not by those that this training would have had: from there on the figures "
+            f"step {first} is the first that differs. {exact}. Later episodes were sampled by the weights of the recorded run, not by those that this training would have had: from there on the figures "
             "show what the recorded data would train, not the run that would have followed"
         )
 
@@ -151,6 +155,11 @@ class WhatIf(msgspec.Struct):
             yield f"the reward function failed on {len(now.unscored):,} episodes, which are not trained: {first}"
         if now.ended:
             yield f"the run would have ended: {now.ended}"
+        if now.newer:
+            yield (
+                f"from step {now.newer} on batches have tokens of newer weights than those of the step: the recorded run had trained more "
+                "steps when it sampled them. A log cannot answer what this setting does to the age of tokens beyond that step"
+            )
         if now.without_advantages:
             yield f"advantages are not compared: {now.without_advantages}"
 
@@ -277,6 +286,8 @@ def _side(found: RecordedBatches) -> Side:
             except EngineError as error:
                 side.without_advantages = str(error)
         side.steps.append(metrics)
+        if not side.newer and any((sequence.versions[sequence.loss_mask] > event.step).any() for sequence in sequences):
+            side.newer = len(side.steps)
         side.episodes.append(frozenset(member.episode for group in event.groups for member in group))
         side.trained_tokens.append(int(sum(np.count_nonzero(sequence.loss_mask) for sequence in sequences)))
     return side
