@@ -1,4 +1,4 @@
-"""What a recorded run answers about other settings, beside runs with these settings.
+"""Answers of a recorded run about other settings, beside runs with these settings.
 
     python benchmarks/what_if.py [--steps 12] [--early 3] [--seed 0] [--questions reward discount ...] [SETTING ...]
 
