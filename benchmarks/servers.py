@@ -15,7 +15,7 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 import numpy as np
@@ -78,7 +78,7 @@ async def first_token(engine: GenerationEngine) -> None:
 
 
 async def update_seconds(engine: GenerationEngine, location: WeightsLocation, together: int) -> float:
-    """Return the seconds from the order to load weights, while completions run, to a token of the new weights."""
+    """Return the seconds from the order to load weights, while completions run, to a token of the new weights, and end them."""
     prompts = np.random.default_rng(1).integers(0, VOCABULARY, (together, PROMPT)).tolist()
     running = asyncio.create_task(engine_seconds(engine, prompts, [CONTEXT - PROMPT] * together))
     await asyncio.sleep(0.05)
@@ -86,7 +86,10 @@ async def update_seconds(engine: GenerationEngine, location: WeightsLocation, to
     await engine.load_weights(location, engine.weight_version + 1)
     await first_token(engine)
     seconds = time.perf_counter() - began
-    await running
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
+    await first_token(engine)  # by then the engine has ended the completions
     return seconds
 
 

@@ -4,10 +4,11 @@
         [--ways folder broadcast tensors delta adapter] [--dtype float32] [--lr 1e-6] [--rank 16]
 
 `publish` writes the trainer's tensors as a folder in shared memory, with their checksum, which every way begins with; `load` is from the
-order to load the version to the first token that it sampled, while 8 completions run. `adapter` is one of all linear layers of the blocks.
-Before each version the model takes a step of AdamW on random tokens, so that `delta` has something to send: `sent` is the share of bytes.
-The fastest repetition counts. Random models; servers need their environments (`just environments sglang vllm`), an engine without one is
-left out. The last table is the share of bytes that a delta of one step has, by learning rate and dtype, on the model of 10 MB.
+order to load the version to the first token that it sampled, while 8 completions run; `idle` is the same while none runs. `adapter` is one
+of all linear layers of the blocks. Before each version the model takes a step of AdamW on random tokens, so that `delta` has something to
+send: `sent` is the share of bytes. The fastest repetition counts; from 500 MB on there is one. Random models; servers need their
+environments (`just environments sglang vllm`), an engine without one is left out. The last table is the share of bytes that a delta of one
+step has, by learning rate and dtype, on the model of 10 MB.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ from areal_actors.weights.transfer import published_tensors, write_weights
 
 TOGETHER = 8
 MEGABYTE = 10**6
+LARGE_MEGABYTES = 500
+"""From this size on each case is measured once."""
 LAYER_BYTES = 4 * (12 * HEAD * 512 + 3 * 512 * 2048)
 """Bytes of a layer of 512 hidden and 2,048 inner units, with four heads of queries and two of keys and values."""
 WAYS = ("folder", "broadcast", "tensors", "delta", "adapter")
@@ -87,15 +90,19 @@ async def one_case(name: str, megabytes: int, way: str, options: argparse.Namesp
     with tempfile.TemporaryDirectory() as temporary, tempfile.TemporaryDirectory(dir=_shared_memory()) as shared:
         folder = make_folder(Path(temporary), HEAD, **shape_of(megabytes))
         trained = Trained(folder, rank, getattr(torch, options.dtype), options.lr)
-        publish, load, sent, location = [], [], 1.0, trained.publish(Path(shared) / "v0")
+        publish: list[float] = []
+        load: list[float] = []
+        idle: list[float] = []
+        sent, location = 1.0, trained.publish(Path(shared) / "v0")
         engine, start = await started(name, folder, location, rank, "folder" if rank else cast("Channel", way))
         try:
-            for version in range(1, options.repeats + 1):
+            repeats = 1 if megabytes >= LARGE_MEGABYTES else options.repeats
+            for version, (seconds, together) in enumerate(((load, TOGETHER), (idle, 0)) * repeats, start=1):
                 trained.step()
                 began = time.perf_counter()
                 location = trained.publish(Path(shared) / f"v{version % 2}")
                 publish.append(time.perf_counter() - began)
-                load.append(await update_seconds(engine, location, TOGETHER))
+                seconds.append(await update_seconds(engine, location, together))
                 arrival: Arrival | None = getattr(engine, "arrival", None)
                 if arrival is not None and arrival.failure:
                     raise RuntimeError(arrival.failure)
@@ -103,7 +110,8 @@ async def one_case(name: str, megabytes: int, way: str, options: argparse.Namesp
                     sent = arrival.sent_bytes / arrival.whole_bytes
         finally:
             await engine.close()
-        return {"bytes": _bytes(location), "start": start, "publish": min(publish), "load": min(load), "sent": sent}
+        fastest = {"publish": min(publish), "load": min(load), "idle": min(idle)}
+        return {"bytes": _bytes(location), "start": start, **fastest, "sent": sent}
 
 
 def delta_shares(lr: float) -> dict[str, float]:
@@ -137,7 +145,7 @@ def _bytes(location: WeightsLocation) -> int:
 async def measure(options: argparse.Namespace, report: Callable[[str], None]) -> dict[str, object]:
     """All sizes, engines and ways, one after the other, reported line by line and returned as two tables."""
     torch.set_num_threads(1)
-    report(f"{'engine':>14}{'model MB':>10}{'way':>11}{'MB':>10}{'sent':>8}{'publish s':>12}{'load s':>12}")
+    report(f"{'engine':>14}{'model MB':>10}{'way':>11}{'MB':>10}{'sent':>8}{'publish s':>12}{'load s':>12}{'idle s':>12}")
     rows = []
     for name in available(options.engines, report):
         for megabytes, way in itertools.product(options.megabytes, options.ways):
@@ -146,7 +154,7 @@ async def measure(options: argparse.Namespace, report: Callable[[str], None]) ->
             figures = await one_case(name, megabytes, way, options)
             rows.append({"engine": name, "megabytes": megabytes, "way": way, **figures})
             line = f"{name:>14}{megabytes:>10,}{way:>11}{figures['bytes'] / MEGABYTE:>10,.1f}{figures['sent']:>8.1%}"
-            report(f"{line}{figures['publish']:>12.3f}{figures['load']:>12.3f}")
+            report(f"{line}{figures['publish']:>12.3f}{figures['load']:>12.3f}{figures['idle']:>12.3f}")
     shares = {f"{lr:g}": delta_shares(lr) for lr in SHARE_RATES}
     for rate, by_dtype in shares.items():
         report(f"delta of a step with lr {rate}: " + ", ".join(f"{name} {share:.1%}" for name, share in by_dtype.items()))
