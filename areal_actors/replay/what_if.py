@@ -100,9 +100,9 @@ class WhatIf(msgspec.Struct):
         if 0 < self.replayed.newer <= first:
             exact = "It is not exact either, since its tokens are of newer weights"
         return (
-            f"step {first} is the first that differs. {exact}. Later episodes were sampled by the weights of the recorded run, not by those "
-            "that this training would have had: from there on the figures show what the recorded data would train, not the run that would "
-            "have followed"
+            f"step {first} is the first that differs. {exact}. Later episodes were sampled by the weights of the recorded run, not by "
+            "those that this training would have had: from there on the figures show what the recorded data would train, not the run that "
+            "would have followed"
         )
 
     def to_text(self) -> str:
