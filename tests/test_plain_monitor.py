@@ -63,6 +63,7 @@ def isolated(tmp_path):
     return sys.executable, "-I", "-S", str(tmp_path / "launcher.py")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS * 3)
 async def test_the_monitor_of_the_page_prints_the_steps_and_trajectories_of_a_live_run(live, isolated, tmp_path):

@@ -205,6 +205,7 @@ def live(tmp_path):
         run.abort()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 async def test_a_run_is_scored_by_a_reward_model_and_ends_when_there_is_none(live, tmp_path):
     folder = written(tmp_path / "model", max_position_embeddings=1024)

@@ -120,6 +120,7 @@ def recorded_checksums(log):
     return {str(one.weight_version): one.location.checksum for one in published}
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_trainer_repeats_the_recorded_weights_and_differs_where_the_reward_does(capsys, tmp_path):
     was, now = asked("algorithm.clip=0.2", capsys=capsys, train=True)["trained"]
