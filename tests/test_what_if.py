@@ -82,6 +82,13 @@ def test_a_filter_a_bound_and_an_algorithm_are_answered(capsys):
     assert "needs values" in asked("algorithm.name=ppo", capsys=capsys)["replayed"]["without_advantages"]
 
 
+def test_a_recorded_run_is_asked_from_any_folder(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # without the agent's file
+    assert asked("batcher.dynamic_sampling=true", capsys=capsys)["replayed"]["dropped"]["filtered"] > 5
+    assert cli.main(["what-if", str(LOG), "task.reward=nothing.py:here"]) == cli.WRONG_RECIPE
+    assert "nothing.py" in capsys.readouterr().err
+
+
 def test_the_command_prints_both_sides(capsys):
     assert cli.main(["what-if", str(LOG), "batcher.dynamic_sampling=true"]) == 0
     printed = capsys.readouterr().out

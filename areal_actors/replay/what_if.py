@@ -242,9 +242,14 @@ async def _fold(place: RunFolder | None, file: Path, over: Layer) -> tuple[Recor
 def _sides(recorded: dict[str, Any], over: Layer) -> tuple[RecordedBatches, RecordedBatches]:
     """The batches as recorded, and those with the settings."""
     recipes: list[Recipe] = []
+    accepted: set[Key] = set()
+    """Settings with problems that the run itself did not have: its agent's file may not be here, and is not needed."""
     for layer in (Layer({}, {}), over):
         recipe, complaints = decode(layer.over(Layer(_without_table_of_another(recorded, layer), {})), Recipe)
-        complaints += [] if recipe is None else [problem.sentence(layer.place(problem.key)) for problem in problems(recipe)]
+        found = [] if recipe is None else [problem for problem in problems(recipe) if problem.key not in accepted]
+        if layer.data:
+            complaints += [problem.sentence(layer.place(problem.key)) for problem in found]
+        accepted |= {problem.key for problem in found}
         if recipe is None or complaints:
             raise RecipeError("\n".join(complaints))
         if recipe.learns_from_examples():
