@@ -21,15 +21,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from history import ROOT, SMALL, append, parse_arguments, table
+from history import LONGEST_SECONDS, SMALL, append, areal, parse_arguments, table
 
 from areal_actors.messages import EvaluationCompleted, StepCompleted, TrajectoryExported, WeightsPublished
 from bus.message import Message
 from bus.recorded import read_log
 
-LONGEST_SECONDS = 1800.0
-OUTPUT_TAIL_CHARACTERS = 4000
-"""Characters of a failed run's output that are shown."""
 BUSY_LOOP = "import time\nend = time.monotonic() + {seconds}\nwhile time.monotonic() < end:\n    pass"
 COMPARED = {kind.subject: kind for kind in (EvaluationCompleted, StepCompleted, TrajectoryExported, WeightsPublished)}
 QUICK = {"recipes": ["gsm8k_grpo"], "steps": 1, "loops": 0, "settings": list(SMALL)}
@@ -89,27 +86,11 @@ def run(recipe: str, words: Sequence[str]) -> Outcome:
     with tempfile.TemporaryDirectory() as temporary:
         folder, began = Path(temporary), time.perf_counter()
         laid_over = ["profile=embedded", "run=again", f"folder={folder}", "staleness_gate.max_staleness=0", *words]
-        _areal(folder, "run", f"recipes/{recipe}.toml", *laid_over)
+        areal("run", f"recipes/{recipe}.toml", *laid_over)
         seconds = time.perf_counter() - began
-        _areal(folder, "export", "again", str(folder / "log"), "--folder", str(folder))
+        areal("export", "again", str(folder / "log"), "--folder", str(folder))
         events = (envelope.open(COMPARED[envelope.subject]) for envelope in read_log(folder / "log") if envelope.subject in COMPARED)
         return outcome(events, seconds)
-
-
-def _areal(folder: Path, *words: str) -> None:
-    output = folder / "output.txt"
-    with output.open("wb") as file:
-        ended = subprocess.run(
-            [sys.executable, "-m", "areal_actors", *words],
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            timeout=LONGEST_SECONDS,
-            check=False,
-        )
-    if ended.returncode:
-        raise SystemExit(f"areal {' '.join(words)} failed:\n{output.read_text(errors='replace')[-OUTPUT_TAIL_CHARACTERS:]}")
 
 
 def row(recipe: str, name: str, first: Outcome, second: Outcome) -> list[object]:

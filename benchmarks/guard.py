@@ -17,15 +17,13 @@ import itertools
 import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from history import ROOT, SMALL, append, parse_arguments
+from history import ROOT, SMALL, append, areal, parse_arguments
 from seeds import RECIPE, append_result, load_recipe, load_results, markdown
 
 from areal_actors.messages import EvaluationCompleted, OffPolicyChanged, StepCompleted
@@ -34,9 +32,6 @@ from areal_actors.staleness.off_policy_guard import OffPolicyGuardConfig
 CASES = {"sound": "report", "off": "off", "report": "report", "tighten": "tighten"}
 """Action of the guard in each case."""
 PARTS = ROOT / "benchmarks" / "guard_parts.py"
-LONGEST_SECONDS = 1800.0
-OUTPUT_TAIL_CHARACTERS = 4000
-"""Characters of a failed run's output that are shown."""
 WATCHED = (
     "effective_sample_size",
     "approx_kl",
@@ -101,23 +96,10 @@ def run(variant: Variant, folder: Path) -> Outcome:
     recipe = load_recipe([RECIPE], words)
     rate = recipe.trainer.optimizer.lr * (1.0 if variant.case == "sound" else variant.rate)
     with tempfile.TemporaryDirectory() as temporary:
-        mark, output = Path(temporary) / "mark", Path(temporary) / "output.txt"
+        mark = Path(temporary) / "mark"
         mark.touch()
         words += [f"folder={temporary}", f"model={recipe.model}", f"trainer.optimizer.lr={rate}"]
-        command = [sys.executable, "-m", "areal_actors", "run", str(RECIPE), *words]
-        with output.open("wb") as file:
-            ended = subprocess.run(
-                command,
-                cwd=ROOT,
-                env={"OMP_NUM_THREADS": "1", **os.environ, "GUARD_MARK": str(mark)},
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                timeout=LONGEST_SECONDS,
-                check=False,
-            )
-        if ended.returncode:
-            raise SystemExit(f"{variant} failed:\n{output.read_text(errors='replace')[-OUTPUT_TAIL_CHARACTERS:]}")
+        areal("run", str(RECIPE), *words, environment={"OMP_NUM_THREADS": "1", **os.environ, "GUARD_MARK": str(mark)})
         lines = (Path(temporary) / recipe.run / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return outcome(variant, [json.loads(line) for line in lines])
 

@@ -1,4 +1,4 @@
-"""Common functions of the benchmarks: arguments, tables, lines of `history.jsonl`, and the load of other processes.
+"""Common functions of the benchmarks: arguments, commands, tables, lines of `history.jsonl`, and the load of other processes.
 
 Each line has an `id`, its benchmark's name and number (`gateway-2`), to which the documentation refers.
 """
@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,10 @@ SMALL = (
     "staleness_gate.max_concurrent=4",
 )
 """Settings of a run of a few seconds, for smoke tests."""
+LONGEST_SECONDS = 1800.0
+"""Time limit of a command."""
+OUTPUT_TAIL_CHARACTERS = 4000
+"""Characters of a failed command's output that are shown."""
 
 
 def parse_arguments(parser: argparse.ArgumentParser, quick: Mapping[str, Any], words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -44,6 +49,29 @@ def parse_arguments(parser: argparse.ArgumentParser, quick: Mapping[str, Any], w
     arguments = parser.parse_args(words)
     arguments.no_history = arguments.no_history or arguments.quick
     return arguments
+
+
+def areal(*words: str, allowed: Sequence[int] = (0,), environment: Mapping[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    """Run a command of the command line in this checkout; `environment` is added to that of this process.
+
+    Raises:
+        SystemExit: its exit status is not an allowed one.
+        TimeoutExpired: it took longer than `LONGEST_SECONDS`.
+    """
+    ended = subprocess.run(
+        [sys.executable, "-m", "areal_actors", *words],
+        cwd=ROOT,
+        env={**os.environ, **(environment or {})},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        errors="replace",
+        timeout=LONGEST_SECONDS,
+        check=False,
+    )
+    if ended.returncode not in allowed:
+        raise SystemExit(f"areal {' '.join(words)} failed:\n{(ended.stdout + ended.stderr)[-OUTPUT_TAIL_CHARACTERS:]}")
+    return ended
 
 
 def append(benchmark: str, figures: Mapping[str, Any], history: Path = HISTORY) -> str:

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
-from history import ROOT, SMALL, append, busy_seconds, others_share, parse_arguments, table
+from history import LONGEST_SECONDS, ROOT, SMALL, append, busy_seconds, others_share, parse_arguments, table
 from seeds import RECIPE
 from startup import children_seconds
 
@@ -84,14 +84,14 @@ def measure(monitors: int, name: str, folder: Path, options: argparse.Namespace)
         CalledProcessError: the run failed.
     """
     run = folder / name
-    command: list[str] = [sys.executable, "-m", "areal_actors", "run", RECIPE, "profile=embedded", f"run={name}", f"folder={folder}"]
+    command = [sys.executable, "-m", "areal_actors", "run", str(RECIPE), "profile=embedded", f"run={name}", f"folder={folder}"]
     command += [f"steps={options.steps}", f"seed={options.seed}", "evaluation.every_steps=0", *options.settings]
     before, busy, began = children_seconds(), busy_seconds(), time.monotonic()
     with monitored(run, monitors) as processes:
         process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         if monitors > 2:
             stop_when_subscribed(processes[-1], run)
-        if process.wait():
+        if process.wait(LONGEST_SECONDS):
             raise subprocess.CalledProcessError(process.returncode, command)
         wall, used = time.monotonic() - began, children_seconds() - before
         received = json.loads(processes[0].communicate(timeout=END_SECONDS)[0]) if processes else []

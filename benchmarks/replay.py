@@ -20,30 +20,31 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
-from history import ROOT, SMALL, append, parse_arguments, table
+from history import LONGEST_SECONDS, ROOT, SMALL, append, areal, parse_arguments, table
 from seeds import RECIPE, spread
 
+from areal_actors.generation.servers.server_process import free_port
 from areal_actors.reader import open_run
+from areal_actors.replay.command import DIFFERENT, EQUAL
 from areal_actors.tasks.datasets import open_dataset
 
 KINDS: dict[str, tuple[str, ...]] = {
-    "single-turn": (RECIPE,),
+    "single-turn": (str(RECIPE),),
     "multi-turn": ("recipes/multi_turn.toml",),
     "tools": ("recipes/tools.toml",),
     "online": ("recipes/online.toml",),
-    "lora": (RECIPE, "trainer.lora.rank=16"),
-    "ppo": (RECIPE, "recipes/ppo.toml"),
+    "lora": (str(RECIPE), "trainer.lora.rank=16"),
+    "ppo": (str(RECIPE), "recipes/ppo.toml"),
 }
 """Words of `areal run`."""
-LONGEST_SECONDS = 1800.0
+ONLINE_TASKS = 1000
 GATEWAY_SECONDS = 300.0
 """Time limit of an online run until its gateway answers."""
 QUICK = {"kinds": ["single-turn", "online"], "runs": 1, "steps": 2, "settings": list(SMALL)}
-OUTPUT_TAIL_CHARACTERS = 4000
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -73,83 +74,69 @@ class Outcome(msgspec.Struct, frozen=True):
     """Weight versions that were computed again, each with the recorded checksum."""
 
 
-def areal(*words: str, allowed: tuple[int, ...] = (0,)) -> tuple[int, str, float]:
-    """Returns the exit status, the output and the seconds of a command."""
+def command(*words: str) -> tuple[int, str, float]:
+    """Returns the exit status, the output and the seconds of a command; a difference is no failure."""
     began = time.perf_counter()
-    command = [sys.executable, "-m", "areal_actors", *words]
-    ended = subprocess.run(
-        command, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LONGEST_SECONDS, check=False
-    )
-    if ended.returncode not in allowed:
-        raise SystemExit(f"areal {' '.join(words)} failed:\n{(ended.stdout + ended.stderr)[-OUTPUT_TAIL_CHARACTERS:]}")
+    ended = areal(*words, allowed=(EQUAL, DIFFERENT))
     return ended.returncode, ended.stdout, time.perf_counter() - began
-
-
-@contextmanager
-def external_agent(run: Path, port: int, seed: int, tasks: int) -> Iterator[None]:
-    """Plays generated problems through the gateway of an online run with agents/online_script.py, until the context ends."""
-    dataset = open_dataset("arithmetic", seed=seed, held_out=1).train
-    file = run.parent / f"{run.name}.jsonl"
-    file.write_text("".join(json.dumps(dataset.task(number).data) + "\n" for number in range(tasks)), encoding="utf-8")
-    script = (
-        "import pathlib, runpy, socket, sys, time\n"
-        f"key, end = pathlib.Path({str(run / 'admin_key')!r}), time.monotonic() + {GATEWAY_SECONDS}\n"
-        "while time.monotonic() < end:\n"
-        "    try:\n"
-        f"        socket.create_connection(('127.0.0.1', {port})).close()\n"
-        "        break\n"
-        "    except OSError:\n"
-        "        time.sleep(0.2)\n"
-        f"sys.argv = ['online_script.py', 'http://127.0.0.1:{port}', key.read_text(), {str(file)!r}]\n"
-        "runpy.run_path('agents/online_script.py', run_name='__main__')\n"
-    )
-    process = subprocess.Popen(
-        [sys.executable, "-c", script], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    try:
-        yield
-    finally:
-        process.kill()
-        process.wait()
-
-
-def free_port() -> int:
-    """Returns a port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def record(kind: str, seed: int, folder: Path, options: argparse.Namespace) -> str:
     """Record a run; returns its path."""
     name = f"{kind}-{seed}"
-    words = [
-        *KINDS[kind],
-        "profile=embedded",
-        f"run={name}",
-        f"folder={folder}",
-        f"steps={options.steps}",
-        f"seed={seed}",
-        *options.settings,
-    ]
-    if kind != "online":
+    words = [*KINDS[kind], "profile=embedded", f"run={name}", f"folder={folder}", f"steps={options.steps}", f"seed={seed}"]
+    words += options.settings
+    if kind == "online":
+        record_online(words, folder / name, seed)
+    else:
         areal("run", *words)
-        return str(folder / name)
-    port = free_port()
-    with external_agent(folder / name, port, seed, tasks=1000):
-        areal("run", *words, "evaluation.tasks=0", f"gateway.port={port}")
     return str(folder / name)
+
+
+def record_online(words: Sequence[str], run: Path, seed: int) -> None:
+    """Record an online run, whose episodes are played by agents/online_script.py on generated problems."""
+    problems = open_dataset("arithmetic", seed=seed, held_out=1).train
+    file, port = run.parent / f"{run.name}.jsonl", free_port()
+    file.write_text("".join(json.dumps(problems.task(number).data) + "\n" for number in range(ONLINE_TASKS)), encoding="utf-8")
+    start = [sys.executable, "-m", "areal_actors", "run", *words, "evaluation.tasks=0", f"gateway.port={port}"]
+    agent: subprocess.Popen[bytes] | None = None
+    process = subprocess.Popen(start, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_for_gateway(process, port)
+        address = [f"http://127.0.0.1:{port}", (run / "admin_key").read_text(encoding="utf-8"), str(file)]
+        script = [sys.executable, "agents/online_script.py", *address]
+        agent = subprocess.Popen(script, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        if status := process.wait(LONGEST_SECONDS):
+            raise SystemExit(f"the online run ended with status {status}; {run} has its logs")
+    finally:
+        for each in (agent, process):
+            if each is not None:
+                each.terminate()
+                each.wait(LONGEST_SECONDS)
+
+
+def wait_for_gateway(process: subprocess.Popen[bytes], port: int) -> None:
+    """Wait until the gateway of a run answers.
+
+    Raises:
+        SystemExit: the run ended, or the gateway did not answer within `GATEWAY_SECONDS`.
+    """
+    end = time.monotonic() + GATEWAY_SECONDS
+    while process.poll() is None and time.monotonic() < end:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            return
+        time.sleep(0.2)
+    raise SystemExit(f"the gateway of the online run did not answer within {GATEWAY_SECONDS:.0f} s; exit status {process.poll()}")
 
 
 def replayed(kind: str, seed: int, run: str) -> Outcome:
     """Replay a recorded run."""
-    status, text, control = areal("replay", run, "--json", allowed=(0, 1))
+    status, text, control = command("replay", run, "--json")
     found = json.loads(text)
-    trainer_status, text, trainer = areal("replay", run, "--trainer", allowed=(0, 1))
+    trainer_status, text, trainer = command("replay", run, "--trainer")
     compared = re.search(r"(\d+) of (\d+) versions proved", text)
     versions, published = map(int, compared.groups()) if compared else (0, 1)
-    _, changed, difference = areal("replay", run, "staleness_gate.max_staleness=0", "--actor", "staleness_gate", "--json")
+    _, changed, difference = command("replay", run, "staleness_gate.max_staleness=0", "--actor", "staleness_gate", "--json")
     stale = [value for value in open_run(run).steps["token_staleness_mean"] if value is not None]
     return Outcome(
         kind=kind,
