@@ -242,14 +242,15 @@ async def _fold(place: RunFolder | None, file: Path, over: Layer) -> tuple[Recor
 def _sides(recorded: dict[str, Any], over: Layer) -> tuple[RecordedBatches, RecordedBatches]:
     """The batches as recorded, and those with the settings."""
     recipes: list[Recipe] = []
-    accepted: set[Key] = set()
-    """Settings with problems that the run itself did not have: its agent's file may not be here, and is not needed."""
+    own: set[Key] = set()
     for layer in (Layer({}, {}), over):
         recipe, complaints = decode(layer.over(Layer(_without_table_of_another(recorded, layer), {})), Recipe)
-        found = [] if recipe is None else [problem for problem in problems(recipe) if problem.key not in accepted]
-        if layer.data:
-            complaints += [problem.sentence(layer.place(problem.key)) for problem in found]
-        accepted |= {problem.key for problem in found}
+        found = [] if recipe is None else problems(recipe)
+        if not layer.data:
+            # the run began without these: the file of its agent, say, is elsewhere, and is not needed here
+            own = {problem.key for problem in found}
+        asked = set(_keys(layer.data))
+        complaints += [problem.sentence(layer.place(problem.key)) for problem in found if problem.key in asked or problem.key not in own]
         if recipe is None or complaints:
             raise RecipeError("\n".join(complaints))
         if recipe.learns_from_examples():
