@@ -247,7 +247,7 @@ def _sides(recorded: dict[str, Any], over: Layer) -> tuple[RecordedBatches, Reco
         recipe, complaints = decode(layer.over(Layer(_without_table_of_another(recorded, layer), {})), Recipe)
         found = [] if recipe is None else problems(recipe)
         if not layer.data:
-            # the run began without these: the file of its agent, say, is elsewhere, and is not needed here
+            # the run began without these: the file of its agent may be elsewhere, and is not needed here
             own = {problem.key for problem in found}
         asked = set(_keys(layer.data))
         complaints += [problem.sentence(layer.place(problem.key)) for problem in found if problem.key in asked or problem.key not in own]
