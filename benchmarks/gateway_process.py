@@ -18,7 +18,8 @@ from areal_actors.core.values import SamplingParams, TokenColumns
 from areal_actors.generation.engine import EngineCounters, TokenChunk
 from areal_actors.generation.inference_worker import InferenceWorker
 from areal_actors.generation.scripted import ScriptedEngine
-from areal_actors.run.process import CPU_ACTORS, BuildContext, main
+from areal_actors.run.fold_actors import BuildContext
+from areal_actors.run.process import CPU_ACTORS, serve_actors
 from areal_actors.runtime.actor import Actor
 
 ANSWER_TOKENS = 64
@@ -66,4 +67,4 @@ def _inference_worker(context: BuildContext) -> Actor:
 
 
 if __name__ == "__main__":
-    main({**CPU_ACTORS, "inference_worker": _inference_worker}, sys.argv[1:3])
+    serve_actors({**CPU_ACTORS, "inference_worker": _inference_worker}, sys.argv[1:3])

@@ -14,7 +14,8 @@ from areal_actors.core.values import TrainingSequence, WeightsLocation
 from areal_actors.generation.engine import EngineCounters
 from areal_actors.generation.inference_worker import InferenceWorker
 from areal_actors.generation.scripted import ScriptedEngine
-from areal_actors.run.process import CPU_ACTORS, BuildContext, main
+from areal_actors.run.fold_actors import BuildContext
+from areal_actors.run.process import CPU_ACTORS, serve_actors
 from areal_actors.runtime.actor import Actor
 from areal_actors.training.checkpoint_store import CheckpointStore
 from areal_actors.training.engine import Progress, TrainingEngine, sequence_limits
@@ -86,4 +87,4 @@ def _inference_worker(context: BuildContext) -> Actor:
 
 
 if __name__ == "__main__":
-    main({**CPU_ACTORS, "trainer": _trainer, "inference_worker": _inference_worker}, sys.argv[1:])
+    serve_actors({**CPU_ACTORS, "trainer": _trainer, "inference_worker": _inference_worker}, sys.argv[1:])

@@ -7,7 +7,6 @@ import io
 import json
 import os
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -21,6 +20,7 @@ from rich.console import Console
 from support import permission_matrix as matrix
 from support import story
 
+from areal_actors.core.module_command import module_command
 from areal_actors.core.values import SamplingParams
 from areal_actors.messages import (
     KINDS,
@@ -303,7 +303,7 @@ async def test_a_process_of_the_run_has_its_password_from_its_standard_input_onl
             processes={name: users.url(name, server.address) for name in users.members()},
         )
         child = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "areal_actors.run.process", str(folder.path), "reward_worker"),
+            *module_command("areal_actors.run.process", str(folder.path), "reward_worker"),
             stdin=asyncio.subprocess.PIPE,
         )
         try:

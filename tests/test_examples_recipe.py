@@ -8,7 +8,8 @@ from areal_actors.core.settings import NOT_WITH_EXAMPLES
 from areal_actors.recipe.example_checks import check_examples
 from areal_actors.recipe.load import load
 from areal_actors.recipe.plan import explain, plan
-from areal_actors.run.process import CPU_ACTORS, BuildContext, placed
+from areal_actors.run.fold_actors import BuildContext
+from areal_actors.run.process import CPU_ACTORS, placed
 from areal_actors.run.restarts import Restarts
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.supervised.examples import arithmetic_examples

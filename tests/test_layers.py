@@ -72,6 +72,8 @@ WITH_TORCH = (
     "run.tensor_process",
     "run.recompute",
     "run.served_model",
+    "run.recipe_model",
+    "run.training_engine",
     *("replay.what_if", "replay.trained_columns", "replay.episode_trace", "replay.trace", "replay.trace_page", "cli.asking"),
     "library",
     "tinker",

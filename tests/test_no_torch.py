@@ -24,6 +24,8 @@ WITH_TENSORS = (
     "run.tensor_process",
     "run.recompute",
     "run.served_model",
+    "run.recipe_model",
+    "run.training_engine",
     "__main__",
     "core.environment_host",
     "generation.servers.server_side",

@@ -7,7 +7,8 @@ from areal_actors.core.errors import RecipeError
 from areal_actors.core.settings import NOT_ONLINE, ONLY_WITH_EXAMPLES
 from areal_actors.recipe.load import load
 from areal_actors.recipe.plan import explain, plan
-from areal_actors.run.process import CPU_ACTORS, BuildContext, placed
+from areal_actors.run.fold_actors import BuildContext
+from areal_actors.run.process import CPU_ACTORS, placed
 from areal_actors.run.restarts import Restarts
 from areal_actors.run.run_folder import RunFolder
 

@@ -17,7 +17,8 @@ from areal_actors.recipe.recipe import Recipe
 from areal_actors.replay.control import FOLDS, ControlReplay
 from areal_actors.replay.fold import NOTHING
 from areal_actors.rewards import resolve_reward
-from areal_actors.run.process import CPU_ACTORS, BuildContext
+from areal_actors.run.fold_actors import BuildContext
+from areal_actors.run.process import CPU_ACTORS
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.testing import replayed, rescored
 from bus import recorded

@@ -26,7 +26,8 @@ from areal_actors.messages import (
     WeightsPublished,
 )
 from areal_actors.replay.tape import TapeDifference, replay
-from areal_actors.run.process import CPU_ACTORS, BuildContext
+from areal_actors.run.fold_actors import BuildContext
+from areal_actors.run.process import CPU_ACTORS
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.sequences.build import sequences_of
 from areal_actors.sequences.step_metrics import sequences_checksum

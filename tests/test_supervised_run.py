@@ -25,7 +25,8 @@ from areal_actors.messages import (
     WeightsPublished,
 )
 from areal_actors.replay.tape import replay
-from areal_actors.run.process import CPU_ACTORS, BuildContext
+from areal_actors.run.fold_actors import BuildContext
+from areal_actors.run.process import CPU_ACTORS
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.supervised.example_sequences import sequences_of_example
 from areal_actors.supervised.examples import arithmetic_examples

@@ -20,6 +20,7 @@ from test_reader import exported_log, run_folder
 
 from areal_actors.cli import main
 from areal_actors.core.devices import CudaDevices
+from areal_actors.core.module_command import module_command
 from areal_actors.core.settings import TrackSettings
 from areal_actors.core.trackers import TRACKERS, missing_trackers
 from areal_actors.messages import EvaluationCompleted, LossEvaluated, RunFinished, RunResumed
@@ -301,7 +302,7 @@ def test_a_tracker_that_hangs_is_named_and_ends_with_the_run(tmp_path, fake, mon
 
 def test_trackers_end_when_the_run_is_killed(tmp_path, fake):
     _, folder = beside(run_folder(tmp_path, "a", rewards=[0.25], finished=False), to=("wandb",), stop_seconds=PATIENCE)
-    process = subprocess.Popen([sys.executable, "-m", "areal_actors.track", str(folder.path)], stdin=subprocess.PIPE)
+    process = subprocess.Popen(module_command("areal_actors.track.process", str(folder.path)), stdin=subprocess.PIPE)
     eventually(lambda: steps(folder.path))
     process.stdin.close()  # as the kernel does for a killed launcher
     assert process.wait(PATIENCE) == 0
@@ -310,7 +311,7 @@ def test_trackers_end_when_the_run_is_killed(tmp_path, fake):
 
 def test_a_tracker_ends_when_the_process_that_feeds_it_is_killed(tmp_path, fake):
     _, folder = beside(run_folder(tmp_path, "a", rewards=[0.25], finished=False), to=("wandb",))
-    process = subprocess.Popen([sys.executable, "-m", "areal_actors.track", str(folder.path)], stdin=subprocess.PIPE)
+    process = subprocess.Popen(module_command("areal_actors.track.process", str(folder.path)), stdin=subprocess.PIPE)
     with process:
         eventually(lambda: steps(folder.path))
         process.kill()

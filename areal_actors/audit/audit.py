@@ -83,6 +83,16 @@ class Version(msgspec.Struct):
         return self.loaded > 0 or self.published > 1 or self.proved
 
 
+class RecomputeOrder(Value):
+    """Order to repeat the steps of a log."""
+
+    log: str
+    """Path of the exported log."""
+    place: str
+    """Folder of the run, with a model that the run made; any other path if there is none."""
+    steps: int
+
+
 class RecomputeProgress(Value):
     """Progress or result of a trainer that replays the log."""
 

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from areal_actors.chaos.settings import ChaosSettings
+from areal_actors.core.module_command import module_command
 
 LINKS = "links.json"
 NATS_PORT = 4222
@@ -49,7 +50,7 @@ class Links:
         ports = {}
         for process in processes:
             link = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "areal_actors.chaos.links", parts.hostname or "127.0.0.1", str(parts.port or NATS_PORT)),
+                *module_command("areal_actors.chaos.links", parts.hostname or "127.0.0.1", str(parts.port or NATS_PORT)),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 start_new_session=True,
@@ -97,6 +98,7 @@ def _end_with_parent() -> None:
     os._exit(0)
 
 
-if __name__ == "__main__":
+def main(arguments: list[str]) -> None:
+    """Forward connections to this host and port, and end with the parent."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    asyncio.run(_serve(sys.argv[1], int(sys.argv[2])))
+    asyncio.run(_serve(arguments[0], int(arguments[1])))

@@ -101,7 +101,7 @@ def add_replays(command: Callable[..., argparse.ArgumentParser]) -> None:
         "Print the state of a run after an event of its log, after a step, or at a time: which bound the gate had reached,\n"
         "groups and episodes in flight, the batch, the weights that each worker had, the evaluation. The run is not affected."
     )
-    looked = command("state", "replaying:state", "print the state of a run at any moment of its log", about)
+    looked = command("state", "inspecting:state", "print the state of a run at any moment of its log", about)
     looked.add_argument("run", nargs="?", default="", metavar="RUN|FILE", help="the run (default: the latest), or an exported log")
     looked.add_argument("--at", default="", metavar="MOMENT", help="event as 1200, step as step-12, or seconds as 90s (default: the end)")
     looked.add_argument("--json", action="store_true", help="print the same as JSON, with all episodes in flight")
@@ -140,7 +140,7 @@ def add_explanations(command: Callable[..., argparse.ArgumentParser]) -> None:
         "reached and what was in flight while the trainer waited, all limits of concurrent episodes, the open waits of a live run, and\n"
         "what to change. The run is not affected."
     )
-    explained = command("why", "replaying:why", "print what limits a run, and what to change", about)
+    explained = command("why", "inspecting:why", "print what limits a run, and what to change", about)
     explained.add_argument("run", nargs="?", default="", metavar="RUN|FILE", help="the run (default: the latest), or an exported log")
     explained.add_argument("--json", action="store_true", help="print the same as JSON, nothing else")
     takes_folder(explained)

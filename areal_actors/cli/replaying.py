@@ -1,4 +1,4 @@
-"""The commands that replay logs: replay | state | why."""
+"""The command that replays logs: replay."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from pathlib import Path
 from areal_actors.cli.arguments import Options, run_and_settings
 from areal_actors.core.errors import SetupError
 from areal_actors.replay import command
-from areal_actors.replay import state as moments
-from areal_actors.replay import why as reasons
 
 
 def replay(options: Options) -> int:
@@ -20,13 +18,3 @@ def replay(options: Options) -> int:
     if settings or options.actor or options.json:
         raise SetupError("--trainer compares checksums, so it takes no settings, no --actor and no --json")
     return command.replay_trainer(run, folder=folder)
-
-
-def state(options: Options) -> int:
-    """Print the state of a run at a moment."""
-    return moments.state(options.run, folder=Path(options.folder), at=options.at, as_json=options.json)
-
-
-def why(options: Options) -> int:
-    """Print what limits a run."""
-    return reasons.why(options.run, folder=Path(options.folder), as_json=options.json)

@@ -17,9 +17,10 @@ from rich.console import Console
 from areal_actors.audit.report import report
 from areal_actors.core.errors import SetupError
 from areal_actors.reader.run_files import run_folder
-from areal_actors.replay.control import FOLDS, ControlReplay
+from areal_actors.replay.control import ControlReplay
 from areal_actors.replay.fold import FoldReplay, LogDifference
 from areal_actors.run.auditing import audit_run
+from areal_actors.run.fold_actors import FOLDS
 from areal_actors.run.monitor import open_log
 from areal_actors.run.run_folder import RunFolder
 from bus.base import Envelope

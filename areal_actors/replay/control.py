@@ -17,14 +17,12 @@ from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import Layer, read_override
 from areal_actors.recipe.supervision import processes_of
 from areal_actors.replay.fold import FoldReplay, LogDifference
-from areal_actors.run.process import CPU_ACTORS, BuildContext
+from areal_actors.run.fold_actors import FOLDS, BuildContext
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.runtime.actor import Actor
 from bus.base import Envelope
 from bus.message import Event
 
-FOLDS = ("staleness_gate", "task_source", "example_source", "batcher", "evaluator")
-"""Actors that receive events only, and touch nothing else."""
 KINDS_BY_SUBJECT: Mapping[str, type[Event]] = {kind.subject: kind for kind in KINDS if issubclass(kind, Event)}
 
 
@@ -109,12 +107,12 @@ class ControlReplay:
         return recipe
 
     def _built(self, recipe: Recipe) -> Iterator[tuple[str, Actor]]:
-        for kind in FOLDS:
+        for kind, build in FOLDS.items():
             for number in range(len(processes_of(getattr(recipe.actors, kind)))):
                 instance = f"{kind}-{number}"
                 if self._only and not {kind, instance} & set(self._only):
                     continue
                 try:
-                    yield instance, CPU_ACTORS[kind](BuildContext(recipe=recipe, folder=self._folder, instance=instance))
+                    yield instance, build(BuildContext(recipe=recipe, folder=self._folder, instance=instance))
                 except (ArealError, OSError, ImportError) as error:
                     self.left_out[instance] = f"{type(error).__name__}: {error}"

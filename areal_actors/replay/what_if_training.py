@@ -67,17 +67,12 @@ async def trained_again(
 
 async def _repeated(log: Callable[[], AsyncGenerator[Envelope, None]], found: RecordedBatches, place: Path | None) -> TrainedSteps:
     trained = TrainedSteps([], {}, repeated=True)
-    with tempfile.TemporaryDirectory(prefix="areal-what-if-") as scratch:
-        path = Path(scratch) / "log"
-        with LogWriter(path, found.recipe.run) as writer:
-            async with aclosing(log()) as envelopes:
-                async for envelope in envelopes:
-                    for other in _rewritten(envelope, found):
-                        writer.write(other)
-        steps, threads = len(found.batches), str(found.recipe.trainer.threads or 1)
-        with Console(stderr=True).status("training on the recorded episodes") as shown:
-            async with recomputation(path, place or path, steps=steps, threads=threads) as results:
-                async for one in results:
+    async with recomputation(found.recipe.trainer.threads or 1) as recomputed:
+        with tempfile.TemporaryDirectory(prefix="areal-what-if-") as scratch:
+            path, steps = Path(scratch) / "log", len(found.batches)
+            await _write_log(path, log, found)
+            with Console(stderr=True).status("training on the recorded episodes") as shown:
+                async for one in recomputed(path, place or path, steps):
                     if one.error:
                         raise SetupError(f"the trainer stopped: {one.error}")
                     if one.version >= 0:
@@ -86,6 +81,14 @@ async def _repeated(log: Callable[[], AsyncGenerator[Envelope, None]], found: Re
                         trained.metrics.append(one.metrics)
                         shown.update(f"training on the recorded episodes: {one.step} of {steps} steps")
     return trained
+
+
+async def _write_log(path: Path, log: Callable[[], AsyncGenerator[Envelope, None]], found: RecordedBatches) -> None:
+    with LogWriter(path, found.recipe.run) as writer:
+        async with aclosing(log()) as envelopes:
+            async for envelope in envelopes:
+                for other in _rewritten(envelope, found):
+                    writer.write(other)
 
 
 def _note(recorded: TrainedSteps, envelope: Envelope) -> None:

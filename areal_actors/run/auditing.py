@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 from rich.console import Console
 
-from areal_actors.audit.audit import Audit, RecomputeProgress
+from areal_actors.audit.audit import Audit, RecomputeOrder, RecomputeProgress
 from areal_actors.audit.fold import AuditFold
 from areal_actors.audit.report import report
 from areal_actors.audit.sequences import SequencesCheck
 from areal_actors.core.errors import SetupError
+from areal_actors.core.module_command import module_command
 from areal_actors.core.snapshots import SnapshotStore
 from areal_actors.display.recall import AUDIT, restore_fold
 from areal_actors.messages import RunResumed, RunStarted, StepCompleted
@@ -106,7 +107,7 @@ def audit(run: str, *, folder: Path, recompute: bool = False, console: Console |
 async def audit_run(run: str, *, folder: Path, console: Console, recompute: bool = False) -> Audit:
     """Returns the findings of `audit`; same arguments."""
     log = Path(run)
-    return await (_audit_file(log, None, recompute, console) if log.is_file() else _audit_folder(run, folder, recompute, console))  # noqa: ASYNC240
+    return await (_audit_file(log, recompute, console) if log.is_file() else _audit_folder(run, folder, recompute, console))  # noqa: ASYNC240
 
 
 async def _audit_folder(run: str, folder: Path, recompute: bool, screen: Console) -> Audit:  # noqa: FBT001
@@ -116,10 +117,11 @@ async def _audit_folder(run: str, folder: Path, recompute: bool, screen: Console
             auditor = Auditor()
             await auditor.log(bus.log(after=await auditor.begin(bus, place.snapshots)))
             return auditor.audit
-        with tempfile.TemporaryDirectory(prefix="areal-audit-") as temporary:
-            log = Path(temporary) / "log"
-            await export_log(bus, log)
-            return await _audit_file(log, place.path, recompute, screen)
+        async with recomputation(_threads(await _first(bus.log()))) as recomputed:
+            with tempfile.TemporaryDirectory(prefix="areal-audit-") as temporary:
+                log = Path(temporary) / "log"
+                await export_log(bus, log)
+                return await _recomputed_too(log, place.path, recomputed, screen)
 
 
 def _run_folder(run: str, folder: Path) -> RunFolder:
@@ -129,11 +131,20 @@ def _run_folder(run: str, folder: Path) -> RunFolder:
     return found
 
 
-async def _audit_file(log: Path, place: Path | None, recompute: bool, screen: Console) -> Audit:  # noqa: FBT001
+async def _audit_file(log: Path, recompute: bool, screen: Console) -> Audit:  # noqa: FBT001
+    if recompute:
+        async with recomputation(_threads(await _first(_read_file(log)))) as recomputed:
+            return await _recomputed_too(log, log, recomputed, screen)
     auditor = Auditor()
     await auditor.log(_read_file(log))
-    if recompute and auditor.audit.lives:
-        await _recompute(auditor, log, place, screen)
+    return auditor.audit
+
+
+async def _recomputed_too(log: Path, place: Path, recomputed: Recomputed, screen: Console) -> Audit:
+    auditor = Auditor()
+    await auditor.log(_read_file(log))
+    if auditor.audit.lives:
+        await _compare(auditor, recomputed(log, place, auditor.audit.steps), screen)
     return auditor.audit
 
 
@@ -142,47 +153,77 @@ async def _read_file(log: Path) -> AsyncIterator[Envelope]:
         yield envelope
 
 
-async def _recompute(auditor: Auditor, log: Path, place: Path | None, screen: Console) -> None:
+async def _first(log: AsyncIterator[Envelope]) -> Envelope | None:
+    """Returns the first event of a log; None if it has none, or cannot be read, which the audit will report."""
+    with suppress(BusError, RecordingDamaged):
+        return await anext(log, None)
+    return None
+
+
+def _threads(first: Envelope | None) -> int:
+    """Returns the CPU threads of the trainer of a log that begins with this event."""
+    if first is None or first.subject != RunStarted.subject:
+        return 1
+    return int(first.open(RunStarted).recipe["trainer"].get("threads") or 1)
+
+
+async def _compare(auditor: Auditor, results: AsyncIterator[RecomputeProgress], screen: Console) -> None:
     """Compare the recomputed steps with the log, until they differ or the log ends."""
     audit = auditor.audit
     wanted = max(audit.versions, default=0) if not audit.learns_from_examples() else audit.steps
     with screen.status("recomputing the weights from the log") as shown:
-        threads = str(audit.setting("trainer", "threads") or 1)
-        async with recomputation(log, place or log, steps=audit.steps, threads=threads) as results:
-            async for found in results:
-                if found.error:
-                    audit.fault(0, "checksum", f"the weights cannot be recomputed: {found.error}")
-                    return
-                if found.phase:
-                    shown.update(f"preparing the model: {found.phase}")
-                if found.version >= 0 or found.step:
-                    shown.update(f"recomputing the weights from the log: {max(found.version, found.step)} of {wanted} steps")
-                if not audit.computed(found, auditor.steps.get(found.step)):
-                    return
+        async for found in results:
+            if found.error:
+                audit.fault(0, "checksum", f"the weights cannot be recomputed: {found.error}")
+                return
+            if found.phase:
+                shown.update(f"preparing the model: {found.phase}")
+            if found.version >= 0 or found.step:
+                shown.update(f"recomputing the weights from the log: {max(found.version, found.step)} of {wanted} steps")
+            if not audit.computed(found, auditor.steps.get(found.step)):
+                return
     audit.all_computed()
 
 
+class Recomputed(Protocol):
+    """Has a process repeat the steps of a log, and returns their results."""
+
+    def __call__(self, log: Path, place: Path, steps: int, /) -> AsyncIterator[RecomputeProgress]:
+        """`log` is an exported log, `place` the folder of the run with a model that the run made, or anything else if there is none."""
+
+
 @asynccontextmanager
-async def recomputation(log: Path, place: Path, *, steps: int, threads: str) -> AsyncIterator[AsyncIterator[RecomputeProgress]]:
-    """Results of a process that repeats the steps of a log, since that loads torch; it ends with this block.
+async def recomputation(threads: int) -> AsyncIterator[Recomputed]:
+    """A process that repeats the steps of a log; it loads torch at once, while its log is still read, and ends with this block.
 
     Args:
-        log: exported log.
-        place: folder of the run, with a model that the run made; anything else if there is none.
-        steps: number of steps.
         threads: CPU threads of the trainer.
     """
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "areal_actors.run.recompute", str(log), str(place), str(steps)),
+        *module_command("areal_actors.run.recompute"),
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         limit=1 << 20,
-        env={**os.environ, "OMP_NUM_THREADS": threads, "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"},
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": str(threads),
+            "OMP_WAIT_POLICY": "PASSIVE",
+            "TOKENIZERS_PARALLELISM": "false",
+            "PYTHONWARNINGS": "ignore",
+        },
     )
+    assert process.stdin is not None
     assert process.stdout is not None
+    into, lines = process.stdin, process.stdout
+
+    def recomputed(log: Path, place: Path, steps: int, /) -> AsyncIterator[RecomputeProgress]:
+        into.write(msgspec.json.encode(RecomputeOrder(log=str(log), place=str(place), steps=steps)) + b"\n")
+        return _decoded(lines)
+
     try:
-        yield _decoded(process.stdout)
+        yield recomputed
     finally:
-        if process.returncode is None and not process.stdout.at_eof():
+        if process.returncode is None and not lines.at_eof():
             process.kill()
         await process.wait()
 

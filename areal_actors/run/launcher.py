@@ -14,11 +14,11 @@ from areal_actors.core.durable_files import disk_full, is_disk_full
 from areal_actors.messages import RunResumed, RunStarted
 from areal_actors.recipe.recipe import Recipe, redacted
 from areal_actors.run.disk_watch import refuse_full_disk
+from areal_actors.run.fold_actors import open_tasks
 from areal_actors.run.launch import access, open_bus
 from areal_actors.run.log_recovery import recover_log
 from areal_actors.run.logs import log_to_terminal
 from areal_actors.run.preflight import check_parts, fresh_folder, holding_weights, report_clean_up
-from areal_actors.run.process import open_tasks
 from areal_actors.run.resuming import checkpoint_to_resume, recipe_to_resume, run_to_resume, set_later_aside
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.run_loop import FAILED, RunLoop

@@ -30,7 +30,7 @@ from areal_actors.rewards import MODEL, resolve_reward
 from areal_actors.rollout.agent_process import AgentProcess, AgentProgram
 from areal_actors.rollout.runners import program_of
 from areal_actors.run.disk_watch import refuse_full_disk
-from areal_actors.run.process import open_tasks
+from areal_actors.run.fold_actors import open_tasks
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.run_lock import LockHeld, holder, locked
 from areal_actors.tokenization.tokenizer import ChatTokenizer

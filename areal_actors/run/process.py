@@ -1,6 +1,6 @@
 """One process of a run: builds the actors that the recipe places in it and serves them until asked to stop.
 
-Started by the supervisor as `python -m areal_actors.run.process RUN_FOLDER NAME`. It ends with its parent: the pipe on its
+Started by the supervisor with the run's folder and its own name. It ends with its parent: the pipe on its
 standard input closes when the parent dies.
 """
 
@@ -14,7 +14,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
@@ -23,8 +23,6 @@ import msgspec
 import structlog
 import uvloop
 
-from areal_actors.batching.assembler import group_filter
-from areal_actors.batching.batcher import Batcher
 from areal_actors.chaos.links import link_of
 from areal_actors.chaos.spoiling import SpoilingEngine
 from areal_actors.core.devices import memory_fraction
@@ -32,7 +30,6 @@ from areal_actors.core.durable_files import atomic_write
 from areal_actors.core.errors import ArealError, CheckpointError, RecipeError, SetupError, StepMismatch
 from areal_actors.core.settings import TaskSettings
 from areal_actors.core.snapshots import SnapshotStore
-from areal_actors.evaluation.evaluator import Evaluator
 from areal_actors.gateway.session_manager import SessionManager
 from areal_actors.gateway.sessions.capacity import ExternalCapacity
 from areal_actors.generation.engine import EnginePlace
@@ -42,7 +39,6 @@ from areal_actors.generation.settings import SERVER_ENGINES, TENSOR_ENGINES
 from areal_actors.messages import ActorStopped
 from areal_actors.metrics.episode_log import EpisodeLog
 from areal_actors.metrics.metrics_file import Metrics
-from areal_actors.recipe.example_checks import examples_of
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.supervision import processes_of
 from areal_actors.rewards import MODEL
@@ -51,21 +47,16 @@ from areal_actors.rewards.reward_pool import RewardPool
 from areal_actors.rewards.reward_worker import RewardWorker
 from areal_actors.rollout.rollout_worker import RolloutWorker
 from areal_actors.rollout.runners import episodes_at_once, runner_of
+from areal_actors.run.fold_actors import FOLDS, BuildContext, Builder
 from areal_actors.run.logs import log_to_file
 from areal_actors.run.run_folder import RunFolder, ServerAddress
 from areal_actors.runtime.actor import Actor
 from areal_actors.runtime.message_ids import message_id
 from areal_actors.runtime.runtime import Identity, Runtime
-from areal_actors.sequences.credit import Credit
-from areal_actors.staleness.staleness_gate import StalenessGate
-from areal_actors.supervised.example_source import ExampleSource
-from areal_actors.tasks.datasets import Dataset, open_dataset, open_listed
-from areal_actors.tasks.task_source import TaskSource
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.training.checkpointer import Checkpointer
 from bus.base import Stamp
 from bus.errors import BusError, PermissionDenied, ServerUnavailable
-from bus.message import FrozenMeta
 from bus.nats import NatsBus
 from bus.recorded import Tape
 
@@ -84,69 +75,7 @@ GARBAGE_THRESHOLDS = (20_000, 20, 20)
 logger = structlog.get_logger(__name__)
 
 
-class BuildContext(msgspec.Struct, metaclass=FrozenMeta):
-    """Inputs for building an actor: the recipe, the run's folder, the instance name."""
-
-    recipe: Recipe
-    folder: RunFolder
-    instance: str
-
-
-Builder = Callable[[BuildContext], Actor]
 Served = tuple[Runtime, asyncio.Task[None]]
-
-
-def _staleness_gate(context: BuildContext) -> Actor:
-    recipe, evaluation = context.recipe, context.recipe.evaluation
-    return StalenessGate(
-        recipe.staleness_gate,
-        group_size=recipe.algorithm.group_size,
-        batch_size=recipe.trainer.batch_size,
-        steps=recipe.steps,
-        after_baseline=evaluation.tasks > 0 and evaluation.baseline == "before",
-        evaluations=(evaluation.every_steps if evaluation.tasks and evaluation.periodic_exact else 0, evaluation.periodic_mode),
-    )
-
-
-def open_tasks(recipe: Recipe, folder: RunFolder) -> Dataset:
-    """Open the dataset of a recipe's task, or the tasks that were listed from its environment."""
-    task = recipe.task
-    if task.environment:
-        assert isinstance(task.held_out, int)
-        return open_listed(folder.tasks, task.environment, seed=recipe.seed, held_out=task.held_out)
-    return open_dataset(task.dataset, seed=recipe.seed, held_out=task.held_out, columns=task.columns)
-
-
-def _task_source(context: BuildContext) -> Actor:
-    recipe = context.recipe
-    tasks = open_tasks(recipe, context.folder).train
-    return TaskSource(tasks, group_size=recipe.algorithm.group_size, sampling=recipe.sampling, retries=recipe.task.retries)
-
-
-def _batcher(context: BuildContext) -> Actor:
-    recipe = context.recipe
-    return Batcher(
-        recipe.batcher,
-        group_size=recipe.algorithm.group_size,
-        batch_size=recipe.trainer.batch_size,
-        max_staleness=recipe.staleness_gate.max_staleness,
-        steps=recipe.steps,
-        keeps=group_filter(recipe.batcher, Path.cwd()),
-        credit=Credit.of(recipe.task),
-    )
-
-
-def _example_source(context: BuildContext) -> Actor:
-    recipe = context.recipe
-    examples = len(examples_of(recipe).train)
-    return ExampleSource(examples=examples, seed=recipe.seed, batch_size=recipe.trainer.batch_size, steps=recipe.steps)
-
-
-def _evaluator(context: BuildContext) -> Actor:
-    recipe = context.recipe
-    held_out = open_tasks(recipe, context.folder).held_out
-    tasks = [held_out.task(number) for number in range(min(recipe.evaluation.tasks, len(held_out)))]
-    return Evaluator(recipe.evaluation, tasks, steps=recipe.steps, sampling=recipe.sampling, retries=recipe.task.retries)
 
 
 def _checkpointer(context: BuildContext) -> Actor:
@@ -234,11 +163,7 @@ REWARD_PROCESSES = 1
 """Processes per reward worker. A hung process is killed and replaced; raise the worker's count for slow reward functions."""
 
 CPU_ACTORS: Mapping[str, Builder] = {
-    "staleness_gate": _staleness_gate,
-    "task_source": _task_source,
-    "batcher": _batcher,
-    "example_source": _example_source,
-    "evaluator": _evaluator,
+    **FOLDS,
     "checkpointer": _checkpointer,
     "metrics": lambda context: Metrics(context.folder.metrics),
     "episode_log": lambda context: EpisodeLog(context.folder.episodes, ChatTokenizer.load),
@@ -269,7 +194,7 @@ def has_tensors(recipe: Recipe, process: str) -> bool:
     return scores or "trainer" in kinds or ("inference_worker" in kinds and recipe.generation.engine in TENSOR_ENGINES)
 
 
-def main(builders: Mapping[str, Builder], arguments: list[str]) -> None:
+def serve_actors(builders: Mapping[str, Builder], arguments: list[str]) -> None:
     """Serve the actors of one process; exits with 0 when stopped, with an `EXIT_` status when an actor failed."""
     folder, process = RunFolder(Path(arguments[0])), arguments[1]
     folder.join()
@@ -377,5 +302,6 @@ def end_with_parent() -> None:
     os._exit(1)
 
 
-if __name__ == "__main__":
-    main(CPU_ACTORS, sys.argv[1:])
+def main(arguments: list[str]) -> None:
+    """Serve the actors of a process without tensors."""
+    serve_actors(CPU_ACTORS, arguments)

@@ -1,7 +1,7 @@
 """Recomputes every weight version of a run from its log alone, with the trainer's own code and the same inputs.
 
-Started by `areal audit --recompute` as `python -m areal_actors.run.recompute LOG RUN_FOLDER STEPS`, since it loads torch. It prints one
-line of JSON per result.
+Started by `areal audit --recompute`, since it loads torch, while the log is still exported and
+audited. It reads one order from standard input, and prints one line of JSON per result.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, TextIO
 
 import msgspec
 
-from areal_actors.audit.audit import KINDS_BY_SUBJECT, RecomputeProgress
+from areal_actors.audit.audit import KINDS_BY_SUBJECT, RecomputeOrder, RecomputeProgress
 from areal_actors.core.errors import ArealError, SetupError
 from areal_actors.messages import (
     BatchFormed,
@@ -32,9 +32,9 @@ from areal_actors.messages import (
     WeightsPublished,
 )
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.run.process import BuildContext
+from areal_actors.run.fold_actors import BuildContext
 from areal_actors.run.run_folder import RunFolder
-from areal_actors.run.tensor_process import EngineBuilder, example_sequences
+from areal_actors.run.training_engine import EngineBuilder, example_sequences
 from areal_actors.runtime.log_context import LogContext
 from areal_actors.sequences.credit import Credit
 from areal_actors.training.checkpoint_store import CHECKPOINTS, CheckpointStore
@@ -179,15 +179,15 @@ async def _write_results(recomputation: Recomputation, results: TextIO) -> None:
         print(msgspec.json.encode(failed).decode(), file=results, flush=True)
 
 
-def main(log: Path, folder: Path, steps: int) -> None:
-    """Recompute the log up to this step; a model made by the run is read from its folder, if that exists."""
+def main(_: list[str]) -> None:
+    """Recompute the log of the order up to its step; a model made by the run is read from its folder, if that exists."""
     # Output of libraries goes to standard error, so that standard output has only results.
     results = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
+    if not (line := sys.stdin.readline()):
+        return  # the audit needs no trainer, or has ended
+    order = msgspec.json.decode(line, type=RecomputeOrder)
     with tempfile.TemporaryDirectory(prefix="areal-audit-") as scratch:
-        run_folder = RunFolder(folder if folder.is_dir() else Path(scratch))
-        asyncio.run(_write_results(Recomputation(log, run_folder, steps, Path(scratch)), results))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
+        run_folder = RunFolder(Path(order.place) if Path(order.place).is_dir() else Path(scratch))
+        asyncio.run(_write_results(Recomputation(Path(order.log), run_folder, order.steps, Path(scratch)), results))
+    os._exit(0)  # the interpreter's end with torch takes a quarter of a second

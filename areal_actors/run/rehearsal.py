@@ -26,7 +26,8 @@ from areal_actors.rewards.reward_worker import RewardWorker
 from areal_actors.rollout.rollout_worker import RolloutWorker
 from areal_actors.rollout.runners import runner_of
 from areal_actors.run.actor_host import ActorHost
-from areal_actors.run.process import acceptance_of, open_tasks
+from areal_actors.run.fold_actors import open_tasks
+from areal_actors.run.process import acceptance_of
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.tasks.attempts import first_attempt
 from areal_actors.tasks.sources import is_on_hub

@@ -13,6 +13,7 @@ import msgspec
 import uvloop
 
 from areal_actors.core.errors import SetupError
+from areal_actors.core.module_command import module_command
 from areal_actors.core.values import WeightsLocation
 from areal_actors.messages import ActorStarted, RunFinished, RunStarted, WeightsLoaded, WeightsPublished
 from areal_actors.recipe.recipe import Recipe, redacted
@@ -86,7 +87,7 @@ async def _model(folder: RunFolder, interrupted: asyncio.Event) -> WeightsLocati
         SetupError: the model could not be made or found.
     """
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "areal_actors.run.served_model", str(folder.path)),
+        *module_command("areal_actors.run.served_model", str(folder.path)),
         stdin=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
         start_new_session=True,

@@ -12,7 +12,6 @@ import contextlib
 import os
 import re
 import signal
-import sys
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import msgspec
 import structlog
 
 from areal_actors.core.devices import detect_cuda
+from areal_actors.core.module_command import module_command
 from areal_actors.messages import ActorFailed
 from areal_actors.recipe.device_map import device_variables
 from areal_actors.recipe.recipe import Recipe
@@ -150,7 +150,7 @@ class Supervisor:
     def command(self, name: str) -> list[str]:
         """Returns the command that starts a process."""
         module = "tensor_process" if has_tensors(self.recipe, name) else "process"
-        return [sys.executable, "-m", f"areal_actors.run.{module}", str(self.folder.path), name]
+        return module_command(f"areal_actors.run.{module}", str(self.folder.path), name)
 
     def _environment(self, name: str) -> dict[str, str]:
         """Returns the environment of a process: without credentials, with its CUDA devices and threads."""

@@ -9,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
+from areal_actors.core.module_command import module_command
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.supervisor import CREDENTIAL_VARIABLES
@@ -29,7 +30,7 @@ async def tracked(recipe: Recipe, folder: RunFolder) -> AsyncIterator[None]:
     environment = {variable: value for variable, value in os.environ.items() if variable not in CREDENTIAL_VARIABLES}
     with folder.output_of(PROCESS).open("ab") as output:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "areal_actors.track", str(folder.path)),
+            *module_command("areal_actors.track.process", str(folder.path)),
             stdin=asyncio.subprocess.PIPE,
             stdout=output,
             stderr=asyncio.subprocess.PIPE,

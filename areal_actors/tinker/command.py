@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from areal_actors.core.errors import SetupError
+from areal_actors.core.module_command import module_command
 
 EMBEDDED = "embedded"
 PORT = 8423
@@ -40,5 +41,5 @@ def serve(options: TinkerOptions) -> int:
     """
     if options.name and (Path(options.name).is_absolute() or ".." in Path(options.name).parts):
         raise SetupError(f"--name {options.name}: write a model's name, as in Qwen/Qwen3-8B")
-    arguments = [sys.executable, "-m", MODULE, msgspec.json.encode(options).decode()]
+    arguments = module_command(MODULE, msgspec.json.encode(options).decode())
     os.execv(sys.executable, arguments)  # noqa: S606 - this interpreter, with arguments written here

@@ -148,7 +148,3 @@ def _show(done: int, total: int, metrics: dict[str, float]) -> None:
     if done % SHOWN_EVERY == 0 or done == total:
         sys.stdout.write(f"making the embedded model: {done} of {total} steps, loss {metrics['loss']:.3f}\n")
         sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

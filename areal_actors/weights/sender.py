@@ -140,7 +140,7 @@ def serve(requests: TextIO, answers: TextIO, sender: Sender) -> None:
         answers.flush()
 
 
-def main(device: str) -> None:
+def main(arguments: list[str]) -> None:
     """Serve over standard input and output; what libraries print goes to standard error."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -148,8 +148,4 @@ def main(device: str) -> None:
     # A server can map files by their names, but not descriptors of a process that is not its parent.
     torch.multiprocessing.set_sharing_strategy("file_system")  # type: ignore[no-untyped-call]
     with suppress(KeyboardInterrupt):
-        serve(sys.stdin, answers, Sender(torch.device(device)))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
+        serve(sys.stdin, answers, Sender(torch.device(arguments[0])))

@@ -10,7 +10,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -70,7 +69,3 @@ def _kill_descendants(shared: set[str]) -> None:
         for child in descendants(os.getpid()):
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(child, signal.SIGKILL)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
@@ -13,6 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from areal_actors.core.errors import WeightTransferFailed
+from areal_actors.core.module_command import module_command
 from areal_actors.weights.sending import Answer, Request, SenderDone, SenderFailed
 
 LINE_BYTES = 64 * 2**20
@@ -62,7 +62,7 @@ class SenderProcess:
         raise WeightTransferFailed(answer.reason if isinstance(answer, SenderFailed) else f"the sender of weights answered {answer}")
 
     async def _started(self) -> asyncio.subprocess.Process:
-        command = (sys.executable, "-m", "areal_actors.weights.sender", self._device)
+        command = module_command("areal_actors.weights.sender", self._device)
         try:
             self._log.parent.mkdir(parents=True, exist_ok=True)
             with self._log.open("ab") as output:

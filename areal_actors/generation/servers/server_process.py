@@ -19,6 +19,7 @@ import msgspec
 import structlog
 
 from areal_actors.core.errors import EngineError, EngineUnavailable, RequestError, SetupError
+from areal_actors.core.module_command import module_command
 from areal_actors.generation.settings import ServerSettings
 
 SERVER_SIDE = Path(__file__).with_name("server_side")
@@ -50,7 +51,7 @@ class ServerProcess:
             SetupError: the interpreter or the log cannot be opened.
         """
         self.name, self.log, self.began = name, log, time.monotonic()
-        guard = [sys.executable, "-m", "areal_actors.generation.servers.guard", *command]
+        guard = module_command("areal_actors.generation.servers.guard", *command)
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
             with log.open("ab") as output:

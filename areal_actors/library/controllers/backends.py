@@ -22,9 +22,9 @@ from areal_actors.recipe.load import serving_recipe
 from areal_actors.recipe.recipe import Recipe, redacted
 from areal_actors.recipe.supervision import processes_of
 from areal_actors.run.actor_host import PROCESS, ActorHost
+from areal_actors.run.fold_actors import BuildContext, Builder
 from areal_actors.run.logs import log_to_file
 from areal_actors.run.preflight import fresh_folder
-from areal_actors.run.process import BuildContext, Builder
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.server import refuse_old_log, run_server, with_port
 from areal_actors.run.supervisor import Supervisor

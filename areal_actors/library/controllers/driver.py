@@ -40,7 +40,7 @@ from areal_actors.rewards.reward_worker import RewardWorker
 from areal_actors.rollout.rollout_worker import RolloutWorker
 from areal_actors.rollout.runners import episodes_at_once
 from areal_actors.run.actor_host import PROCESS, ActorHost
-from areal_actors.run.process import BuildContext
+from areal_actors.run.fold_actors import BuildContext
 from areal_actors.run.tensor_process import TORCH_ACTORS
 from areal_actors.runtime.message_ids import message_id
 from areal_actors.tasks.attempts import next_attempt

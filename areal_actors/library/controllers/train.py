@@ -19,10 +19,11 @@ from areal_actors.core.values import TrainingSequence
 from areal_actors.library.controllers.batch import RolloutBatch, Trajectories, batch_sequences
 from areal_actors.messages import WeightsPublished
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.run.process import BuildContext
+from areal_actors.run.fold_actors import BuildContext
+from areal_actors.run.recipe_model import model_of
 from areal_actors.run.run_folder import RunFolder
-from areal_actors.run.served_model import model_of
-from areal_actors.run.tensor_process import SPARE_VERSIONS, EngineBuilder
+from areal_actors.run.tensor_process import SPARE_VERSIONS
+from areal_actors.run.training_engine import EngineBuilder
 from areal_actors.sequences.credit import Credit
 from areal_actors.sequences.step_metrics import batch_metrics
 from areal_actors.training.engine_mismatch import reported_metrics

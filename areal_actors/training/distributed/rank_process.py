@@ -31,8 +31,8 @@ LOST = 70
 """Exit status of a rank whose connection was closed: EX_SOFTWARE."""
 
 
-def main() -> None:
-    """Execute commands until the connection closes."""
+def main(_: list[str]) -> None:
+    """Execute commands until the connection closes; everything that it needs is in the environment, as with torchrun."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     rendezvous = f"{os.environ.get('TORCHELASTIC_RUN_ID', '')} {os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}"
     connection = _connected(os.environ["AREAL_RANKS_ADDRESS"])
@@ -98,4 +98,4 @@ def _plain(value: Any) -> Any:
 
 
 if __name__ == "__main__":
-    main()
+    main([])

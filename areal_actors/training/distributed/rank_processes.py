@@ -7,7 +7,6 @@ import queue
 import secrets
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -20,6 +19,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from areal_actors.core import errors
 from areal_actors.core.errors import ArealError, EngineError, SetupError
+from areal_actors.core.module_command import module_command
 from areal_actors.training.distributed.commands import Command, Done, Failed, Frames, Hello, Reply, accept_hello, decode, encode
 
 KEY = "AREAL_RANKS_KEY"
@@ -130,7 +130,7 @@ class RankProcesses:
             self._outputs.append(tempfile.TemporaryFile())  # noqa: SIM115 - it is read after its rank exited
             self._children.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", "areal_actors.training.distributed.rank_process"],
+                    module_command("areal_actors.training.distributed.rank_process"),
                     env={**os.environ, **rendezvous, "RANK": str(rank), "LOCAL_RANK": str(rank)},
                     stdin=subprocess.DEVNULL,
                     stdout=self._outputs[rank],

@@ -1,4 +1,4 @@
-"""`python -m areal_actors.track FOLDER`: the trackers of a recipe's `[track]`, beside its run.
+"""The process of the trackers of a recipe's `[track]`, beside its run.
 
 Started by `areal run`. Standard input closes when the run has ended, or its process has died: then the rest is sent.
 """
@@ -17,9 +17,9 @@ from areal_actors.track.command import send_run
 from areal_actors.track.follow import follow_folder
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
     """Send the run of a folder; returns the exit status."""
-    place, over = RunFolder(Path(sys.argv[1])), threading.Event()
+    place, over = RunFolder(Path(arguments[0])), threading.Event()
 
     def wait_for_the_end() -> None:
         sys.stdin.buffer.read()
@@ -29,7 +29,3 @@ def main() -> int:
     with suppress(SetupError):  # the run has ended before its first event, and has reported why
         return asyncio.run(send_run(follow_folder(place), place.recipe().track, is_over=over.is_set))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
