@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from areal_actors.cli.arguments import Options, parsed
 from areal_actors.core.errors import ArealError, RecipeError
+from areal_actors.core.module_command import load_module
 from bus.errors import BusError
 
 WRONG_RECIPE = 2
@@ -49,5 +50,5 @@ def _json_alone(options: Options) -> AbstractContextManager[None]:
 
 def _command(options: Options) -> Callable[[Options], int]:
     module, _, function = options.do.partition(":")
-    command: Callable[[Options], int] = getattr(importlib.import_module(f"areal_actors.cli.{module}"), function)
+    command: Callable[[Options], int] = getattr(load_module(f"areal_actors.cli.{module}"), function)
     return command

@@ -11,6 +11,7 @@ import gc
 import importlib
 import sys
 from pathlib import Path
+from types import ModuleType
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
@@ -18,10 +19,16 @@ def module_command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-P", __file__, module, *arguments]
 
 
-if __name__ == "__main__":
+def load_module(name: str) -> ModuleType:
+    """Import a module without collections meanwhile, and exempt everything that there is then from later ones."""
     gc.disable()
+    try:
+        return importlib.import_module(name)
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+if __name__ == "__main__":
     sys.path.append(str(Path(__file__).parents[2]))  # of a clone that is not installed
-    program = importlib.import_module(sys.argv[1])
-    gc.freeze()  # modules stay: no collection looks at them again
-    gc.enable()
-    sys.exit(program.main(sys.argv[2:]))
+    sys.exit(load_module(sys.argv[1]).main(sys.argv[2:]))
