@@ -1,10 +1,12 @@
 """Cost of monitors: the main recipe with none, one and many connections that receive every message, one of them hung and one slow.
 
-    python benchmarks/monitors.py [--monitors 0 1 20] [--repeats 3] [--steps 12] [--seed 0] [SETTING ...]
+    python benchmarks/monitors.py [--monitors 0 1 20] [--repeats 3] [--steps 12] [--seed 0] [--apart] [SETTING ...]
 
 The runs alternate. With more than two monitors one is a stopped process (SIGSTOP) and one takes a second for each message; the others are
 connections of one process with the lowest priority, as monitors usually have another machine. `steps` are the seconds from the first
 optimizer step to the last; CPU seconds are those of the run's actors, and of nats-server, which copies the messages, with the supervisor.
+With `--apart` the monitors have the last core for themselves and the run has the others, with and without monitors: as if they were on
+another machine.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from history import LONGEST_SECONDS, ROOT, SMALL, append, busy_seconds, others_share, parse_arguments, table
@@ -54,8 +57,15 @@ class Outcome(msgspec.Struct, frozen=True):
     """Share of the machine's CPU that other processes used."""
 
 
+def keep_apart(process: subprocess.Popen[Any], options: argparse.Namespace, *, of_run: bool) -> None:
+    """Keep a process that has just started, and those that it starts, to its cores."""
+    every = sorted(os.sched_getaffinity(0))
+    if options.apart:
+        os.sched_setaffinity(process.pid, every[:-1] if of_run else every[-1:])
+
+
 @contextmanager
-def monitored(run: Path, monitors: int) -> Iterator[list[subprocess.Popen[str]]]:
+def monitored(run: Path, monitors: int, options: argparse.Namespace) -> Iterator[list[subprocess.Popen[str]]]:
     """Start monitors; the first process in the list has those that read at once."""
     kinds = [(monitors, 0.0)] if monitors <= 2 else [(monitors - 2, 0.0), (1, SLOW_SECONDS), (1, 0.0)]
     processes = [
@@ -70,6 +80,8 @@ def monitored(run: Path, monitors: int) -> Iterator[list[subprocess.Popen[str]]]
         if number
     ]
     try:
+        for process in processes:
+            keep_apart(process, options, of_run=False)
         yield processes
     finally:
         for process in processes:
@@ -87,8 +99,9 @@ def measure(monitors: int, name: str, folder: Path, options: argparse.Namespace)
     command = [sys.executable, "-m", "areal_actors", "run", str(RECIPE), "profile=embedded", f"run={name}", f"folder={folder}"]
     command += [f"steps={options.steps}", f"seed={options.seed}", "evaluation.every_steps=0", *options.settings]
     before, busy, began = children_seconds(), busy_seconds(), time.monotonic()
-    with monitored(run, monitors) as processes:
+    with monitored(run, monitors, options) as processes:
         process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        keep_apart(process, options, of_run=True)
         if monitors > 2:
             stop_when_subscribed(processes[-1], run)
         if process.wait(LONGEST_SECONDS):
@@ -140,6 +153,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--apart", action="store_true", help="monitors have a core of their own, on Linux")
     options = parse_arguments(parser, QUICK)
     outcomes = []
     with tempfile.TemporaryDirectory() as temporary:
@@ -152,7 +166,12 @@ def main() -> None:
                 print(msgspec.json.encode(outcomes[-1]).decode(), flush=True)
     print(table(HEADER, [row(monitors, outcomes) for monitors in options.monitors]))
     if not options.no_history:
-        print(append("monitors", {"steps": options.steps, "settings": options.settings, "runs": msgspec.to_builtins(outcomes)}))
+        print(
+            append(
+                "monitors",
+                {"steps": options.steps, "apart": options.apart, "settings": options.settings, "runs": msgspec.to_builtins(outcomes)},
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -4,8 +4,9 @@
 
 A made-up exported log with episodes of two calls, in groups of eight, is served by `areal view` in a process of its own. `read` is the
 time from its start until the last event is in the index, `open` that of the requests with which a browser opens the page, `change` that of
-the request for the rows of the last step. Then `--browsers` connections receive notices, half of which never read theirs; memory is that
-of the process before and after.
+the request for the rows of the last step. `drawn` is from the start of the process until a Chromium that is there has drawn the overview of
+all episodes, `opened_drawn` from its opening of a page whose log is read; both are left out without Chromium. Then `--browsers` connections
+receive notices, half of which never read theirs; memory is that of the process before and after.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from pathlib import Path
 import aiohttp
 import msgspec
 import psutil
-from history import append, parse_arguments
+from history import ROOT, append, parse_arguments
 
 from areal_actors.core.values import Interaction, SamplingParams, Task, TokenColumns, Trajectory, WeightsLocation, pack_ids
 from areal_actors.messages import (
@@ -41,6 +42,11 @@ from bus.base import Envelope, Stamp
 from bus.message import Event
 from bus.recorded import LogWriter
 
+sys.path.append(str(ROOT / "tests"))
+from support.browser import CHROMIUM, Tab, browser
+
+DRAWN = "Number(document.querySelector('[data-station=\"trained\"] .value')?.textContent.replace(/\\D/g, ''))"
+"""Number of trained episodes that the page shows."""
 GROUP, GROUPS, TOKENS = 8, 16, 200
 QUICK = {"episodes": 256, "browsers": 4, "repeats": 1}
 
@@ -100,8 +106,9 @@ async def measure(options: argparse.Namespace, report: Callable[[str], None]) ->
     with tempfile.TemporaryDirectory() as temporary:
         log = Path(temporary) / "made-up.log"
         count = write_log(log, options.episodes)
-        began = time.perf_counter()
         words = [sys.executable, "-m", "areal_actors", "view", str(log)]
+        drawing = await _drawn(words, options.episodes // (GROUP * GROUPS) * GROUP * GROUPS) if CHROMIUM else {}
+        began = time.perf_counter()
         process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL)
         try:
             assert process.stdout is not None
@@ -116,10 +123,40 @@ async def measure(options: argparse.Namespace, report: Callable[[str], None]) ->
         finally:
             process.terminate()
             await process.wait()
-    figures |= {"episodes": options.episodes, "events": count, "served_seconds": served, "memory_bytes": before, "grown_bytes": grown}
+    figures |= drawing | {
+        "episodes": options.episodes,
+        "events": count,
+        "served_seconds": served,
+        "memory_bytes": before,
+        "grown_bytes": grown,
+    }
     for name, value in figures.items():
         report(f"{name:<16}{value:>14,.3f}" if isinstance(value, float) else f"{name:<16}{value:>14,}")
     return figures
+
+
+async def _drawn(words: list[str], episodes: int) -> dict[str, float]:
+    """Serve the page for a Chromium that runs, and wait until it has drawn it."""
+    with tempfile.TemporaryDirectory() as profile:
+        async with browser(Path(profile)) as tab:
+            began = time.perf_counter()
+            process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL)
+            try:
+                assert process.stdout is not None
+                url = (await process.stdout.readline()).decode().strip()
+                drawn = await _seconds_to_draw(tab, url, episodes, began)
+                await tab.open("about:blank")
+                return {"drawn_seconds": drawn, "opened_drawn_seconds": await _seconds_to_draw(tab, url, episodes, time.perf_counter())}
+            finally:
+                await tab.open("about:blank")
+                process.terminate()
+                await process.wait()
+
+
+async def _seconds_to_draw(tab: Tab, url: str, episodes: int, began: float) -> float:
+    await tab.open(url)
+    await tab.until(f"{DRAWN} === {episodes}", every=0.02)
+    return time.perf_counter() - began
 
 
 async def _measured(session: aiohttp.ClientSession, url: str, count: int, began: float, options: argparse.Namespace) -> dict[str, float]:

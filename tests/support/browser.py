@@ -65,15 +65,15 @@ class Tab:
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 
-    async def until(self, script: str) -> Any:
-        """Wait until an expression is true in the page; returns its value."""
-        for _ in range(int(PATIENT / 0.1)):
+    async def until(self, script: str, *, every: float = 0.1) -> Any:
+        """Wait until an expression is true in the page, which is asked after so many seconds; returns its value."""
+        for _ in range(int(PATIENT / every)):
             try:
                 if value := await self.run(script):
                     return value
             except AssertionError:
                 pass  # the page is being loaded
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(every)
         text = await self.run("document.body.innerText.slice(0, 3000)")
         raise AssertionError(f"{script} did not become true; the page: {text}; its console: {self.console}")
 
