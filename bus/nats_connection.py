@@ -120,7 +120,7 @@ class Connection:
             raise ServerUnavailable(f"the server at {shown} refused the credentials of {self._name!r}: {self._last_error}")
         raise ServerUnavailable(
             f"no NATS server answers at {shown} within {timeout:g} s ({self._last_error or 'no error given'}); "
-            "start one, or correct NATS_URL"
+            "start one, or correct its address (bus.url, NATS_URL)"
         )
 
     # ------------------------------------------------------------ operations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
 
 import pytest
@@ -79,6 +80,20 @@ async def test_the_countdown_agent_asks_once():
         assert len(trajectory.interactions) == 1
         assert module.reward(row, answer) == 1.0
         assert row["question"] in harness.prompt_text(0)
+
+
+@pytest.mark.parametrize(
+    ("first", "result", "score"), [("1", "won", 1.0), ("2", "lost", 0.0), ("4", "no move", 0.0), ("none", "no move", 0.0)]
+)
+async def test_the_game_of_nuts_is_won_by_the_last_one(first, result, score):
+    async with opened_chat_gateway() as harness, agent_here("agents/nim.py:NimAgent") as (run, module):
+        row = next(row for row in module.tasks() if row["heap"] == 5)
+        left = 4 - random.Random(row["question"]).randint(1, 3)
+        answer, trajectory = await harness.play(run, [f"#### {first}", f"I take {left}."], **row)
+        assert answer == result
+        assert len(trajectory.interactions) == (2 if result == "won" else 1)
+        assert module.reward(row, answer) == score
+        assert "5 nuts are left." in harness.prompt_text(0)
 
 
 async def test_an_mcp_server_s_tool_stands_beside_a_function():

@@ -26,6 +26,15 @@ def test_a_loaded_file_has_a_name_of_its_own(tmp_path):
     assert sys.modules["json"].loads("1") == 1
 
 
+def test_a_file_imports_those_beside_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "rules_of_mine.py").write_text("two = 2\n")
+    (tmp_path / "json.py").write_text("")
+    (tmp_path / "agent.py").write_text("import json\nfrom rules_of_mine import two\n\ndumped = json.dumps(two)\n")
+    assert load_named("agent.py:dumped", tmp_path) == "2"
+    del sys.modules["rules_of_mine"]
+
+
 def test_an_absolute_path_needs_no_root(tmp_path):
     (tmp_path / "numbers.py").write_text("one = 1\n")
     assert load_named(f"{tmp_path}/numbers.py:one", Path("/nowhere")) == 1

@@ -44,8 +44,9 @@ def test_the_folder_of_the_recipe_comes_first_and_overrides_are_seen_from_here(p
     monkeypatch.chdir(tmp_path)
     assert load([project / "recipe.toml"], [], NO_CUDA).recipe.task.agent == "mine/agent.py:run"
     assert load([project / "recipe.toml"], ["task.agent=agent.py:run"], NO_CUDA).recipe.task.agent == "agent.py:run"
-    (project / "agent.py").unlink()
+    (project / "agent.py").rename(project / "other.py")
     assert load([project / "recipe.toml"], [], NO_CUDA).recipe.task.agent == "agent.py:run"
+    assert load([project / "recipe.toml"], ["task.reward=other.py:reward"], NO_CUDA).recipe.task.reward == "mine/other.py:reward"
 
 
 def test_a_file_that_is_in_neither_folder_is_refused_with_both(project, monkeypatch, tmp_path):

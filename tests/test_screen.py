@@ -51,6 +51,7 @@ def test_what_matters_stays_on_a_small_screen_and_the_rest_is_counted():
     found = screen(a_run(), 60, 12)
     assert [line.split()[0] for line in found[1:4]] == ["step", "held", "40,"]
     assert found[-1].split()[1:] == ["more", "lines", "in", "a", "larger", "window"]
+    assert screen(a_run(), 60, 12 + int(found[-1].split()[0]) - 1)[-1].strip() == "1 more line in a larger window"
     assert not any(line.startswith("process") for line in found)
 
 

@@ -1,6 +1,7 @@
 """`areal check` refuses each of a hundred wrong inputs, with the place, what was found, and the remedy; a run then refuses none."""
 
 import logging
+import socket
 
 import pytest
 import structlog
@@ -56,3 +57,18 @@ def test_a_wrong_input_is_refused(project, capsys, name):
 def test_the_input_without_a_fault_passes(project, capsys):
     assert main(["check", "recipe.toml"]) == 0
     assert "with the answer 'I do not know.': reward 0" in capsys.readouterr().out
+
+
+def test_a_port_in_use_is_refused(project, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["check", "recipe.toml", f"gateway.port={port}"]) != 0
+    assert f"gateway.port: cannot listen on 127.0.0.1:{port} (Address already in use); set another port" in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_a_bus_server_that_does_not_answer_is_refused(project, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    assert main(["check", "recipe.toml", f"bus.url=nats://127.0.0.1:{port}"]) != 0
+    assert f"bus.url: no NATS server answers at nats://127.0.0.1:{port} within 5 s" in capsys.readouterr().err

@@ -8,6 +8,7 @@ from areal_actors.recipe import plan
 from areal_actors.run.logs import log_to_terminal
 from areal_actors.run.preflight import check_parts
 from areal_actors.run.rehearsal import rehearse
+from areal_actors.run.server import with_port
 
 
 def check(options: Options) -> int:
@@ -16,6 +17,7 @@ def check(options: Options) -> int:
     print(plan.explain(resolved), flush=True)
     log_to_terminal()
     check_parts(resolved.recipe)
+    with_port(resolved.recipe)
     print("\n# ---- Rehearsal: the agent with given answers in place of a model", flush=True)
     for line in rehearse(resolved.recipe):
         print(f"# {line}", flush=True)

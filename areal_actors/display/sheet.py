@@ -9,6 +9,8 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.text import Text
 
+from areal_actors.display.sentences import counted
+
 BARS = "▁▂▃▄▅▆▇█"
 FULL, EMPTY = "█", "░"
 LABEL_COLUMNS = 11
@@ -62,7 +64,7 @@ def sheet(console: Console, facts: Sequence[Fact], width: int, height: int | Non
         drawn = plot(chart, width, min(left - 1, CHART_LINES[1]))
         lines += [Text(), *map(Text, drawn)]
         left -= 1 + len(drawn)
-    missing = f"{hidden} more lines in a larger window" if hidden else ""
+    missing = f"{counted(hidden, 'more line')} in a larger window" if hidden else ""
     return [*lines, *[Text()] * left, Text(missing, style="dim")]
 
 

@@ -30,6 +30,7 @@ from areal_actors.recipe.checks import RecipeProblem, problems
 from areal_actors.recipe.complaints import decode, nearest, toml_value
 from areal_actors.recipe.device_map import device_problems, with_device_counts
 from areal_actors.recipe.limits import with_derived
+from areal_actors.recipe.paths import beside
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import Layer, read_file, read_override
 from areal_actors.training.algorithms import AnyAlgorithm
@@ -65,7 +66,7 @@ def load(files: Sequence[Path], overrides: Sequence[str], cuda: CudaDevices, *, 
     Raises:
         RecipeError: lists all errors, one line each: file and line, the value found, the remedy.
     """
-    over = _stacked(map(read_override, overrides))
+    over = _beside_files(_stacked(map(read_override, overrides)), files)
     written = over.over(_stacked(map(read_file, files)))
 
     conditions, complaints = _conditions(written)
@@ -92,6 +93,12 @@ def load(files: Sequence[Path], overrides: Sequence[str], cuda: CudaDevices, *, 
 def _stacked(layers: Iterable[Layer]) -> Layer:
     """Merge layers, later ones over earlier ones."""
     return reduce(lambda below, layer: layer.over(below), layers, Layer({}, {}))
+
+
+def _beside_files(over: Layer, files: Sequence[Path]) -> Layer:
+    """Returns overrides with relative paths that exist only beside a file, the last one first, as seen from the current directory."""
+    data = reduce(lambda data, file: beside(data, file.parent, unless_here=True), reversed(files), over.data)
+    return Layer(data, over.places)
 
 
 def _conditions(written: Layer) -> tuple[dict[str, Condition], list[str]]:

@@ -41,22 +41,29 @@ def missing_recipe(path: Path) -> str:
     return f"recipes in {path.parent}: {', '.join(known) or 'none'}" if path.parent != Path() else f"recipes: {', '.join(known)}"
 
 
-def beside(settings: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Returns settings of a recipe in `folder`, with the relative paths that exist there as seen from the current directory."""
-    return {name: value if name in FROM_HERE else _beside(value, folder) for name, value in settings.items()}
+def beside(settings: dict[str, Any], folder: Path, *, unless_here: bool = False) -> dict[str, Any]:
+    """Returns settings of a recipe in `folder`, with the relative paths that exist there as seen from the current directory.
+
+    With `unless_here`, as for settings of the command line, those that exist in the current directory stay.
+    """
+    return {name: value if name in FROM_HERE else _beside(value, folder, unless_here=unless_here) for name, value in settings.items()}
 
 
-def _beside(value: Any, folder: Path) -> Any:
+def _beside(value: Any, folder: Path, *, unless_here: bool) -> Any:
     if isinstance(value, dict):
-        return {name: _beside(entry, folder) for name, entry in value.items()}
+        return {name: _beside(entry, folder, unless_here=unless_here) for name, entry in value.items()}
     if isinstance(value, list):
-        return [_beside(entry, folder) for entry in value]
+        return [_beside(entry, folder, unless_here=unless_here) for entry in value]
     if not isinstance(value, str) or len(value) > LONGEST_PATH or not re.search(r"[/.]", value) or not (found := _NAMED.fullmatch(value)):
         return value
     path = found["path"]
-    if os.path.isabs(path) or not (os.path.exists(folder / path) or ("*" in path and glob.glob(path, root_dir=folder))):  # noqa: PTH110, PTH117, PTH207 - any text is a fine argument of these
+    if os.path.isabs(path) or not _exists(path, folder) or (unless_here and _exists(path, Path())):  # noqa: PTH117 - any text is a fine argument
         return value
     return f"{found['kind'] or ''}{_from_here(folder / path)}{found['name'] or ''}"
+
+
+def _exists(path: str, folder: Path) -> bool:
+    return os.path.exists(folder / path) or ("*" in path and bool(glob.glob(path, root_dir=folder)))  # noqa: PTH110, PTH207 - as above
 
 
 def _from_here(path: Path) -> str:

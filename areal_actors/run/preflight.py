@@ -37,10 +37,13 @@ from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.training.checkpoint_store import folder_bytes
 from areal_actors.weights.folders import lock_path, locked_folders, remove_all, shared_memory_path
 from bus.errors import BusError
+from bus.nats import NatsBus
 from bus.server import find_binary, resolve_server
 
 CUDA = "cuda"
 MODEL_HUB = "areal_actors.weights.model_hub"
+BUS_CHECK_SECONDS = 5.0
+"""Time for an external bus server to answer."""
 
 
 def check_devices(recipe: Recipe, found: CudaDevices | None = None) -> None:
@@ -130,17 +133,24 @@ def check_folder(recipe: Recipe) -> None:
     refuse_full_disk(recipe.disk, there)
 
 
-def check_bus_server() -> None:
-    """Check that there is a bus server to use or to start.
+def check_bus_server(recipe: Recipe) -> None:
+    """Check that the bus server of the recipe answers, or that there is one to start.
 
     Raises:
-        SetupError: there is none; states the remedy.
+        SetupError: it does not, or there is none; states the remedy.
     """
     try:
-        if resolve_server() is None:
+        if url := resolve_server(recipe.bus.url or None):
+            asyncio.run(_reach_bus(url, recipe.run))
+        else:
             find_binary()
     except BusError as error:
-        raise SetupError(f"bus: {error}") from error
+        raise SetupError(f"bus.url: {error}" if recipe.bus.url else f"bus: {error}") from error
+
+
+async def _reach_bus(url: str, run: str) -> None:
+    bus = await NatsBus.connect(url, run, name="check", connect_timeout=BUS_CHECK_SECONDS)
+    await bus.close()
 
 
 def check_parts(recipe: Recipe) -> None:
@@ -152,7 +162,7 @@ def check_parts(recipe: Recipe) -> None:
     """
     check_devices(recipe)
     check_inference_server(recipe)
-    check_bus_server()
+    check_bus_server(recipe)
     check_folder(recipe)
     check_model_on_hub(recipe)
     check_chat_template(recipe)

@@ -53,9 +53,14 @@ def load(spec: str, root: Path) -> Any:
 
 
 def _run_file(spec: str, path: Path, root: Path) -> ModuleType:
-    """Load the file under a unique module name, so that it never shadows an installed package such as `agents`."""
+    """Load the file under a unique module name, so that it never shadows an installed package such as `agents`.
+
+    Files beside it can be imported; its folder is last on the path for the same reason.
+    """
     if not path.is_file():
         raise Refused(f"`{spec}`: there is no file {path}; paths are relative to {root.resolve()}")
+    if (folder := str(path.parent)) not in sys.path:
+        sys.path.append(folder)
     module_name = f"loaded_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
     module_spec = importlib.util.spec_from_file_location(module_name, path)
     if module_spec is None or module_spec.loader is None:
