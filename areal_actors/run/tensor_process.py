@@ -117,7 +117,7 @@ def _engine_sleep(recipe: Recipe) -> EngineSleep | None:
 def _repeats(settings: TrainerSettings) -> bool:
     """Returns True if a repeated step must give bit-identical weights."""
     if settings.retaken_steps == "auto":
-        return SINGLE_PROCESS.device(settings.device).type == "cpu"
+        return SINGLE_PROCESS.device(settings.device).type == "cpu" and not settings.compile
     return settings.retaken_steps == "exact"
 
 
