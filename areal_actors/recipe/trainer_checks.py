@@ -1,4 +1,4 @@
-"""Validates the layout of the trainer's ranks, and that this machine has the compilers of `trainer.compile`.
+"""Validates the layout of the trainer's ranks, its folder for weights, and that this machine has the compilers of `trainer.compile`.
 
 `torch.compile` generates C++ for a CPU, and Triton kernels with launchers in C for a GPU.
 """
@@ -13,20 +13,23 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from areal_actors.core.devices import detect_cuda
-from areal_actors.recipe.complaints import Problems, is_installed
+from areal_actors.recipe.complaints import Problems, is_installed, toml_value
 from areal_actors.training.distributed.layout import layout_problem
 from areal_actors.training.settings import TrainerSettings
 
 
 def trainer_problems(trainer: TrainerSettings, environment: Mapping[str, str] = os.environ) -> Problems:
-    """Yields key and complaint of an impossible layout, and of a missing compiler."""
-    if found := layout_problem(trainer):
-        yield ("trainer", found[0]), found[1]
+    """Yields key and complaint of an impossible layout, of a folder that cannot be used, and of a missing compiler."""
+    if problem := layout_problem(trainer):
+        yield ("trainer", problem[0]), problem[1]
+    if (folder := trainer.weights_folder) and not (Path(folder).is_absolute() and os.access(folder, os.W_OK | os.X_OK)):
+        found = f"found {toml_value(folder)}, which is no absolute path of a folder that can be written"
+        yield ("trainer", "weights_folder"), f"{found}; name one that engines see at the same path, or leave it out"
     if not trainer.compile:
         return
     cuda = trainer.device == "cuda" or (trainer.device == "auto" and detect_cuda().count > 0)
-    if problem := _triton_problem(environment) if cuda else _cpp_problem(environment):
-        yield ("trainer", "compile"), f"found true, but {problem}; or write false"
+    if missing := _triton_problem(environment) if cuda else _cpp_problem(environment):
+        yield ("trainer", "compile"), f"found true, but {missing}; or write false"
 
 
 def _cpp_problem(environment: Mapping[str, str]) -> str | None:

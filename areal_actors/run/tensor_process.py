@@ -37,12 +37,9 @@ from areal_actors.training.torch_trainer import TorchTrainer
 from areal_actors.training.trainer import Trainer
 from areal_actors.training.trainer_history import TrainedHistory
 from areal_actors.training.trainer_sleep import EngineSleep
-from areal_actors.weights.folders import prune, shared_memory_folder, version_folder
+from areal_actors.weights.folders import kept_versions, prune, version_folder, versions_folder
 from areal_actors.weights.model_hub import model_folder
 from areal_actors.weights.weight_files import parameter_count
-
-SPARE_VERSIONS = 2
-"""Versions kept beyond the maximum staleness, for slow inference workers."""
 
 
 class EngineBuilder:
@@ -85,10 +82,10 @@ class EngineBuilder:
 def _trainer(context: BuildContext) -> Actor:
     recipe, path = context.recipe, context.folder.path
     make_engine = EngineBuilder(context)
-    keep = recipe.staleness_gate.max_staleness + SPARE_VERSIONS
+    keep = kept_versions(recipe.staleness_gate.max_staleness)
 
     def weights_folder(version: int) -> str:
-        root = shared_memory_folder(recipe.run, path, needed_bytes=make_engine.model_bytes * (keep + 1))
+        root = versions_folder(recipe.run, path, make_engine.model_bytes * (keep + 1), recipe.trainer.weights_folder)
         prune(root, keep)
         return str(version_folder(root, version))
 

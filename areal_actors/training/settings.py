@@ -64,6 +64,9 @@ class TrainerSettings(Config):
     """Dtype of the forward and backward pass; master weights and optimizer state are float32."""
     published_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of published weights. Unstated: `generation.dtype`, in which the engines hold them. Checkpoints stay in float32."""
+    weights_folder: str = ""
+    """Absolute path of a folder for published weights that engines on other hosts see at the same path. Empty: shared memory of this
+    host, or the run's folder if it lacks room."""
     microbatch_tokens: PositiveInt = 4096
     """Computed tokens per forward and backward pass. The default is at least `generation.max_model_len`."""
     prefix_sharing: Literal["auto", "on", "off"] = "auto"
