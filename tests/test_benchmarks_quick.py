@@ -89,7 +89,9 @@ def test_the_first_hour_has_figures_of_every_section(tmp_path):
     assert [row["decoder"] for row in rows["decode"] if "decoder" in row] == ["generate", "engine"] * 2
     computed = {row["case"]: row["computed_tokens"] for row in rows["trainer"] if "computed_tokens" in row}
     assert computed["prefix_sharing=on"] < computed["prefix_sharing=off"]
-    assert rows["trainer"][-1]["max_difference"] < 1e-3
+    differences = [row["max_difference"] for row in rows["trainer"] if "max_difference" in row]
+    assert differences
+    assert max(differences) < 1e-3
     assert rows["weights"][0]["bytes"] > 0
     assert [(row["exit_status"], row["steps"]) for row in rows["loop"]] == [(0, 5)]
 

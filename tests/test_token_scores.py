@@ -70,13 +70,19 @@ def test_the_gradient_is_that_of_numeric_differentiation():
 
 
 @pytest.mark.usefixtures("chunks")
-def test_below_a_frozen_head_the_gradient_is_the_same():
+@pytest.mark.parametrize("temperature", [0.6, torch.linspace(0.1, 2.0, TOKENS)], ids=["0.6", "each its own"])
+def test_below_a_frozen_head_scores_and_gradient_are_the_same_and_logits_are_computed_once(temperature):
     torch.manual_seed(0)
     head, hidden = nn.Linear(HIDDEN, VOCABULARY), torch.randn(TOKENS, HIDDEN, requires_grad=True)
     labels = torch.randint(0, VOCABULARY, (TOKENS,))
-    (wanted,) = torch.autograd.grad(token_scores(head, hidden, labels, 1.0, torch.float32)[0].sum(), [hidden])
-    token_scores(head.requires_grad_(requires_grad=False), hidden, labels, 1.0, torch.float32)[0].sum().backward()
-    assert torch.equal(hidden.grad, wanted)
+    weights = torch.randn(TOKENS)
+    trained = token_scores(head, hidden, labels, temperature, torch.float32)
+    (wanted,) = torch.autograd.grad((trained[0] * weights).sum(), [hidden])
+    frozen = token_scores(head.requires_grad_(requires_grad=False), hidden, labels, temperature, torch.float32)
+    head.weight.fill_(torch.nan)
+    (frozen[0] * weights).sum().backward()
+    assert all(torch.equal(ours, own) for ours, own in zip(frozen, trained, strict=True))
+    torch.testing.assert_close(hidden.grad, wanted)
     assert head.weight.grad is None
 
 

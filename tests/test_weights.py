@@ -8,11 +8,11 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from areal_actors.core.errors import EngineError
+from areal_actors.core.errors import EngineError, SetupError
 from areal_actors.core.values import WeightsLocation
 from areal_actors.weights import folders as weight_folders
 from areal_actors.weights import transfer as weights
-from areal_actors.weights.folders import prune, shared_memory_folder, version_folder
+from areal_actors.weights.folders import named_path, prune, remove_all, version_folder, versions_folder
 from areal_actors.weights.transfer import check_fit, checksum, published_tensors, read_weights, write_weights
 
 
@@ -137,11 +137,26 @@ def test_pruning_keeps_the_newest_versions_by_number(tmp_path: Path) -> None:
 def test_shared_memory_is_used_where_it_has_room_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_folders, "SHARED_MEMORY", tmp_path / "shm")
     (tmp_path / "shm").mkdir()
-    folder = shared_memory_folder("my run", tmp_path / "run", needed_bytes=1000)
-    assert folder == shared_memory_folder("my run", tmp_path / "run")
+    folder = versions_folder("my run", tmp_path / "run", needed_bytes=1000)
+    folder.mkdir()
+    assert folder == versions_folder("my run", tmp_path / "run", needed_bytes=2**70)
     assert folder.parent == tmp_path / "shm"
     assert folder.name.startswith("areal-my-run-")
-    assert folder != shared_memory_folder("my run", tmp_path / "other")
-    assert shared_memory_folder("my run", tmp_path / "big", needed_bytes=2**70) == tmp_path / "big" / "weights"
+    assert folder != versions_folder("my run", tmp_path / "other")
+    with pytest.raises(SetupError, match=r"no room for the published weights in .*, nor is there in .*: .* MiB are free, .* take 1,125,"):
+        versions_folder("my run", tmp_path / "big", needed_bytes=2**70)
     monkeypatch.setattr(weight_folders, "SHARED_MEMORY", tmp_path / "nowhere")
-    assert shared_memory_folder("my run", tmp_path / "run") == tmp_path / "run" / "weights"
+    assert versions_folder("my run", tmp_path / "run") == tmp_path / "run" / "weights"
+
+
+def test_versions_are_in_the_named_folder_and_leave_it_with_the_run(tmp_path: Path) -> None:
+    named = str(tmp_path / "shared")
+    folder = versions_folder("my run", tmp_path / "run", 1000, named)
+    assert folder == named_path(named, "my run", tmp_path / "run")
+    assert versions_folder("my run", tmp_path / "run", 1000) != folder
+    with pytest.raises(SetupError, match=r"no room for the published weights in .*: .* set trainer.weights_folder to another disk"):
+        versions_folder("my run", tmp_path / "run", 2**70, named)
+    version_folder(folder, 3).mkdir(parents=True)
+    (tmp_path / "shared" / "another").mkdir()
+    remove_all("my run", tmp_path / "run", named)
+    assert [path.name for path in (tmp_path / "shared").iterdir()] == ["another"]

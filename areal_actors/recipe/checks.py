@@ -37,13 +37,13 @@ from areal_actors.recipe.reward_checks import reward_problems
 from areal_actors.recipe.source import Key
 from areal_actors.recipe.supervision import tree_problems
 from areal_actors.recipe.track_checks import track_problems
+from areal_actors.recipe.trainer_checks import trainer_problems
 from areal_actors.rewards import MODEL
 from areal_actors.tasks import huggingface as library
 from areal_actors.tasks import sources
 from areal_actors.tokenization.tool_parsers.families import FORMAT_NAMES
 from areal_actors.training.algorithms.base import INITIAL
 from areal_actors.training.algorithms.custom import CustomAlgorithm
-from areal_actors.training.distributed.layout import layout_problem
 
 DATASETS = ("arithmetic", sources.GSM8K)
 EMBEDDED = "embedded"
@@ -347,8 +347,7 @@ def _learning(recipe: Recipe) -> Problems:
         yield ("trainer", "lora"), "found a table, but an adapter has no scalar head, which this algorithm trains; leave it out"
     if recipe.trainer.routing_replay == "on" and ROUTES not in ENGINE_ABILITIES.get(engine := recipe.generation.engine, {ROUTES}):
         yield ("trainer", "routing_replay"), f'found "on", but the engine {engine} reports no experts; {UNROUTED_REMEDY}'
-    if problem := layout_problem(recipe.trainer):
-        yield ("trainer", problem[0]), problem[1]
+    yield from trainer_problems(recipe.trainer)
 
 
 def _best(recipe: Recipe) -> Problems:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from areal_actors.recipe.recipe import Recipe
+from areal_actors.weights.folders import kept_versions
 from areal_actors.weights.weight_files import parameter_count
 
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -22,6 +23,14 @@ def rank_bytes(recipe: Recipe) -> float:
     trainer = recipe.trainer
     trained = 4 + OPTIMIZER_BYTES[trainer.optimizer.name] if trainer.lora is None else 0
     return parameters(recipe) * (4 + trained) / trainer.ranks
+
+
+def published_bytes(recipe: Recipe) -> int:
+    """Returns bytes of all weight versions that are kept, and of one that is being written; 0 if unknown, or small as adapters are."""
+    trainer = recipe.trainer
+    if not recipe.actors.trainer.count or (trainer.lora is not None and trainer.lora.published == "adapter"):
+        return 0
+    return parameters(recipe) * BYTES[trainer.published_dtype] * (kept_versions(recipe.staleness_gate.max_staleness) + 1)
 
 
 def engine_bytes(recipe: Recipe) -> float:

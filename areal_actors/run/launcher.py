@@ -83,7 +83,7 @@ def _prepared(recipe: Recipe) -> Recipe:
 
 
 def _live(recipe: Recipe, folder: RunFolder, opening: RunStarted | RunResumed) -> int:
-    remove_all(recipe.run, folder.path)
+    remove_all(recipe.run, folder.path, recipe.trainer.weights_folder)
     if recipe.is_online():
         sys.stdout.write(f"external agents: {access(recipe, folder)}\n")
     try:

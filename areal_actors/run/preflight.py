@@ -25,6 +25,7 @@ from areal_actors.generation.settings import SERVER_ENGINES, TENSOR_ENGINES
 from areal_actors.recipe.checks import EMBEDDED, RecipeProblem
 from areal_actors.recipe.device_map import device_problems
 from areal_actors.recipe.example_checks import check_examples
+from areal_actors.recipe.model_size import published_bytes
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.rewards import MODEL, resolve_reward
 from areal_actors.rollout.agent_process import AgentProcess, AgentProgram
@@ -35,7 +36,7 @@ from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.run_lock import LockHeld, holder, locked
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.training.checkpoint_store import folder_bytes
-from areal_actors.weights.folders import lock_path, locked_folders, remove_all, shared_memory_path
+from areal_actors.weights.folders import lock_path, locked_folders, remove_all, shared_memory_path, versions_folder
 from bus.errors import BusError
 from bus.nats import NatsBus
 from bus.server import find_binary, resolve_server
@@ -218,8 +219,9 @@ def holding_weights(recipe: Recipe, folder: RunFolder) -> Iterator[None]:
     """Lock this run's weights as in use, and remove them at the end.
 
     Raises:
-        SetupError: shared memory does not support locks.
+        SetupError: there is no room for them, or shared memory does not support locks.
     """
+    versions_folder(recipe.run, folder.path, published_bytes(recipe), recipe.trainer.weights_folder)
     lock = lock_path(shared_memory_path(recipe.run, folder.path))
     try:
         if not lock.parent.is_dir():
@@ -228,7 +230,7 @@ def holding_weights(recipe: Recipe, folder: RunFolder) -> Iterator[None]:
         with locked(lock, remove=True):
             yield
     finally:
-        remove_all(recipe.run, folder.path)
+        remove_all(recipe.run, folder.path, recipe.trainer.weights_folder)
         folder.remove_secrets()
 
 

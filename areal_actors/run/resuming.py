@@ -18,9 +18,9 @@ from areal_actors.run.server import STABLE_PORTS
 from areal_actors.training.checkpoint_store import CHECKPOINTS, LEFT, CheckpointStore
 
 TRAINER_MAY_CHANGE = (
-    *("device", "devices", "logprob_check_sequences", "max_skipped_steps", "memory_fraction", "microbatch_tokens"),
+    *("compile", "device", "devices", "logprob_check_sequences", "max_skipped_steps", "memory_fraction", "microbatch_tokens"),
     *("pipeline_parallel", "prefix_sharing", "rank_timeout_seconds", "ranks", "ranks_address", "recompute_activations"),
-    *("retaken_steps", "sequence_parallel", "tensor_parallel", "threads"),
+    *("retaken_steps", "sequence_parallel", "tensor_parallel", "threads", "weights_folder"),
 )
 MAY_CHANGE: frozenset[Key] = frozenset(
     {

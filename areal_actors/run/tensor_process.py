@@ -28,20 +28,17 @@ from areal_actors.training.settings import TrainerSettings
 from areal_actors.training.trainer import Trainer
 from areal_actors.training.trainer_history import TrainedHistory
 from areal_actors.training.trainer_sleep import EngineSleep
-from areal_actors.weights.folders import prune, shared_memory_folder, version_folder
+from areal_actors.weights.folders import kept_versions, prune, version_folder, versions_folder
 from areal_actors.weights.model_hub import model_folder
-
-SPARE_VERSIONS = 2
-"""Versions kept beyond the maximum staleness, for slow inference workers."""
 
 
 def _trainer(context: BuildContext) -> Actor:
     recipe, path = context.recipe, context.folder.path
     make_engine = EngineBuilder(context)
-    keep = recipe.staleness_gate.max_staleness + SPARE_VERSIONS
+    keep = kept_versions(recipe.staleness_gate.max_staleness)
 
     def weights_folder(version: int) -> str:
-        root = shared_memory_folder(recipe.run, path, needed_bytes=make_engine.model_bytes * (keep + 1))
+        root = versions_folder(recipe.run, path, make_engine.model_bytes * (keep + 1), recipe.trainer.weights_folder)
         prune(root, keep)
         return str(version_folder(root, version))
 
@@ -70,7 +67,7 @@ def _engine_sleep(recipe: Recipe) -> EngineSleep | None:
 def _repeats(settings: TrainerSettings) -> bool:
     """Returns True if a repeated step must give bit-identical weights."""
     if settings.retaken_steps == "auto":
-        return SINGLE_PROCESS.device(settings.device).type == "cpu"
+        return SINGLE_PROCESS.device(settings.device).type == "cpu" and not settings.compile
     return settings.retaken_steps == "exact"
 
 

@@ -64,6 +64,9 @@ class TrainerSettings(Config):
     """Dtype of the forward and backward pass; master weights and optimizer state are float32."""
     published_dtype: Literal["float32", "bfloat16"] = "float32"
     """Dtype of published weights. Unstated: `generation.dtype`, in which the engines hold them. Checkpoints stay in float32."""
+    weights_folder: str = ""
+    """Absolute path of a folder for published weights that engines on other hosts see at the same path. Empty: shared memory of this
+    host, or the run's folder if it lacks room."""
     microbatch_tokens: PositiveInt = 4096
     """Computed tokens per forward and backward pass. The default is at least `generation.max_model_len`."""
     prefix_sharing: Literal["auto", "on", "off"] = "auto"
@@ -94,6 +97,8 @@ class TrainerSettings(Config):
     server that was started elsewhere is not asked; `on`: refuse those that cannot."""
     recompute_activations: bool = False
     """Gradient checkpointing: save only the inputs of each block and recompute the rest in the backward pass; a third more time."""
+    compile: bool = False
+    """Compile the model's blocks with `torch.compile`. It takes minutes at the first step of a process; on a CPU it gains little."""
     logprob_check_sequences: NonNegativeInt = 16
     """Rows per weight version and step whose sampled log-probabilities are compared with the trainer's own; 0 for none."""
     older_weights: Literal["auto", "on", "host", "off"] = "auto"
@@ -103,5 +108,5 @@ class TrainerSettings(Config):
     a quarter of that memory and no correction needs them, else `off`."""
     retaken_steps: Literal["auto", "exact", "report"] = "auto"
     """Handling of a step replayed from the log whose weights differ from the logged ones: `exact` ends the run with both checksums,
-    `report` continues and emits `StepDiffered`. `auto` is exact on a CPU, where arithmetic is deterministic, unless settings
-    that affect it were changed since."""
+    `report` continues and emits `StepDiffered`. `auto` is exact on a CPU, where arithmetic is deterministic, without `compile`
+    and unless settings that affect it were changed since."""

@@ -27,7 +27,7 @@ from areal_actors.training.logprob_check import LogprobCheck, mismatch_metrics
 from areal_actors.training.lora import Lora
 from areal_actors.training.models import load_model, recompute_activations, write_model
 from areal_actors.training.optimization import Optimization
-from areal_actors.training.packing.scoring import TokenScorer, ValueScorer
+from areal_actors.training.packing.scoring import TokenScorer, ValueScorer, set_up
 from areal_actors.training.packing.tensors import MicroBatch, make_micro_batches
 from areal_actors.training.prepared import (
     Prepared,
@@ -106,11 +106,9 @@ class TorchTrainer:
         self._frozen = frozen_models(algorithm, self._scorer, model_folder, self._lora, ranks)
         self._critic = Critic(algorithm.critic, model_folder, algorithm, settings, total_steps, ranks) if algorithm.critic else None
         self._generator = torch.Generator().manual_seed(seed)
-        self._sharing = settings.prefix_sharing
         critics = [self._critic.scorer] if self._critic else []
         scorers: list[TokenScorer | ValueScorer] = [self._scorer, *critics, *(frozen.scorer for frozen in self._frozen.values())]
-        for scorer in scorers:
-            self._sharing = scorer.hidden_states.resolve_sharing(self._sharing)
+        self._sharing = set_up(scorers, settings.prefix_sharing, compiles=settings.compile)
         self._replay = RoutingReplay.of(self._scorer, model_folder, settings)
         self._routes = self._replay.shape if self._replay else None
         compared = settings.logprob_check_sequences if algorithm.head == "tokens" else 0

@@ -14,6 +14,7 @@ from areal_actors.core.values import Value
 from areal_actors.messages import CheckpointCommitted, RunResumed, StepCompleted, StepDiffered, WeightsPublished
 
 ARITHMETIC = (
+    "compile",
     "device",
     "microbatch_tokens",
     "pipeline_parallel",

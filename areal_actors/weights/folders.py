@@ -8,11 +8,21 @@ import shutil
 from hashlib import blake2b
 from pathlib import Path
 
+from areal_actors.core.durable_files import MEBIBYTE
+from areal_actors.core.errors import SetupError
+
 LOCK_SUFFIX = ".lock"
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the one place where a file is memory that other processes can map
 
+SPARE_VERSIONS = 2
+"""Versions kept beyond the maximum staleness, for slow inference workers."""
 ADAPTER_CONFIG = "adapter_config.json"
 """File in the folder of an adapter, in peft's format."""
+
+
+def kept_versions(max_staleness: int) -> int:
+    """Number of versions that are kept."""
+    return max_staleness + SPARE_VERSIONS
 
 
 def version_folder(root: str | Path, weight_version: int) -> Path:
@@ -22,8 +32,17 @@ def version_folder(root: str | Path, weight_version: int) -> Path:
 
 def shared_memory_path(run: str, run_folder: str | Path) -> Path:
     """Shared-memory folder of a run; stable across restarts, so that a restarted trainer finds and prunes its versions."""
+    return SHARED_MEMORY / _name(run, run_folder)
+
+
+def named_path(folder: str, run: str, run_folder: str | Path) -> Path:
+    """Folder of a run's versions within one that a recipe names."""
+    return Path(folder) / _name(run, run_folder)
+
+
+def _name(run: str, run_folder: str | Path) -> str:
     owner = blake2b(str(Path(run_folder).absolute()).encode(), digest_size=4).hexdigest()
-    return SHARED_MEMORY / f"areal-{re.sub('[^A-Za-z0-9_.-]', '-', run)}-{owner}"
+    return f"areal-{re.sub('[^A-Za-z0-9_.-]', '-', run)}-{owner}"
 
 
 def lock_path(folder: Path) -> Path:
@@ -36,15 +55,25 @@ def locked_folders() -> list[Path]:
     return sorted(path.with_name(path.name.removesuffix(LOCK_SUFFIX)) for path in SHARED_MEMORY.glob(f"areal-*{LOCK_SUFFIX}"))
 
 
-def shared_memory_folder(run: str, run_folder: str | Path, needed_bytes: int = 0) -> Path:
-    """Folder of weight versions on this host: in shared memory if it is writable and has room, else in the run's folder."""
+def versions_folder(run: str, run_folder: str | Path, needed_bytes: int = 0, named: str = "") -> Path:
+    """Folder of a run's weight versions: in the named one; else in shared memory if it is writable and has room; else in the run's folder.
+
+    Raises:
+        SetupError: it does not exist yet, and its file system has no room for these bytes.
+    """
     shared = shared_memory_path(run, run_folder)
-    if shared.is_dir():
+    if not named and (shared.is_dir() or (os.access(SHARED_MEMORY, os.W_OK) and shutil.disk_usage(SHARED_MEMORY).free >= needed_bytes)):
         return shared
-    if os.access(SHARED_MEMORY, os.W_OK) and shutil.disk_usage(SHARED_MEMORY).free >= needed_bytes:
-        shared.mkdir(exist_ok=True)
-        return shared
-    return Path(run_folder).absolute() / "weights"
+    place = named_path(named, run, run_folder) if named else Path(run_folder).absolute() / "weights"
+    there = next(path for path in (place, *place.parents) if path.is_dir())
+    free = shutil.disk_usage(there).free
+    if there != place and free < needed_bytes:
+        whose = "" if named else f", nor is there in {SHARED_MEMORY}"
+        raise SetupError(
+            f"no room for the published weights in {there}{whose}: {free // MEBIBYTE:,} MiB are free, the versions that are kept take "
+            f"{needed_bytes // MEBIBYTE:,}; free space, set trainer.weights_folder to another disk, or lower staleness_gate.max_staleness"
+        )
+    return place
 
 
 def holds_adapter(folder: str | Path) -> bool:
@@ -72,7 +101,9 @@ def _versions(folder: Path) -> dict[int, Path]:
     return {int(path.name[1:]): path for path in folder.glob("v*") if path.name[1:].isdecimal()}
 
 
-def remove_all(run: str, run_folder: str | Path) -> None:
-    """Remove all weight versions of a finished run; its checkpoints stay."""
+def remove_all(run: str, run_folder: str | Path, named: str = "") -> None:
+    """Remove all weight versions of a finished run, also those in the folder that its recipe names; its checkpoints stay."""
     shutil.rmtree(shared_memory_path(run, run_folder), ignore_errors=True)
+    if named:
+        shutil.rmtree(named_path(named, run, run_folder), ignore_errors=True)
     shutil.rmtree(Path(run_folder) / "weights", ignore_errors=True)

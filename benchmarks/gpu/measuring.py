@@ -100,7 +100,9 @@ async def complete(engine: TransformersEngine, prompts: Sequence[Sequence[int]],
     return await asyncio.gather(*(one(number, prompt) for number, prompt in enumerate(prompts)))
 
 
-def make_trainer(options: Options, dtype: Dtype, sharing: Sharing = "off", microbatch: int = 0, steps: int = 1) -> TorchTrainer:
+def make_trainer(
+    options: Options, dtype: Dtype, sharing: Sharing = "off", microbatch: int = 0, steps: int = 1, *, compiles: bool = False
+) -> TorchTrainer:
     """Return a trainer of the model with GRPO and AdamW; `microbatch` is in computed tokens."""
     settings = TrainerSettings(
         device=options.device,
@@ -108,6 +110,7 @@ def make_trainer(options: Options, dtype: Dtype, sharing: Sharing = "off", micro
         prefix_sharing=sharing,
         microbatch_tokens=microbatch or options.sizes.microbatches[-1],
         logprob_check_sequences=0,
+        compile=compiles,
         optimizer=OptimizerSettings(lr=LEARNING_RATE),
     )
     return TorchTrainer(options.model, Grpo(), settings, total_steps=steps)

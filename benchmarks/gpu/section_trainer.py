@@ -1,4 +1,6 @@
-"""Section `trainer`: optimizer steps with and without prefix sharing, in groups of sequences with one prompt.
+"""Section `trainer`: optimizer steps with and without prefix sharing, and compiled, in groups of sequences with one prompt.
+
+The first step of a compiled trainer has most of its compilation; without a compiler it is left out.
 
 `mfu` is 6 N tokens / seconds / peak for N parameters and the tokens of all rows; `mfu_computed` counts a shared prompt once.
 """
@@ -17,31 +19,38 @@ from report import Figures, Report
 from torch import Tensor
 
 from areal_actors.core.values import TrainingSequence
+from areal_actors.recipe.trainer_checks import trainer_problems
+from areal_actors.training.settings import TrainerSettings
 
 PEAK_TFLOPS = {"H200": 989.0, "H100 PCIe": 756.0, "H100 NVL": 835.0, "H100": 989.0, "A100": 312.0, "L40S": 362.0}
 """Dense bfloat16 peak by a part of the device's name, from the data sheets of the manufacturer; the first match counts."""
+COMPILED = "compile=true"
 FLOPS_PER_PARAMETER = 6
 """Floating-point operations per parameter and token of a forward and a backward pass."""
 
 
 def measure(report: Report, options: Options) -> None:
-    """Measure a step with `trainer.prefix_sharing` off and on."""
+    """Measure a step with `trainer.prefix_sharing` off and on, and with it off and `trainer.compile`."""
     found: dict[str, Tensor] = {}
     rows = random_rows(options)
-    kinds: tuple[Sharing, ...] = ("off", "on")
-    for sharing in kinds:
+    kinds: list[tuple[str, Sharing]] = [("prefix_sharing=off", "off"), ("prefix_sharing=on", "on")]
+    if not any(trainer_problems(TrainerSettings(device=options.device, compile=True))):
+        kinds.append((COMPILED, "off"))
+    for kind, sharing in kinds:
         for microbatch in options.sizes.microbatches:
-            if report.case(f"prefix_sharing={sharing}", partial(steps, options, rows, sharing, microbatch, found)):
+            if report.case(kind, partial(steps, options, rows, kind, sharing, microbatch, found)):
                 break
-    if len(found) == 2:
-        report.case("on - off", lambda: [difference(found)])
+        if kind in found and kind != kinds[0][0] and kinds[0][0] in found:
+            report.case(f"{kind} - {kinds[0][0]}", partial(difference, found[kind], found[kinds[0][0]]))
 
 
-def steps(options: Options, rows: list[TrainingSequence], sharing: Sharing, microbatch: int, found: dict[str, Tensor]) -> Iterator[Figures]:
+def steps(
+    options: Options, rows: list[TrainingSequence], kind: str, sharing: Sharing, microbatch: int, found: dict[str, Tensor]
+) -> Iterator[Figures]:
     """Yield each step, the first of which warms up, and keep the log-probabilities before them in `found`."""
     device = device_of(options)
-    trainer = make_trainer(options, options.sizes.dtype, sharing, microbatch, steps=options.sizes.steps)
-    found[sharing] = trainer.logp(rows)
+    trainer = make_trainer(options, options.sizes.dtype, sharing, microbatch, steps=options.sizes.steps, compiles=kind == COMPILED)
+    found[kind] = trainer.logp(rows)
     tokens = sum(len(row.token_ids) for row in rows)
     parameters, peak = count_parameters(options.model), peak_tflops(device)
     for number in range(1, options.sizes.steps + 1):
@@ -65,10 +74,10 @@ def steps(options: Options, rows: list[TrainingSequence], sharing: Sharing, micr
         }
 
 
-def difference(found: dict[str, Tensor]) -> Figures:
-    """Return the absolute differences of log-probabilities with and without prefix sharing, in nats."""
-    distance = (found["on"] - found["off"]).abs()
-    return {"tokens": len(distance), "max_difference": float(distance.max()), "mean_difference": float(distance.mean())}
+def difference(ours: Tensor, plain: Tensor) -> list[Figures]:
+    """Return the absolute differences of log-probabilities, in nats."""
+    distance = (ours - plain).abs()
+    return [{"tokens": len(distance), "max_difference": float(distance.max()), "mean_difference": float(distance.mean())}]
 
 
 def random_rows(options: Options) -> list[TrainingSequence]:

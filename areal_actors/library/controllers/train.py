@@ -22,7 +22,6 @@ from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.fold_actors import BuildContext
 from areal_actors.run.recipe_model import model_of
 from areal_actors.run.run_folder import RunFolder
-from areal_actors.run.tensor_process import SPARE_VERSIONS
 from areal_actors.run.training_engine import EngineBuilder
 from areal_actors.sequences.credit import Credit
 from areal_actors.sequences.step_metrics import batch_metrics
@@ -31,7 +30,7 @@ from areal_actors.training.optimization import learning_rate
 from areal_actors.training.prepared import Prepared
 from areal_actors.training.ranks import Ranks
 from areal_actors.training.torch_trainer import TorchTrainer
-from areal_actors.weights.folders import prune, remove_all, shared_memory_folder, version_folder
+from areal_actors.weights.folders import kept_versions, prune, remove_all, version_folder, versions_folder
 from areal_actors.weights.manifest import MANIFEST, verify, write_manifest
 
 Data = RolloutBatch | Sequence[TrainingSequence]
@@ -189,9 +188,11 @@ class TrainController:
 
         Older versions are kept as far as staleness allows.
         """
-        keep = self.recipe.staleness_gate.max_staleness + SPARE_VERSIONS
+        keep = kept_versions(self.recipe.staleness_gate.max_staleness)
         size = sum(path.stat().st_size for path in Path(self._model_folder).glob("*.safetensors"))
-        root = self._weights_folder or shared_memory_folder(self.recipe.run, self._folder.path, needed_bytes=size * (keep + 1))
+        root = self._weights_folder or versions_folder(
+            self.recipe.run, self._folder.path, size * (keep + 1), self.recipe.trainer.weights_folder
+        )
         if self._first:
             prune(root, keep)
         location = self.engine.publish(str(version_folder(root, self.weight_version)))
@@ -223,7 +224,7 @@ class TrainController:
     def close(self) -> None:
         """Remove uploaded weights, and free the model."""
         if self._first and not self._weights_folder:
-            remove_all(self.recipe.run, self._folder.path)
+            remove_all(self.recipe.run, self._folder.path, self.recipe.trainer.weights_folder)
         if callable(close := getattr(self.engine, "close", None)):
             close()
 

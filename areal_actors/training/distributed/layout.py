@@ -45,6 +45,9 @@ def layout_problem(settings: TrainerSettings) -> tuple[str, str] | None:
         return "ranks", f"found {ranks}, which {product} does not divide; write a multiple of {tensor * sequence * pipeline}"
     if ranks > 1 and settings.optimizer.name == "adafactor":
         return "ranks", f"found {ranks}, but torch's Adafactor does not support sharded weights; write 1, or another trainer.optimizer.name"
+    if settings.compile and tensor * sequence > 1:
+        found = f"found true, but blocks split by tensor_parallel = {tensor} times sequence_parallel = {sequence} are not compiled"
+        return "compile", f"{found}; leave it out, or write 1 for both"
     if settings.ranks_address and ranks == 1:
         return (
             "ranks_address",

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from areal_actors.training.packing.packed_tree import OutputPositions, PackedTree
+from areal_actors.training.compilation import compiled
+from areal_actors.training.packing.packed_tree import PackedTree
 from areal_actors.training.packing.tree_attention import attend
 
 FAMILIES = ("LlamaModel", "Qwen2Model", "Qwen3Model")
@@ -28,6 +29,7 @@ class FusedForward:
         self._model = base_model
         config = base_model.config
         self._head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self._before_attention, self._after_attention = _before_attention, _after_attention
 
     @staticmethod
     def supports(base_model: Any) -> bool:
@@ -50,31 +52,46 @@ class FusedForward:
         cos, sin = model.rotary_emb(hidden[None], chains.depths[None])
         cos, sin = cos[0].unsqueeze(1), sin[0].unsqueeze(1)
         for number, layer in enumerate(model.layers, 1):
-            seen, outputs = _rms_norm(hidden, layer.input_layernorm), chains.outputs if number == len(model.layers) else None
-            if outputs is not None:
-                hidden = hidden.index_select(0, outputs.tokens)
-            hidden = hidden + self._attention(layer.self_attn, seen, cos, sin, chains, outputs)
-            mlp, seen = layer.mlp, _rms_norm(hidden, layer.post_attention_layernorm)
-            hidden = hidden + mlp.down_proj(_SiluMul.apply(mlp.gate_proj(seen), mlp.up_proj(seen)))  # type: ignore[no-untyped-call]
+            outputs = chains.outputs if number == len(model.layers) else None
+            read = None if outputs is None else outputs.tokens
+            hidden, queries, keys, values = self._before_attention(layer, self._head_dim, hidden, cos, sin, read)
+            attended = attend(queries, keys, values, chains, layer.self_attn.scaling, outputs)
+            hidden = self._after_attention(layer, hidden, attended)
         return _rms_norm(hidden, model.norm)
 
-    def _attention(
-        self, attention: Any, seen: Tensor, cos: Tensor, sin: Tensor, chains: PackedTree, outputs: OutputPositions | None
-    ) -> Tensor:
-        keys, values = (self._heads(projection, seen) for projection in (attention.k_proj, attention.v_proj))
-        around = [cos, sin]
-        if outputs is not None:
-            seen, *around = (column.index_select(0, outputs.tokens) for column in (seen, cos, sin))
-        queries = self._heads(attention.q_proj, seen)
-        if hasattr(attention, "q_norm"):
-            queries, keys = _rms_norm(queries, attention.q_norm), _rms_norm(keys, attention.k_norm)
-        queries, keys = _RotaryEmbedding.apply(queries, *around), _RotaryEmbedding.apply(keys, cos, sin)  # type: ignore[no-untyped-call]
-        attended: Tensor = attention.o_proj(attend(queries, keys, values, chains, attention.scaling, outputs).flatten(1))
-        return attended
+    def compile(self) -> None:
+        """Compile what precedes and follows the attention of a block."""
+        self._before_attention = compiled(_before_attention)
+        self._after_attention = compiled(_after_attention)
 
-    def _heads(self, projection: Any, seen: Tensor) -> Tensor:
-        heads: Tensor = projection(seen).view(len(seen), -1, self._head_dim)
-        return heads
+
+def _before_attention(
+    layer: Any, head_dim: int, hidden: Tensor, cos: Tensor, sin: Tensor, read: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Hidden states and queries of the tokens `read` (None: of all), and keys and values of all."""
+    attention, seen = layer.self_attn, _rms_norm(hidden, layer.input_layernorm)
+
+    def heads(projection: Any, seen: Tensor) -> Tensor:
+        split: Tensor = projection(seen).view(len(seen), -1, head_dim)
+        return split
+
+    keys, values = heads(attention.k_proj, seen), heads(attention.v_proj, seen)
+    around = [cos, sin]
+    if read is not None:
+        hidden, seen, *around = (column.index_select(0, read) for column in (hidden, seen, cos, sin))
+    queries = heads(attention.q_proj, seen)
+    if hasattr(attention, "q_norm"):
+        queries, keys = _rms_norm(queries, attention.q_norm), _rms_norm(keys, attention.k_norm)
+    queries, keys = _RotaryEmbedding.apply(queries, *around), _RotaryEmbedding.apply(keys, cos, sin)  # type: ignore[no-untyped-call]
+    return hidden, queries, keys, values
+
+
+def _after_attention(layer: Any, hidden: Tensor, attended: Tensor) -> Tensor:
+    """Hidden states after a block, from those before it and the attention's result."""
+    hidden = hidden + layer.self_attn.o_proj(attended.flatten(1))
+    mlp, seen = layer.mlp, _rms_norm(hidden, layer.post_attention_layernorm)
+    out: Tensor = hidden + mlp.down_proj(_SiluMul.apply(mlp.gate_proj(seen), mlp.up_proj(seen)))  # type: ignore[no-untyped-call]
+    return out
 
 
 def _rms_norm(hidden: Tensor, norm: Any) -> Tensor:

@@ -21,6 +21,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from areal_actors.core.errors import EngineError
+from areal_actors.training.compilation import compile_blocks, require_compiler
 from areal_actors.training.packing.fused_forward import FusedForward
 from areal_actors.training.packing.packed_tree import PackedTree
 from areal_actors.training.packing.prefix_tree import build_prefix_tree
@@ -69,6 +70,17 @@ class HiddenStates:
             outputs = batch.chains.outputs if self._fused is not None else None
             positions = batch.positions if outputs is None else outputs.indices[batch.positions]
             return self._forward_chains(batch.token_ids[0], batch.chains, routes).index_select(0, positions)
+
+    def compile(self) -> None:
+        """Compile the blocks. To be called after `resolve_sharing`, whose small inputs would be compiled for themselves.
+
+        Raises:
+            SetupError: the model has no list of blocks, or `torch.compile` does not work here.
+        """
+        require_compiler(next(self.base_model.parameters()).device)
+        compile_blocks(self.base_model)
+        if self._fused is not None:
+            self._fused.compile()
 
     def resolve_sharing(self, wanted: Sharing) -> Sharing:
         """Returns the `sharing` for `make_micro_batches`: the recipe's if the model supports it, else `off`.

@@ -6,6 +6,7 @@ their dtype; the model runs in the scorer's.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from areal_actors.core.errors import EngineError
 from areal_actors.training.models import HEAD
 from areal_actors.training.packing.hidden_states import HiddenStates
-from areal_actors.training.packing.tensors import MicroBatch
+from areal_actors.training.packing.tensors import MicroBatch, Sharing
 from areal_actors.training.packing.token_scores import token_scores
 
 PROBE_IDS = (0, 1)
@@ -70,6 +71,21 @@ class ValueScorer(torch.nn.Module):
         with torch.autocast(batch.token_ids.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
             values: Tensor = self.model.get_submodule(HEAD)(hidden)
         return values[:, 0].float()
+
+
+def set_up(scorers: Iterable[TokenScorer | ValueScorer], wanted: Sharing, *, compiles: bool) -> Sharing:
+    """Returns the `sharing` of models that take the same micro-batches, and compiles their blocks if wanted; each may occur repeatedly.
+
+    Raises:
+        EngineError: `wanted` requires prefix sharing, and a model does not support it.
+        SetupError: blocks cannot be compiled here.
+    """
+    models = [scorer.hidden_states for scorer in dict.fromkeys(scorers)]
+    for hidden_states in models:
+        wanted = hidden_states.resolve_sharing(wanted)
+    for hidden_states in models if compiles else ():
+        hidden_states.compile()
+    return wanted
 
 
 @torch.no_grad()

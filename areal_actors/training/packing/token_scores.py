@@ -2,13 +2,15 @@
 
 Logits are one float32 per token and vocabulary entry: 4,096 tokens with 150,000 entries take 2.4 GB, and their gradient
 as much again. Here they exist for one chunk of tokens at a time. The probabilities of the first chunks are saved, up to a
-limit; those of the others are recomputed in the backward pass.
+limit; those of the others are recomputed in the backward pass. With a frozen head (LoRA) nothing is: the gradient of each log-probability
+by its hidden state needs no later layer, and is computed from the chunk's probabilities in the forward pass.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -41,8 +43,9 @@ def token_scores(head: Any, hidden: Tensor, labels: Tensor, temperature: float |
     size = max(TOKENS, LOGITS[device] // head.out_features) if hasattr(head, "out_features") else TOKENS
     if _plain(head):
         room = KEPT[device] if torch.is_grad_enabled() else 0
-        scores: tuple[Tensor, Tensor] = _LinearScores.apply(hidden, head.weight, head.bias, labels, temperature, size, room, dtype)  # type: ignore[no-untyped-call]
-        return scores
+        frozen = not any(parameter.requires_grad for parameter in head.parameters())
+        apply: Callable[..., tuple[Tensor, Tensor]] = _FrozenHeadScores.apply if frozen else partial(_LinearScores.apply, room)
+        return apply(hidden, head.weight, head.bias, labels, temperature, size, dtype)
 
     def of_chunk(hidden: Tensor, labels: Tensor, temperature: float | Tensor) -> tuple[Tensor, Tensor]:
         with torch.autocast(hidden.device.type, dtype=dtype, enabled=dtype != torch.float32):
@@ -81,28 +84,23 @@ class _LinearScores(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
+        room: int,
         hidden: Tensor,
         weight: Tensor,
         bias: Tensor | None,
         labels: Tensor,
         temperature: float | Tensor,
         size: int,
-        room: int,
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         found, kept = [], list[Tensor]()
         used = _cast(weight, bias, dtype)
         for chunk, wanted, divisor in zip(torch.split(hidden, size), torch.split(labels, size), _divisors(temperature, size), strict=False):
-            logits = _logits(chunk, *used, divisor)
-            logits.sub_(logits.amax(-1, keepdim=True))
-            picked = logits.gather(1, wanted.unsqueeze(1)).squeeze(1)
-            probabilities = logits.exp()
-            sums = probabilities.sum(-1)
-            expected, logs = logits.mul_(probabilities).sum(-1).div_(sums), sums.log()
-            found.append((picked - logs, logs - expected))
+            scores, probabilities, sums = _softmax(_logits(chunk, *used, divisor), wanted)
+            found.append(scores)
             if probabilities.numel() <= room:
                 room -= probabilities.numel()
-                kept.append(probabilities.div_(sums.unsqueeze(1)))
+                kept.append(probabilities.div_(sums))
         logp, entropy = (torch.cat(parts) for parts in zip(*found, strict=True))
         ctx.save_for_backward(hidden, weight, bias, labels, *kept)
         ctx.temperature, ctx.size, ctx.dtype = temperature, size, dtype
@@ -112,8 +110,8 @@ class _LinearScores(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, labels, *kept = ctx.saved_tensors
-        weight_grad = torch.zeros_like(weight) if ctx.needs_input_grad[1] else None
-        bias_grad = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[2] else None
+        weight_grad = torch.zeros_like(weight) if ctx.needs_input_grad[2] else None
+        bias_grad = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[3] else None
         hidden_grads = []
         used, used_bias = _cast(weight, bias, ctx.dtype)
         columns = (column.split(ctx.size) for column in (hidden, labels, grad / ctx.temperature))
@@ -130,8 +128,58 @@ class _LinearScores(torch.autograd.Function):
             logits_grad = logits_grad.to(ctx.dtype)
             hidden_grads.append((logits_grad @ used).to(hidden.dtype))
             if weight_grad is not None:
-                weight_grad += logits_grad.T @ chunk.to(ctx.dtype)
-        return torch.cat(hidden_grads), weight_grad, bias_grad, None, None, None, None, None
+                _add_product(weight_grad, logits_grad.T, chunk.to(ctx.dtype))
+        return None, torch.cat(hidden_grads), weight_grad, bias_grad, None, None, None, None
+
+
+class _FrozenHeadScores(torch.autograd.Function):
+    """As `_LinearScores`; the gradient of each log-probability by its hidden state is computed with it, and all that is saved."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        temperature: float | Tensor,
+        size: int,
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:
+        found, slopes = [], list[Tensor]()
+        used = _cast(weight, bias, dtype)
+        for chunk, wanted, divisor in zip(torch.split(hidden, size), torch.split(labels, size), _divisors(temperature, size), strict=False):
+            scores, probabilities, sums = _softmax(_logits(chunk, *used, divisor), wanted)
+            found.append(scores)
+            if ctx.needs_input_grad[0]:
+                slope = probabilities.div_(sums).neg_().scatter_add_(1, wanted.unsqueeze(1), torch.ones_like(sums))
+                slopes.append((slope.to(dtype) @ used[0]).to(hidden.dtype) / divisor)
+        logp, entropy = (torch.cat(parts) for parts in zip(*found, strict=True))
+        ctx.save_for_backward(*slopes)
+        ctx.mark_non_differentiable(entropy)
+        return logp, entropy
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+        return torch.cat(ctx.saved_tensors) * grad.unsqueeze(1), None, None, None, None, None, None
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+    """Add a product of matrices; in one dtype without a second tensor of the size of the total."""
+    if total.dtype == left.dtype:
+        total.addmm_(left, right)
+    else:
+        total += left @ right
+
+
+def _softmax(logits: Tensor, labels: Tensor) -> tuple[tuple[Tensor, Tensor], Tensor, Tensor]:
+    """Scores of the labels, and of all entries e^z up to a factor per token, with their sums `[tokens, 1]`; overwrites the logits."""
+    logits.sub_(logits.amax(-1, keepdim=True))
+    picked = logits.gather(1, labels.unsqueeze(1)).squeeze(1)
+    powers = logits.exp()
+    sums = powers.sum(-1)
+    expected, logs = logits.mul_(powers).sum(-1).div_(sums), sums.log()
+    return (picked - logs, logs - expected), powers, sums.unsqueeze(1)
 
 
 def _cast(weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
