@@ -67,7 +67,7 @@ def known(head: nn.Linear, hidden: Tensor, labels: Tensor, slopes: Tensor) -> No
             gradient.scatter_add_(1, wanted.unsqueeze(1), slope.unsqueeze(1))
             hidden_grads.append(gradient @ head.weight)
             if weight_grad is not None:
-                weight_grad += gradient.T @ chunk
+                weight_grad.addmm_(gradient.T, chunk)
     hidden.grad, head.weight.grad = torch.cat(hidden_grads), weight_grad
 
 

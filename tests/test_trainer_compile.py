@@ -58,7 +58,8 @@ def test_a_critic_is_compiled_too_and_a_checkpoint_goes_on_without_compilation(m
     assert same(weights(plain), weights(compiled))
 
 
-@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(1800)
 def test_blocks_of_two_replicas_and_of_two_stages_are_compiled(tmp_path):
     folder = write_models(tmp_path)["qwen3"]
     alone = make_trainer(folder, microbatch_tokens=MICROBATCH_TOKENS)
