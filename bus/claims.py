@@ -1,4 +1,4 @@
-"""Claim check: a body too large for the wire is in a file that the message names."""
+"""Claim check: a body too large for the wire is in a file that the message names, in a folder or in a store of the run's host."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -16,8 +17,50 @@ INLINE_LIMIT = 256 * 1024
 """Largest body, in bytes, that is sent within its message."""
 
 
-def check_in(envelope: Envelope, folder: Path) -> Envelope:
-    """Write the body to a file of the folder, which all receivers must be able to read.
+class BlobStore(Protocol):
+    """Bodies by name, for a process that does not share the run's blobs folder. Its methods block, and raise OSError."""
+
+    def write(self, name: str, body: bytes) -> None:
+        """Store a body."""
+        ...
+
+    def read(self, name: str) -> bytes:
+        """Returns a body."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Remove a body, which may be missing."""
+        ...
+
+
+Blobs = Path | BlobStore
+"""The run's blobs folder, or a store that reaches it."""
+
+
+class BlobFolder:
+    """The run's blobs folder as a store."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def write(self, name: str, body: bytes) -> None:
+        """Write a file, which appears whole."""
+        unfinished = self._path / f".{name}.{os.getpid()}"
+        self._path.mkdir(parents=True, exist_ok=True)
+        unfinished.write_bytes(body)
+        unfinished.replace(self._path / name)
+
+    def read(self, name: str) -> bytes:
+        """Returns the content of a file."""
+        return (self._path / name).read_bytes()
+
+    def remove(self, name: str) -> None:
+        """Remove a file."""
+        (self._path / name).unlink(missing_ok=True)
+
+
+def check_in(envelope: Envelope, blobs: Blobs) -> Envelope:
+    """Write the body to a file of the blobs folder, which all receivers must be able to read.
 
     The file is named after the message id, so that publishing it again leaves one file. The write blocks the event loop:
     the next message of this sender must not overtake it.
@@ -26,40 +69,37 @@ def check_in(envelope: Envelope, folder: Path) -> Envelope:
         LogUnavailable: the file cannot be written.
     """
     name = f"{envelope.subject}-{hashlib.blake2b(envelope.id.encode(), digest_size=16).hexdigest()}.msgpack"
-    path = folder.absolute() / name
-    unfinished = path.with_name(f".{name}.{os.getpid()}")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        unfinished.write_bytes(envelope.body)
-        unfinished.replace(path)
+        _store(blobs).write(name, envelope.body)
     except OSError as error:
-        raise LogUnavailable(f"{envelope.subject}: its body of {len(envelope.body)} bytes cannot be written to {path}: {error}") from error
+        size = f"{envelope.subject}: its body of {len(envelope.body)} bytes"
+        raise LogUnavailable(f"{size} cannot be written to {_place(blobs, name)}: {error}") from error
     return msgspec.structs.replace(envelope, body=b"", claim=name)
 
 
-def check_out(envelope: Envelope, folder: Path | None, *, keep: bool = True) -> Envelope:
+def check_out(envelope: Envelope, blobs: Blobs | None, *, keep: bool = True) -> Envelope:
     """Returns the envelope with its body loaded; `keep=False` removes the file, if this is the only receiver.
 
-    Only the file's name is used, within `folder`: logs of earlier versions have whole paths, and run folders can be moved.
+    Only the file's name is used, within `blobs`: logs of earlier versions have whole paths, and run folders can be moved.
 
     Raises:
         ClaimLost: the file is gone or cannot be read.
     """
     if not envelope.claim:
         return envelope
-    if folder is None:
+    if blobs is None:
         raise ClaimLost(
             f"{envelope.subject} from {envelope.sender} ({envelope.id}): its body is in the file {envelope.claim}; "
             "pass the run's blobs folder when connecting to read it"
         )
-    path = folder / Path(envelope.claim).name
+    name = Path(envelope.claim).name
     try:
-        body = path.read_bytes()
+        body = _store(blobs).read(name)
         if not keep:
-            path.unlink(missing_ok=True)
+            _store(blobs).remove(name)
     except OSError as error:
         raise ClaimLost(
-            f"{envelope.subject} from {envelope.sender} ({envelope.id}): its body in {path} cannot be read: {error}; "
+            f"{envelope.subject} from {envelope.sender} ({envelope.id}): its body in {_place(blobs, name)} cannot be read: {error}; "
             "all processes of a run need the same blobs folder"
         ) from error
     return msgspec.structs.replace(envelope, body=body, claim="")
@@ -69,3 +109,12 @@ def remove_bodies(claims: Iterable[str], folder: Path) -> None:
     """Remove the files of bodies of trimmed events; only files in this folder are touched."""
     for claim in claims:
         (folder / Path(claim).name).unlink(missing_ok=True)
+
+
+def _store(blobs: Blobs) -> BlobStore:
+    return BlobFolder(blobs) if isinstance(blobs, Path) else blobs
+
+
+def _place(blobs: Blobs, name: str) -> str:
+    """Returns where a body lies, for errors."""
+    return str(blobs.absolute() / name) if isinstance(blobs, Path) else f"{name} of {blobs}"

@@ -9,8 +9,8 @@ Messages are envelopes in msgpack. Events and work carry their id in a header, b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager, aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final, TypeVar, cast
 
@@ -19,7 +19,7 @@ import structlog
 from nats.aio.msg import Msg
 
 from bus.base import Envelope, History, LogSpan, Stamp, Subscription, WorkQueue
-from bus.claims import INLINE_LIMIT, check_in, check_out
+from bus.claims import INLINE_LIMIT, Blobs, check_in, check_out
 from bus.delivery import (
     TELEMETRY_BACKLOG,
     Deliveries,
@@ -69,7 +69,7 @@ class NatsBus:
         connection: Connection,
         run: str,
         *,
-        blobs: Path | None,
+        blobs: Blobs | None,
         lease_seconds: float,
         retry_for_seconds: float,
         monitors: bool = False,
@@ -94,7 +94,7 @@ class NatsBus:
         name: str,
         token: str = "",
         kinds: Sequence[type[Message]] = (),
-        blobs: Path | None = None,
+        blobs: Blobs | None = None,
         lease_seconds: float = 5.0,
         retry_for_seconds: float = 30.0,
         connect_timeout: float = 10.0,
@@ -103,10 +103,10 @@ class NatsBus:
         """Connect to the bus of a run.
 
         With `kinds`, the run's streams are provisioned for them. `name` is the client's name in the server's monitoring.
-        `blobs` is the folder for bodies beyond 256 KiB, the same for all processes of the run. `retry_for_seconds` is the
-        maximum wait of a message for an unavailable server before it is an error; `connect_timeout` the maximum wait for
-        the first connection. `url` may contain user and password. With `monitors`, implied by the user `monitor`, the log
-        is read without consumers, which that user may not create.
+        `blobs` is the folder for bodies beyond 256 KiB, the same for all processes of the run, or a store that reaches it.
+        `retry_for_seconds` is the maximum wait of a message for an unavailable server before it is an error; `connect_timeout`
+        the maximum wait for the first connection. `url` may contain user and password. With `monitors`, implied by the user
+        `monitor`, the log is read without consumers, which that user may not create.
 
         Raises:
             ServerUnavailable: no server answers, it refused the credentials, or it is older than 2.12.
@@ -137,6 +137,10 @@ class NatsBus:
     async def wait_lost(self) -> str:
         """Wait until the connection is lost permanently; returns the reason."""
         return await self._connection.wait_lost()
+
+    def on_reconnect(self, callback: Callable[[], None]) -> AbstractContextManager[None]:
+        """Call `callback` after every reconnection, and when the connection is lost, while the context lasts."""
+        return self._connection.on_reconnect(callback)
 
     def give_up(self, reason: str) -> None:
         """Fail all pending and future operations with this reason: the server will not come back."""
@@ -361,7 +365,7 @@ class NatsBus:
 
     async def trim(self, first: int) -> None:
         """Remove all events before sequence `first`, and the files of their bodies."""
-        await trim(self._streams, first, self._blobs)
+        await trim(self._streams, first, self._blobs if isinstance(self._blobs, Path) else None)
 
     async def read(self, sequences: Sequence[int]) -> list[Envelope]:
         """Returns the events at these sequences."""

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
 import msgspec
 from nats.aio.msg import Msg
 
+from bus.claims import Blobs
 from bus.errors import LogUnavailable, NoReply, ServerUnavailable
 from bus.message import Event, Message, Work
 from bus.nats_connection import Connection, status
@@ -60,7 +60,7 @@ _confirmations = msgspec.json.Decoder(_Confirmation)
 class Streams:
     """Streams of a run, over one connection."""
 
-    def __init__(self, connection: Connection, run: str, *, retry_for_seconds: float, blobs: Path | None = None) -> None:
+    def __init__(self, connection: Connection, run: str, *, retry_for_seconds: float, blobs: Blobs | None = None) -> None:
         self.log = log_stream(run)
         self.queue = work_stream(run)
         self._bucket = values_bucket(run)

@@ -1,4 +1,4 @@
-"""An embedded nats-server: a child process on the loopback interface that ends with its parent."""
+"""An embedded nats-server: a child process that ends with its parent, on the loopback interface unless it is given another address."""
 
 from __future__ import annotations
 
@@ -29,13 +29,17 @@ _POLL_SECONDS: Final = 0.005
 _LOCK_POLL_SECONDS: Final = 0.1
 _LAST_LINES: Final = 8
 _PR_SET_PDEATHSIG: Final = 1
+_CONFIG: Final = "nats-server.conf"
 _ANY_PORT: Final = -1
+
+LOOPBACK: Final = "127.0.0.1"
+EVERY_INTERFACE: Final = ("0.0.0.0", "::")
 
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 class Ports(msgspec.Struct, frozen=True):
-    """Ports of a server on the loopback interface; -1 lets it choose."""
+    """Ports of a server; -1 lets it choose. Only clients connect from other hosts."""
 
     client: int = _ANY_PORT
     monitoring: int = _ANY_PORT
@@ -54,10 +58,13 @@ class EmbeddedServer:
         *,
         users: BusUsers | None = None,
         owner: str = "",
+        host: str = LOOPBACK,
+        asked: Ports | None = None,
         sync_interval: str = DEFAULT_SYNC_INTERVAL,
         max_file_store: int = 0,
     ) -> None:
         self._process = process
+        self._asked = asked or Ports()
         self._sync_interval = sync_interval
         self._max_file_store = max_file_store
         self.folder = folder
@@ -67,13 +74,15 @@ class EmbeddedServer:
         self.ports = ports
         self.port = ports.client
         self.pid = process.pid
-        self.address = f"nats://127.0.0.1:{ports.client}"
+        self.host = host
+        local = LOOPBACK if host in EVERY_INTERFACE else host
+        self.address = f"nats://{local}:{ports.client}"
         self.url = self.address
         """Address with the owner's credentials, if the server has users."""
         if users is not None:
             self.url = users.url(OWNER, self.address)
         elif owner:
-            self.url = f"nats://{OWNER}:{owner}@127.0.0.1:{ports.client}"
+            self.url = f"nats://{OWNER}:{owner}@{local}:{ports.client}"
         self.monitoring_url = f"http://127.0.0.1:{ports.monitoring}"
         self.websocket_url = f"ws://127.0.0.1:{ports.websocket}"
 
@@ -88,6 +97,7 @@ class EmbeddedServer:
         max_file_store: int = 0,
         users: BusUsers | None = None,
         owner_only: bool = False,
+        host: str = LOOPBACK,
     ) -> EmbeddedServer:
         """Start a server with its store in `folder`.
 
@@ -95,7 +105,7 @@ class EmbeddedServer:
         `users`, each has its own permissions; without, one token has all permissions. A store written under users, or a new
         one with `owner_only`, is accessible to its owner only, whose password is in `url`. `sync_interval` bounds the data
         loss of a power failure, with `always` the server syncs before each confirmation; a crash of the process loses
-        nothing. `max_file_store` is in bytes; 0 is the server's default.
+        nothing. `max_file_store` is in bytes; 0 is the server's default. `host` is the address on which clients are accepted.
 
         Raises:
             ServerUnavailable: there is no binary, the folder cannot be written or is in use, a port is taken, or the
@@ -111,7 +121,7 @@ class EmbeddedServer:
             access = {"authorization": {"token": token}}
         else:
             access = {"accounts": users.config()}
-        config = {**_config(folder, ports or Ports(), sync_interval), **access}
+        config = {**_config(folder, host, ports or Ports(), sync_interval), **access}
         if max_file_store:
             config["jetstream"]["max_file_store"] = max_file_store
         process = await _spawn(binary, folder, config)
@@ -123,8 +133,9 @@ class EmbeddedServer:
         finally:
             if "accounts" in access:
                 # The server has read the passwords, which must not stay on disk.
-                (folder / "nats-server.conf").unlink(missing_ok=True)
-        return cls(process, folder, token, found, users=users, owner=owner, sync_interval=sync_interval, max_file_store=max_file_store)
+                (folder / _CONFIG).unlink(missing_ok=True)
+        kept: dict[str, Any] = {"users": users, "owner": owner, "host": host, "asked": ports}
+        return cls(process, folder, token, found, sync_interval=sync_interval, max_file_store=max_file_store, **kept)
 
     async def restart(self) -> EmbeddedServer:
         """Stop this server if it still runs, and start one on the same store and ports, to which clients reconnect."""
@@ -134,9 +145,30 @@ class EmbeddedServer:
             ports=self.ports,
             token=self.token,
             users=self.users,
+            host=self.host,
             sync_interval=self._sync_interval,
             max_file_store=self._max_file_store,
         )
+
+    def load_users(self, users: BusUsers) -> None:
+        """Have the server adopt these users, without a pause for connected ones; one that is not among them is disconnected.
+
+        Call `forget_config` when it has.
+
+        Raises:
+            ServerUnavailable: the configuration cannot be written.
+        """
+        self.users = users
+        config = {**_config(self.folder, self.host, self._asked, self._sync_interval), "accounts": users.config()}
+        if self._max_file_store:
+            config["jetstream"]["max_file_store"] = self._max_file_store
+        _write_config(self.folder, config)
+        with suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGHUP)
+
+    def forget_config(self) -> None:
+        """Remove the configuration, whose passwords must not stay on disk."""
+        (self.folder / _CONFIG).unlink(missing_ok=True)
 
     async def wait_dead(self) -> str:
         """Wait until the process has ended; returns a description of how it ended."""
@@ -186,12 +218,12 @@ def resolve_server(url: str | None = None) -> str | None:
     return url or os.environ.get("NATS_URL") or None
 
 
-def _config(folder: Path, ports: Ports, sync_interval: str) -> dict[str, Any]:
+def _config(folder: Path, host: str, ports: Ports, sync_interval: str) -> dict[str, Any]:
     folder = folder.absolute()
     return {
-        "listen": f"127.0.0.1:{ports.client}",
-        "http": f"127.0.0.1:{ports.monitoring}",
-        "websocket": {"listen": f"127.0.0.1:{ports.websocket}", "no_tls": True},
+        "listen": f"[{host}]:{ports.client}" if ":" in host else f"{host}:{ports.client}",
+        "http": f"{LOOPBACK}:{ports.monitoring}",
+        "websocket": {"listen": f"{LOOPBACK}:{ports.websocket}", "no_tls": True},
         "ports_file_dir": str(folder),
         "max_payload": 1 << 20,
         "max_pending": 64 << 20,
@@ -222,8 +254,7 @@ async def _spawn(binary: str, folder: Path, config: dict[str, Any]) -> asyncio.s
 
 
 async def _prepare(folder: Path, config: dict[str, Any]) -> tuple[int, Path]:
-    """Create the folder and write the configuration, readable by this user only; returns the lock and the configuration file."""
-    config_file = folder / "nats-server.conf"
+    """Create the folder and write the configuration; returns the lock and the configuration file."""
     try:
         lock = await _lock(folder)
         if "accounts" in config:
@@ -231,13 +262,22 @@ async def _prepare(folder: Path, config: dict[str, Any]) -> tuple[int, Path]:
     except OSError as error:
         raise ServerUnavailable(f"the bus cannot write its log to {folder}: {error}; choose a writable folder") from error
     try:
-        config_file.unlink(missing_ok=True)
-        with os.fdopen(os.open(config_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-            file.write(msgspec.json.encode(config))
-    except OSError as error:
+        _write_config(folder, config)
+    except BaseException:
         os.close(lock)
-        raise ServerUnavailable(f"{config_file} cannot be written: {error}; free disk space, or choose another run folder") from error
-    return lock, config_file
+        raise
+    return lock, folder / _CONFIG
+
+
+def _write_config(folder: Path, config: dict[str, Any]) -> None:
+    """Write the configuration, readable by this user only."""
+    file = folder / _CONFIG
+    try:
+        file.unlink(missing_ok=True)
+        with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as opened:
+            opened.write(msgspec.json.encode(config))
+    except OSError as error:
+        raise ServerUnavailable(f"{file} cannot be written: {error}; free disk space, or choose another run folder") from error
 
 
 def _adopt_store(accounts: Path) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import shutil
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
@@ -19,7 +20,7 @@ import structlog
 
 from bus.errors import ServerKilled, ServerUnavailable
 from bus.message import FrozenMeta
-from bus.server import EmbeddedServer
+from bus.server import LOOPBACK, EmbeddedServer, Ports
 from bus.users import BusUsers
 
 PROBE_SECONDS: Final = 1.0
@@ -29,6 +30,8 @@ _PORT_SECONDS: Final = 20.0
 _PAUSE_SECONDS: Final = 0.2
 _MIN_FREE_BYTES: Final = 64 << 20
 """Free disk space required to restart a server whose disk was full."""
+_ADOPT_SECONDS: Final = 10.0
+_ADOPT_POLL_SECONDS: Final = 0.01
 _MIN_PROBES: Final = 3
 """Unanswered probes in a row after which the server counts as stuck: a single one may be due to a pause of this process."""
 
@@ -46,6 +49,10 @@ class RestartSettings(msgspec.Struct, metaclass=FrozenMeta):
 
 class _Health(msgspec.Struct):
     error: str = ""
+
+
+class _Variables(msgspec.Struct):
+    config_load_time: str = ""
 
 
 class Outage(msgspec.Struct, metaclass=FrozenMeta):
@@ -75,16 +82,27 @@ class ServerKeeper:
         self._supervision: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, folder: Path, settings: RestartSettings, *, sync_interval: str, users: BusUsers | None = None) -> Self:
-        """Start a server and supervise it; one that is killed while it starts is restarted.
+    async def start(
+        cls,
+        folder: Path,
+        settings: RestartSettings,
+        *,
+        sync_interval: str,
+        users: BusUsers | None = None,
+        host: str = LOOPBACK,
+        port: int = 0,
+    ) -> Self:
+        """Start a server and supervise it; one that is killed while it starts is restarted. `port` is for clients; 0: a free one.
 
         Raises:
             ServerUnavailable: it cannot be started.
         """
+        ports = Ports(client=port) if port else None
+        start = partial(EmbeddedServer.start, folder, ports=ports, sync_interval=sync_interval, users=users, host=host)
         for _ in range(settings.max_restarts):
             with suppress(ServerKilled):
-                return await cls.keep(await EmbeddedServer.start(folder, sync_interval=sync_interval, users=users), settings)
-        return await cls.keep(await EmbeddedServer.start(folder, sync_interval=sync_interval, users=users), settings)
+                return await cls.keep(await start(), settings)
+        return await cls.keep(await start(), settings)
 
     @classmethod
     async def keep(cls, server: EmbeddedServer, settings: RestartSettings | None = None) -> Self:
@@ -99,6 +117,27 @@ class ServerKeeper:
             self._supervision.cancel()
             await asyncio.gather(self._supervision, return_exceptions=True)
         await self.server.stop()
+
+    async def set_users(self, users: BusUsers) -> None:
+        """Have the server adopt these users; returns when it has, or was restarted with them.
+
+        Raises:
+            ServerUnavailable: it does not adopt them.
+        """
+        server = self.server
+        try:
+            async with asyncio.timeout(_ADOPT_SECONDS), aiohttp.ClientSession() as session:
+                before = await _config_time(session, server.monitoring_url)
+                server.load_users(users)
+                while self.server is server and await _config_time(session, server.monitoring_url) in ("", before):  # noqa: ASYNC110 - it is another process
+                    await asyncio.sleep(_ADOPT_POLL_SECONDS)
+        except TimeoutError:
+            log = server.folder / "nats-server.log"
+            raise ServerUnavailable(f"nats-server has not adopted new users within {_ADOPT_SECONDS:g} s; see {log}") from None
+        finally:
+            server.forget_config()
+        if self.server is not server and self.server.users is not users:
+            await self.set_users(users)
 
     def down_seconds(self) -> float:
         """Returns the seconds for which the server has been dead or unresponsive; 0 while it answers."""
@@ -198,6 +237,14 @@ async def _health(session: aiohttp.ClientSession, url: str) -> str | None:
         async with session.get(f"{url}/healthz") as answer:
             return await answer.text()
     return None
+
+
+async def _config_time(session: aiohttp.ClientSession, url: str) -> str:
+    """Returns the time at which the server read its configuration; empty if it does not answer."""
+    with suppress(aiohttp.ClientError, OSError, msgspec.MsgspecError):
+        async with session.get(f"{url}/varz", timeout=aiohttp.ClientTimeout(total=_PROBE_TIMEOUT)) as answer:
+            return msgspec.json.decode(await answer.read(), type=_Variables).config_load_time
+    return ""
 
 
 def _after_write_error(server: EmbeddedServer, health: str) -> str:

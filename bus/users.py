@@ -69,6 +69,16 @@ class BusUsers(msgspec.Struct, metaclass=FrozenMeta):
                 )
         return cls(run=run, permissions=users, passwords={name: secrets.token_hex(16) for name in users})
 
+    def with_user(self, name: str, permissions: Permissions) -> BusUsers:
+        """Returns these users and another, with a new password."""
+        added = {**self.permissions, name: permissions}
+        return BusUsers(run=self.run, permissions=added, passwords={**self.passwords, name: secrets.token_hex(16)})
+
+    def without_user(self, name: str) -> BusUsers:
+        """Returns these users without one."""
+        left = {user: permissions for user, permissions in self.permissions.items() if user != name}
+        return BusUsers(run=self.run, permissions=left, passwords={user: self.passwords[user] for user in left})
+
     def members(self) -> list[str]:
         """Returns the users other than owner and monitor."""
         return [name for name in self.permissions if name not in (OWNER, MONITOR)]

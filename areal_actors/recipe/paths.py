@@ -15,7 +15,7 @@ SHIPPED = next((folder for folder in (PACKAGE / "shipped" / "recipes", PACKAGE.p
 FROM_HERE = ("folder",)
 """Settings of places to write to, relative to the current directory."""
 LONGEST_PATH = 1024
-_NAMED = re.compile(r"(?P<kind>model:|verifiers:)?(?P<path>.+?)(?P<name>:[A-Za-z_][\w.]*)?")
+NAMED = re.compile(r"(?P<kind>model:|verifiers:)?(?P<path>.+?)(?P<name>:[A-Za-z_][\w.]*)?")
 """A value that may name a file: `path.py:Name`, `model:folder`, `verifiers:file.py`, `tasks.jsonl`, `shards/*.parquet`."""
 
 
@@ -54,7 +54,7 @@ def _beside(value: Any, folder: Path, *, unless_here: bool) -> Any:
         return {name: _beside(entry, folder, unless_here=unless_here) for name, entry in value.items()}
     if isinstance(value, list):
         return [_beside(entry, folder, unless_here=unless_here) for entry in value]
-    if not isinstance(value, str) or len(value) > LONGEST_PATH or not re.search(r"[/.]", value) or not (found := _NAMED.fullmatch(value)):
+    if not isinstance(value, str) or len(value) > LONGEST_PATH or not re.search(r"[/.]", value) or not (found := NAMED.fullmatch(value)):
         return value
     path = found["path"]
     if os.path.isabs(path) or not _exists(path, folder) or (unless_here and _exists(path, Path())):  # noqa: PTH117 - any text is a fine argument

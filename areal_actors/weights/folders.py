@@ -12,6 +12,8 @@ from areal_actors.core.durable_files import MEBIBYTE
 from areal_actors.core.errors import SetupError
 
 LOCK_SUFFIX = ".lock"
+SHARE = ".share"
+"""File beside the versions by which another process of the host recognises the folder."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the one place where a file is memory that other processes can map
 
 SPARE_VERSIONS = 2
