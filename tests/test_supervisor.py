@@ -14,7 +14,7 @@ from areal_actors.core.devices import CudaDevices
 from areal_actors.recipe.load import load
 from areal_actors.run.process import EXIT_FAILED, EXIT_FATAL, EXIT_START_FAILED
 from areal_actors.run.run_folder import BusAddresses, RunFolder, ServerAddress
-from areal_actors.run.supervisor import Child, Supervisor
+from areal_actors.run.supervisor import Child, Supervisor, reason_of_end
 
 
 class Ended:
@@ -53,7 +53,7 @@ async def test_a_process_is_killed_by_its_id_and_not_whatever_has_its_name_now(s
     supervisor.kill("trainer", process.pid, "no heartbeat of trainer-0 for 21 s")
     assert supervisor.alive() == {}, "it is not looked at again while it dies"
     assert await process.wait() == -signal.SIGKILL
-    assert supervisor._reason(supervisor.children["trainer"]) == "no heartbeat of trainer-0 for 21 s"
+    assert reason_of_end(supervisor.folder, "trainer", -9, supervisor.children["trainer"].killed) == "no heartbeat of trainer-0 for 21 s"
 
 
 async def test_a_process_that_ignores_sigterm_is_killed_after_stop_seconds(supervisor):
@@ -88,6 +88,6 @@ async def test_two_starts_without_progress_end_the_run_and_a_life_between_them_d
 
 async def test_of_a_crash_outside_the_actors_only_the_error_is_reported(supervisor):
     supervisor.folder.output_of("trainer").write_text("Traceback (most recent call last):\n  File x\nImportError: libtorch.so\n")
-    assert supervisor._reason(Child("trainer", Ended(1))) == "ended with status 1: ImportError: libtorch.so"
+    assert reason_of_end(supervisor.folder, "trainer", 1) == "ended with status 1: ImportError: libtorch.so"
     supervisor.folder.failure_of("trainer").write_text("model: no such folder")
-    assert supervisor._reason(Child("trainer", Ended(EXIT_FATAL))) == "model: no such folder"
+    assert reason_of_end(supervisor.folder, "trainer", EXIT_FATAL) == "model: no such folder"

@@ -10,7 +10,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from areal_actors import __version__
-from areal_actors.cli.reader_arguments import add_explanations, add_readers, add_replays, takes_folder, takes_page_address
+from areal_actors.cli.reader_arguments import (
+    add_explanations,
+    add_readers,
+    add_replays,
+    positive_count,
+    takes_folder,
+    takes_page_address,
+)
 from areal_actors.core.devices import CudaDevices, pretended_cuda
 from areal_actors.core.errors import RecipeError
 from areal_actors.tinker.command import TinkerOptions
@@ -31,6 +38,9 @@ OTHER_NAMES = {"train": "run", "start": "run", "validate": "check", "dry-run": "
 }
 """Names of commands in other programs, and ours."""
 TAKE_RECIPE = ("run", "serve", "check")
+ROLES = ("inference_worker", "reward_worker", "rollout_worker")
+"""Kinds of workers that may join a run of another host."""
+TOKEN_VARIABLE = "AREAL_JOIN_TOKEN"  # noqa: S105 - the name of a variable
 OPTIONS_BESIDE_SETTINGS = ("--help", "--set", "--from", "--devices", "--json", "--static")
 """Options of the commands that take a recipe; any other is a setting."""
 
@@ -165,6 +175,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     )
     _takes_recipe(serving)
 
+    _joins(command)
     _serves_tinker(command)
 
     check = command(
@@ -251,6 +262,26 @@ def _begins(command: Callable[..., argparse.ArgumentParser]) -> None:
     begun.add_argument("path", metavar="NAME", help="folder to create; its last part is the name of the run")
     kinds = "text: one call; tools: with a tool; environment: several turns; node: in JavaScript, without packages (default: %(default)s)"
     begun.add_argument("--kind", choices=("text", "tools", "environment", "node"), default="text", help=kinds)
+
+
+def _joins(command: Callable[..., argparse.ArgumentParser]) -> None:
+    about = (
+        "Serve more workers to a live run of another host, which was started with `bus.host`: recipe, code, tokenizer, model and weights\n"
+        "come from there over the network; this host needs the same version of areal-actors and the packages of the agent.\n"
+        "At SIGTERM or Ctrl-C episodes in progress are finished, then the workers leave; nothing of the run is lost if they are killed."
+    )
+    joined = command("join", "joining:join", "serve workers to a run of another host", about)
+    joined.add_argument("address", nargs="?", default="", metavar="nats://HOST:PORT/RUN", help="as `areal run` printed it")
+    joined.add_argument("--role", choices=ROLES, default="rollout_worker", help="kind of worker (default: %(default)s)")
+    joined.add_argument("--count", type=positive_count, default=1, metavar="NUMBER", help="workers, each in a process (default: 1)")
+    joined.add_argument(
+        "--credential", type=Path, metavar="FILE", help="a copy of join.json of the run's folder, which also has the address"
+    )
+    joined.add_argument("--token", default="", help=f"the password in that file instead; or in the variable {TOKEN_VARIABLE}")
+    joined.add_argument("--drain", type=float, default=30.0, metavar="SECONDS", help="time to finish episodes at the end (default: 30)")
+    joined.add_argument("--folder", default="", help="where code, model and logs are kept (default: a temporary folder)")
+    settings = "a setting that differs on this host, of [generation] or [actors], task.python or task.processes; may be repeated"
+    joined.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=settings)
 
 
 def _serves_tinker(command: Callable[..., argparse.ArgumentParser]) -> None:

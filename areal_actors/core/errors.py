@@ -13,6 +13,7 @@
     ├── EngineError      a generation or training engine failed
     │   ├── UntrainableBatch   a training step cannot change any weight; the engine is intact
     │   ├── ImageLost          the file of an image is missing or damaged
+    │   ├── WeightsSuperseded  a weight version was removed before it was loaded: the next one is
     │   ├── EngineUnavailable  an inference server is starting, or is gone; another one can answer
     │   └── WeightTransferFailed  weights did not reach a server over the channel of the recipe; their folder is loaded
     ├── RanksLost        ranks of the trainer died; new ones have the initial weights
@@ -96,6 +97,10 @@ class ImageLost(EngineError):
 
 class EngineUnavailable(EngineError):
     """Raised when an inference server does not answer: it is starting, was killed, or has failed. Nothing was sampled wrongly."""
+
+
+class WeightsSuperseded(EngineError):
+    """Raised when a weight version was removed, because newer ones were published, before a worker had it."""
 
 
 class WeightTransferFailed(EngineError):

@@ -173,6 +173,13 @@ class BusSettings(Config):
     with a user and password for each process."""
     monitor_url: str = ""
     """URL of a running server with a read-only user, for `monitor.json`; empty uses `url`."""
+    host: str = ""
+    """Address on which the run accepts workers of other hosts (`areal join`): one of this host, or `0.0.0.0` for all of its interfaces.
+    Empty: the loopback interface only, and no worker can join. See docs/scaling.md."""
+    port: Port = 0
+    """Port of the run's own server; 0 selects a free one."""
+    objects_port: Port = 0
+    """Port of the HTTP server from which joined workers pull code, model and weights, on `host`; 0 selects a free one."""
     lease_seconds: PositiveFloat = 5.0
     """Seconds after which a work item (an episode, a score) whose lease was not renewed is redelivered to another worker. The worker's
     event loop, on which no agent runs, renews the lease three times per period. Increase it if processes or the network pause for
@@ -247,7 +254,7 @@ class Placement(Config):
 
     count: NonNegativeInt = 1
     """Number of instances. Unstated, inference workers take the CUDA devices that the trainer leaves. 0 starts none: an online run has
-    no rollout workers, a supervised run no gateway, `areal serve` no trainer."""
+    no rollout workers, a supervised run no gateway, `areal serve` no trainer; with `bus.host` all workers may be those of other hosts."""
     concurrency: PositiveInt = 1
     """Maximum number of messages that one instance handles at once. Unset, `staleness_gate.max_concurrent` is divided among the rollout
     workers, and gateway and inference workers accept as many calls; `areal check` prints the effective limit."""

@@ -46,6 +46,8 @@ from areal_actors.messages import (
     TrajectoryExported,
     WeightsLoaded,
     WeightsPublished,
+    WorkerJoined,
+    WorkerLeft,
 )
 from areal_actors.rollout.blocked import merge_reports
 from bus.base import Envelope
@@ -77,7 +79,7 @@ class RunState:
     """Everything that is displayed about a run; unknown messages are ignored, missing metrics stay missing."""
 
     state_type: ClassVar[Any]
-    state_version: ClassVar[int] = 1
+    state_version: ClassVar[int] = 2
 
     run: str = ""
     now: float = 0.0
@@ -102,6 +104,10 @@ class RunState:
     """Weight version of each inference worker."""
     serving: dict[str, str] = field(default_factory=dict)
     """Process of each actor that serves its mailbox."""
+    joined: int = 0
+    """Workers of other hosts that have joined so far."""
+    members: dict[str, str] = field(default_factory=dict)
+    """Host of each worker of another host that is part of the run."""
     exported: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     discarding: bool = False
@@ -233,6 +239,12 @@ class RunState:
             case ActorStarted():
                 self._progressed()
                 self.serving[message.actor] = message.process
+            case WorkerJoined():
+                self._progressed()
+                self.joined += 1
+                self.members[message.worker] = message.host
+            case WorkerLeft():
+                self.members.pop(message.worker, None)
             case SnapshotRefused():
                 self.actor_failures[f"{message.fold}: a snapshot was refused: {message.reason}"] += 1
             case LogTrimmed():

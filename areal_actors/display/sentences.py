@@ -39,6 +39,8 @@ from areal_actors.messages import (
     TrainerRolledBack,
     TrainingHalted,
     WeightTransferRefused,
+    WorkerJoined,
+    WorkerLeft,
 )
 from areal_actors.rollout.blocked import format_blocked
 from bus.message import Message
@@ -204,6 +206,8 @@ LINES: Mapping[type[Message], Sentence] = {
     TrainingHalted: lambda it: f"training halted: {it.reason}",
     EventLoopBlocked: format_blocked,
     ActorFailed: lambda it: f"actor {it.actor} failed: {it.reason}",
+    WorkerJoined: lambda it: f"{it.worker} of {it.host} has joined",
+    WorkerLeft: lambda it: f"{it.worker} has left{f': {it.reason}' if it.reason else ''}",
     BusRestarted: lambda it: f"nats-server restarted after {it.seconds:.1f} s: {it.reason}",
     FaultInjected: lambda it: f"fault injected, {it.kind} of {it.target}: {it.detail}",
     RunStalled: lambda it: f"stalled: {it.sentence}",

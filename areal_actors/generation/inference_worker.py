@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, suppress
 from itertools import count
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, cast
 import msgspec
 import structlog
 
-from areal_actors.core.errors import EngineError, EngineUnavailable, ImageLost, RequestError, SetupError
+from areal_actors.core.errors import EngineError, EngineUnavailable, ImageLost, RequestError, SetupError, WeightsSuperseded
 from areal_actors.core.values import WeightsLocation, unpack_ids
 from areal_actors.generation.abilities import ROUTES
 from areal_actors.generation.engine import NO_SLEEP, Arrival, GenerationEngine, PromptImages, SleepingEngine, refuse_unable
@@ -37,6 +37,8 @@ from areal_actors.weights.folders import is_superseded
 
 MakeEngine = Callable[[str], GenerationEngine]
 """Creates an engine for the model in a folder, with the weights of that folder; slow, runs in a thread."""
+Locate = Callable[[WeightsLocation, int], Awaitable[WeightsLocation]]
+"""Returns the location on this host of a published version."""
 
 RECYCLE_SECONDS = 300.0
 """Time limit for a new engine to start and load weights; a request that waits longer gets an error."""
@@ -70,12 +72,15 @@ class InferenceWorker(Actor):
         start_seconds: float = 0.0,
         run_folder: Path = Path(),
         reports_load: bool = False,
+        locate: Locate | None = None,
     ) -> None:
         """Loading weights, creation of the engine included, may take `load_seconds`; then the worker fails.
 
         An engine that is a server has `start_seconds` more to start. Paths in events are relative to `run_folder`.
-        With `reports_load` the worker publishes an `EngineLoad` for each change of its engine's load.
+        With `reports_load` the worker publishes an `EngineLoad` for each change of its engine's load. `locate` finds published
+        weights on a host that does not share the trainer's folders.
         """
+        self.locate = locate
         self.run_folder = run_folder
         self.make_engine = make_engine
         self.name = name
@@ -181,6 +186,10 @@ class InferenceWorker(Actor):
             sent_bytes=arrival.sent_bytes,
             whole_bytes=arrival.whole_bytes,
         )
+
+    def loaded_weights(self) -> list[WeightsLoaded | WeightTransferRefused]:
+        """Returns the report of the weights that it serves, to be repeated; empty while it serves none."""
+        return list(self._arrived(self.location)) if self.location is not None and self.serving.is_set() else []
 
     async def _recycle(self, location: WeightsLocation, context: Context) -> bool:
         """Replace the engine by a new one with the current weights.
@@ -298,6 +307,8 @@ class InferenceWorker(Actor):
         try:
             with context.waiting(f"loading weight version {weight_version}", seconds):
                 async with asyncio.timeout(seconds) as deadline:
+                    if self.locate is not None:
+                        location = await self.locate(location, weight_version)
                     await self._load_until_held(location, weight_version)
         except TimeoutError as error:
             if not deadline.expired():
@@ -305,8 +316,8 @@ class InferenceWorker(Actor):
             serves = f"it serves version {self.weight_version}" if self.weight_version >= 0 else "it serves none yet"
             late = f"{self.name} has not loaded weight version {weight_version} within watchdog.load_seconds = {self.load_seconds:g}"
             raise EngineError(f"{late}; {serves}") from error
-        except Exception:
-            if not is_superseded(location.folder):
+        except Exception as error:
+            if not (isinstance(error, WeightsSuperseded) or is_superseded(location.folder)):
                 raise
             logger.info("these weights were removed while they were loaded: the next version is loaded", weight_version=weight_version)
             return False

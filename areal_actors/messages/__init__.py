@@ -10,6 +10,7 @@ An episode is named `<group>.<member>` and keeps its name when it is retried. Re
 
 from __future__ import annotations
 
+from areal_actors.messages.joining import JoinAnswer, JoinRun, LeaseRenewed, LeaveRun, Objects, RenewLease, WorkerJoined, WorkerLeft
 from areal_actors.messages.outcome import (
     AgentReturned,
     EpisodeAbandoned,
@@ -165,6 +166,10 @@ __all__ = [
     "InteractionRecorded",
     "InteractionSummary",
     "InteractionTokens",
+    "JoinAnswer",
+    "JoinRun",
+    "LeaseRenewed",
+    "LeaveRun",
     "LoadLevel",
     "LogRecovered",
     "LogTrimmed",
@@ -172,6 +177,7 @@ __all__ = [
     "MemoryReleased",
     "ModelRequest",
     "ModelResponsePart",
+    "Objects",
     "OffPolicyChanged",
     "OpenCall",
     "OpenSession",
@@ -179,6 +185,7 @@ __all__ = [
     "Refusal",
     "RefusedSequence",
     "ReleaseMemory",
+    "RenewLease",
     "ReserveCapacity",
     "RewardSet",
     "RunEpisode",
@@ -218,6 +225,8 @@ __all__ = [
     "WeightTransferRefused",
     "WeightsLoaded",
     "WeightsPublished",
+    "WorkerJoined",
+    "WorkerLeft",
 ]
 
 KINDS: tuple[type[Message], ...] = tuple(

@@ -43,6 +43,8 @@ class Metrics(Actor):
         | messages.TrainingHalted
         | messages.ActorFailed
         | messages.TrainerRolledBack
+        | messages.WorkerJoined
+        | messages.WorkerLeft
         | messages.BusRestarted
         | messages.EngineMismatch
         | messages.EngineLoad

@@ -387,7 +387,7 @@ def _placement(recipe: Recipe, *, serving: bool) -> Problems:
         key, absent = ("actors", name), name in recipe.absent()
         if count and absent and not serving:
             yield (*key, "count"), f"found {count}, but {run} has no {name}; leave it out"
-        if count == 0 and not absent and not serving:
+        if count == 0 and not (absent or serving or (recipe.bus.host and name in SEVERAL)):
             yield (*key, "count"), f"found 0, but a run needs its {name}; write `count = 1`"
         if count > 1 and name not in SEVERAL:
             yield (*key, "count"), f"found {count}, but a run has one {name}; write `count = 1`"

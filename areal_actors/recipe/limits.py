@@ -83,8 +83,9 @@ def limits(recipe: Recipe) -> list[Limit]:
     elif rollouts.count:
         add("actors.rollout_worker.concurrency", rollouts.concurrency, rollouts.count, "episodes")
     add("actors.session_manager.concurrency", actors.session_manager.concurrency, 1, "calls")
-    add("actors.inference_worker.concurrency", inference.concurrency, inference.count, "calls")
-    if recipe.generation.engine != "scripted":
+    if inference.count:
+        add("actors.inference_worker.concurrency", inference.concurrency, inference.count, "calls")
+    if inference.count and recipe.generation.engine != "scripted":
         add("generation.max_num_seqs", recipe.generation.max_num_seqs, inference.count, "completions")
     return found
 

@@ -15,7 +15,7 @@ SHIPPED = next((folder for folder in (PACKAGE / "shipped" / "recipes", PACKAGE.p
 FROM_HERE = ("folder",)
 """Settings of places to write to, relative to the current directory."""
 LONGEST_PATH = 1024
-_NAMED = re.compile(r"(?P<kind>model:|verifiers:)?(?P<path>.+?)(?P<name>:[A-Za-z_][\w.]*)?")
+NAMED = re.compile(r"(?P<kind>model:|verifiers:)?(?P<path>.+?)(?P<name>:[A-Za-z_][\w.]*)?")
 """A value that may name a file: `path.py:Name`, `model:folder`, `verifiers:file.py`, `tasks.jsonl`, `shards/*.parquet`."""
 
 
@@ -51,7 +51,7 @@ def _beside(value: Any, folder: Path) -> Any:
         return {name: _beside(entry, folder) for name, entry in value.items()}
     if isinstance(value, list):
         return [_beside(entry, folder) for entry in value]
-    if not isinstance(value, str) or len(value) > LONGEST_PATH or not re.search(r"[/.]", value) or not (found := _NAMED.fullmatch(value)):
+    if not isinstance(value, str) or len(value) > LONGEST_PATH or not re.search(r"[/.]", value) or not (found := NAMED.fullmatch(value)):
         return value
     path = found["path"]
     if os.path.isabs(path) or not (os.path.exists(folder / path) or ("*" in path and glob.glob(path, root_dir=folder))):  # noqa: PTH110, PTH117, PTH207 - any text is a fine argument of these

@@ -7,10 +7,13 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from areal_actors.core.settings import ActorsSettings, Placement, SupervisorSettings
+from areal_actors.core.settings import SEVERAL, ActorsSettings, Placement, SupervisorSettings
 from areal_actors.recipe.complaints import Problems
 
 Tree = Mapping[str, SupervisorSettings]
+
+FIRST_JOINED = 10_000
+"""Number of the first worker of another host; those of the recipe have lower numbers."""
 
 
 def root_of(tree: Tree) -> str:
@@ -77,6 +80,12 @@ def _lines(tree: Tree, placements: Mapping[str, Placement], name: str, depth: in
         return
     at_once = f", {placement.concurrency} at once" if placement.concurrency > 1 else ""
     yield f"{indent}{name} ×{placement.count}{at_once} in {' '.join(processes_of(placement))}"
+
+
+def joined_kind(process: str) -> str:
+    """Returns the kind of the actor of a process of another host, which has the same name; empty for processes of the recipe."""
+    kind, _, number = process.rpartition("-")
+    return kind if kind in SEVERAL and number.isdecimal() and int(number) >= FIRST_JOINED else ""
 
 
 def processes_of(placement: Placement) -> list[str]:

@@ -16,7 +16,8 @@ import structlog
 
 from areal_actors.messages import Heartbeat, RunStalled, WatchProbe
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.run.liveness import LONG_GAP_SECONDS, Liveness, WatchClock, activity_of
+from areal_actors.recipe.supervision import joined_kind
+from areal_actors.run.liveness import LONG_GAP_SECONDS, Leases, Liveness, WatchClock, activity_of
 from areal_actors.run.process import placed
 from areal_actors.run.supervisor import Supervisor
 from areal_actors.run.watchdog import Watchdog
@@ -28,6 +29,10 @@ LOOK_SECONDS = 0.5
 SERVER = "nats-server"
 
 logger = structlog.get_logger(__name__)
+
+
+def _nothing(worker: str, reason: str) -> None:
+    """The run has no workers of other hosts."""
 
 
 class HealthMonitor:
@@ -48,6 +53,9 @@ class HealthMonitor:
         self.clock = WatchClock(time.monotonic())
         self.watchdog = Watchdog(recipe.watchdog, 0.0, batch_size=recipe.trainer.batch_size, waits_for_clients=recipe.is_online())
         self.liveness = Liveness(recipe.watchdog, lambda process: placed(recipe, process), activity_of)
+        self.leases = Leases(recipe.watchdog)
+        self.let_go: Callable[[str, str], None] = _nothing
+        """Called with a worker of another host whose lease has expired, and the reason."""
         self.server_silent = ""
         """Reason why the bus is unusable; empty while it answers."""
         self._reported_silence = 0.0
@@ -61,7 +69,10 @@ class HealthMonitor:
             self.clock.answered()
         self.watchdog.receive(message, now, sent)
         if isinstance(message, Heartbeat):
-            self.liveness.beat(message.pid, message.actor, now)
+            if joined_kind(message.process):
+                self.leases.beat(message.process, now)
+            else:
+                self.liveness.beat(message.pid, message.actor, now)
 
     async def watch(self) -> None:
         """Check the run periodically until cancelled."""
@@ -89,11 +100,14 @@ class HealthMonitor:
             self._report(f"the supervisor's own process was paused for {self.clock.paused:.0f} s", self.clock.paused)
         if gap_ended:
             self.liveness.excuse(now)
+            self.leases.excuse(now)
             if silent > self.settings.heartbeat_seconds:
                 self._report(f"{self._server()} did not answer the supervisor for {silent:.0f} s and answers again", silent)
         self._check_server()
         for overdue in self.liveness.overdue(self.supervisor.alive(), now):
             self.supervisor.kill(overdue.process, overdue.pid, overdue.reason)
+        for worker, reason in self.leases.overdue(now):
+            self.let_go(worker, reason)
         if self.liveness.silence and not self._reported_together:
             self._report(self.liveness.silence, self.settings.heartbeat_seconds)
         self._reported_together = bool(self.liveness.silence)

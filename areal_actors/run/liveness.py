@@ -1,4 +1,4 @@
-"""Liveness of a run's processes: heartbeats by process id, and the progress of processes that are still starting.
+"""Liveness of a run's processes: heartbeats by process id, the progress of starting processes, and leases of workers of other hosts.
 
 A pure fold over heartbeats and operating system readings; it starts and kills nothing. Its clock counts only while the watcher itself
 could receive heartbeats: a watcher that was stopped (Ctrl-Z, SIGSTOP, a suspended machine), has a backlog of messages, or has lost its
@@ -96,6 +96,56 @@ class _Start:
     since: float
     progressed: float
     activity: Activity
+
+
+@dataclass
+class _Lease:
+    """A worker of another host, which is alive while its lease is renewed."""
+
+    admitted: float
+    renewed: float
+    beats: bool = False
+    """True once its actor has sent a heartbeat: from then on only heartbeats renew the lease."""
+
+
+class Leases:
+    """Leases of the workers of other hosts, by name: a fold over their heartbeats, and over renewals by their hosts while they start."""
+
+    def __init__(self, settings: WatchdogSettings) -> None:
+        self.settings = settings
+        self.held: dict[str, _Lease] = {}
+
+    def admit(self, worker: str, now: float) -> None:
+        """Begin a lease."""
+        self.held[worker] = _Lease(now, now)
+
+    def renew(self, worker: str, now: float) -> None:
+        """Note that the process of a worker lives, which counts until its actor serves."""
+        if (lease := self.held.get(worker)) is not None and not lease.beats:
+            lease.renewed = now
+
+    def beat(self, worker: str, now: float) -> None:
+        """Receive a heartbeat of a worker's actor."""
+        if (lease := self.held.get(worker)) is not None:
+            lease.renewed, lease.beats = now, True
+
+    def excuse(self, now: float) -> None:
+        """Renew all leases: renewals may have been lost together with the watcher's own connection."""
+        for lease in self.held.values():
+            lease.renewed = now
+
+    def overdue(self, now: float) -> list[tuple[str, str]]:
+        """Returns the workers whose lease has expired, with the reason."""
+        found = []
+        for worker, lease in self.held.items():
+            silent, limit = now - lease.renewed, self.settings.heartbeat_seconds
+            start_limit = self.settings.start_seconds * MAX_START_FACTOR
+            if silent > limit:
+                sign = "heartbeat" if lease.beats else "sign of life"
+                found.append((worker, f"no {sign} for {silent:.0f} s (watchdog.heartbeat_seconds = {limit:g})"))
+            elif not lease.beats and now - lease.admitted > start_limit:
+                found.append((worker, f"{worker} {START_OVERDUE} within {start_limit:g} s"))
+        return found
 
 
 @dataclass

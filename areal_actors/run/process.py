@@ -44,13 +44,14 @@ from areal_actors.metrics.episode_log import EpisodeLog
 from areal_actors.metrics.metrics_file import Metrics
 from areal_actors.recipe.example_checks import examples_of
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.recipe.supervision import processes_of
+from areal_actors.recipe.supervision import joined_kind, processes_of
 from areal_actors.rewards import MODEL
 from areal_actors.rewards.acceptance import Acceptance
 from areal_actors.rewards.reward_pool import RewardPool
 from areal_actors.rewards.reward_worker import RewardWorker
 from areal_actors.rollout.rollout_worker import RolloutWorker
 from areal_actors.rollout.runners import episodes_at_once, runner_of
+from areal_actors.run.joined import HURRY, blobs_of, finish_work, locate_of, report_reconnections
 from areal_actors.run.logs import log_to_file
 from areal_actors.run.run_folder import RunFolder, ServerAddress
 from areal_actors.runtime.actor import Actor
@@ -225,6 +226,7 @@ def inference_worker(engines: Mapping[str, GenerationEngineFactory]) -> Builder:
             start_seconds=recipe.generation.server.start_seconds if recipe.generation.engine in SERVER_ENGINES else 0.0,
             run_folder=run_folder,
             reports_load=adapted,
+            locate=locate_of(context.folder, context.instance),
         )
 
     return build
@@ -252,6 +254,8 @@ CPU_ACTORS: Mapping[str, Builder] = {
 
 def placed(recipe: Recipe, process: str) -> dict[str, str]:
     """Returns the actors of a process: instance name to kind. The episode log, if enabled, is placed with the metrics."""
+    if kind := joined_kind(process):
+        return {process: kind}
     found: dict[str, str] = {}
     for kind, placement in msgspec.structs.asdict(recipe.actors).items():
         for index, name in enumerate(processes_of(placement)):
@@ -312,12 +316,17 @@ def _end_failed(folder: RunFolder, process: str, error: Exception, *, at_start: 
 
 async def _serve(folder: RunFolder, process: str, builders: Mapping[str, Builder], server: ServerAddress, served: list[Served]) -> None:
     recipe = folder.recipe()
-    stopped = asyncio.Event()
+    stopped, hurried = asyncio.Event(), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+
+    def hurry() -> None:
+        stopped.set()
+        hurried.set()
+
+    asyncio.get_running_loop().add_signal_handler(HURRY, hurry)
     url = link_of(recipe.chaos, folder.path, process, server.url)
-    bus = await NatsBus.connect(
-        url, recipe.run, name=process, token=server.token, blobs=folder.blobs, lease_seconds=recipe.bus.lease_seconds
-    )
+    blobs = blobs_of(folder, process)
+    bus = await NatsBus.connect(url, recipe.run, name=process, token=server.token, blobs=blobs, lease_seconds=recipe.bus.lease_seconds)
     try:
         async with asyncio.TaskGroup() as tasks:
             connection = tasks.create_task(_fail_when_lost(bus))
@@ -328,11 +337,13 @@ async def _serve(folder: RunFolder, process: str, builders: Mapping[str, Builder
                 runtime = Runtime(actor, bus, identity, tape=tape, snapshots=SnapshotStore(folder.snapshots))
                 served.append((runtime, tasks.create_task(runtime.serve())))
             instances, running = [runtime.identity.instance for runtime, _ in served], [task for _, task in served]
+            reporting = tasks.create_task(report_reconnections(bus, process, [runtime for runtime, _ in served]))
             logger.info("serving", actors=instances, pid=os.getpid())
             await stopped.wait()
             logger.info("stopping")
+            await finish_work(folder, process, [runtime for runtime, _ in served], hurried)
             await asyncio.gather(*(runtime.actor.drain() for runtime, _ in served))
-            for task in (connection, *running):
+            for task in (connection, reporting, *running):
                 task.cancel()
             await asyncio.wait(running, timeout=recipe.watchdog.stop_seconds * STOP_SHARE)
             for instance in instances:

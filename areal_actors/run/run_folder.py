@@ -23,7 +23,7 @@ PROCESSES_LOCK = "processes.lock"
 """Lock file shared by all processes of a run."""
 ORPHAN_SECONDS = 15.0
 """Maximum wait for processes of a killed run to notice that their launcher has ended."""
-SECRETS = ("bus.json", "monitor.json", "nats/nats-server.conf", "nats/nats-server_*.ports")
+SECRETS = ("bus.json", "join.json", "monitor.json", "nats/nats-server.conf", "nats/nats-server_*.ports")
 """Files with credentials for the bus of a run, removed when it is over."""
 
 
@@ -47,6 +47,8 @@ class BusAddresses(Value):
     """Read-only address, for monitors."""
     processes: dict[str, str] = {}
     """URL for each process of the run; a missing one is the owner's."""
+    joiner: ServerAddress | None = None
+    """Address for hosts whose workers join; None if none may."""
 
     def of(self, process: str) -> ServerAddress:
         """Returns the address for a process of the run."""
@@ -60,7 +62,7 @@ DEFAULT_FOLDER = "runs"
 class RunFolder:
     """`runs/<run>/`: files and folders.
 
-    Files: recipe.json, bus.json, monitor.json, admin_key, secret, served.json, metrics.jsonl, usage.json,
+    Files: recipe.json, bus.json, monitor.json, join.json, admin_key, secret, served.json, metrics.jsonl, usage.json,
     phases.json, reward.png.
     Folders: checkpoints, logs, tapes, model, nats, blobs, snapshots and tasks (of an environment).
     """
@@ -173,9 +175,14 @@ class RunFolder:
         for name, address in (("bus.json", server), ("monitor.json", monitor or server)):
             self._private(name, msgspec.json.encode(address))
 
+    def invite(self, joiner: ServerAddress) -> Path:
+        """Write the credential with which workers of other hosts join; returns the file, to be copied to them."""
+        self._private("join.json", msgspec.json.encode(joiner))
+        return self.path / "join.json"
+
     def withdraw(self) -> None:
         """Remove the addresses of the bus."""
-        for name in ("bus.json", "monitor.json"):
+        for name in ("bus.json", "join.json", "monitor.json"):
             (self.path / name).unlink(missing_ok=True)
 
     def server(self) -> ServerAddress:

@@ -38,10 +38,12 @@ from areal_actors.messages import (
     StepCompleted,
     TrainingHalted,
     WeightsPublished,
+    WorkerLeft,
 )
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.disk_watch import DiskWatch
 from areal_actors.run.health import LOOK_SECONDS
+from areal_actors.run.joining import Joining
 from areal_actors.run.launch import Launch, access, on_interrupt
 from areal_actors.run.log_recovery import note_log_end
 from areal_actors.run.log_retention import LogReaders, LogRetention, Reader, folds_of
@@ -79,6 +81,7 @@ class RunLoop(Launch):
         self.view = RunView(usual_times(recipe, folder.path))
         self.view.hint = "Ctrl-C saves a checkpoint and ends the run"
         self.view.access = access(recipe, folder)
+        self.joining = Joining(recipe, folder, bus, server, self.health, self.publish) if recipe.bus.host else None
         self.signals = 0
         self.state = RunState()
         """State of the run by its log, of this launch and earlier ones; later readers start from its snapshots."""
@@ -124,8 +127,12 @@ class RunLoop(Launch):
         if described := self.recipe.chaos.described():
             sys.stderr.write(f"chaos is on: FAULTS ARE INJECTED INTO THIS RUN: {described}\n")
         injecting = self.chaos.run(lambda: self.all_started, self._is_ending)
+        listeners = [self._receive_events(), self._watch_disk(), injecting]
+        if self.joining is not None:
+            sys.stderr.write(f"{self.joining.open(self.state.joined)}\n")
+            listeners.append(self.joining.serve())
         try:
-            async with self.supervised(self._receive_events(), self._watch_disk(), injecting):
+            async with self.supervised(*listeners):
                 await self.chaos.open(self.server.addresses.owner.url)
                 starting = asyncio.create_task(self._start(trainer_first=isinstance(opening, RunResumed)))
                 starting.add_done_callback(self.end_with_error)
@@ -198,6 +205,8 @@ class RunLoop(Launch):
             if not error:
                 await self._wait_for_best_checkpoint()
             await self.publish(RunFinished(steps=self.steps, error=error))
+            if self.joining is not None:
+                await self.joining.dismiss(error)
         except BusError as failed:
             return error or f"the end of the run could not be written to its log: {failed}"
         return error
@@ -218,6 +227,8 @@ class RunLoop(Launch):
             )
         for actor, process in dict(state.serving).items():
             await self.publish(ActorStopped(actor=actor, process=process))
+        for worker in dict(state.members):
+            await self.publish(WorkerLeft(worker=worker, reason="the run was stopped"))
 
     async def _start(self, *, trainer_first: bool) -> None:
         """Start all processes; in a resumed run, the trainer first restores the weights."""
@@ -290,6 +301,8 @@ class RunLoop(Launch):
             self.steps = max(self.steps, message.step)
         elif isinstance(message, WeightsPublished):
             self.published.set()
+            if self.joining is not None:
+                self.joining.weights_published(message)
         elif isinstance(message, FilterExhausted | TrainingHalted) and not self.used_up.done():
             self.used_up.set_result(message.reason)
         elif isinstance(message, CheckpointCommitted):

@@ -14,15 +14,25 @@ import msgspec
 
 from areal_actors.batching.batcher import Batcher
 from areal_actors.core.errors import SetupError
-from areal_actors.core.settings import GatewaySettings
+from areal_actors.core.settings import SEVERAL, GatewaySettings
 from areal_actors.evaluation.evaluator import Evaluator
 from areal_actors.gateway.session_manager import SessionManager
 from areal_actors.generation.inference_worker import InferenceWorker
-from areal_actors.messages import ActorStarted, ActorStopped, BusRestarted, Heartbeat, SnapshotRefused, SnapshotStored
+from areal_actors.messages import (
+    ActorStarted,
+    ActorStopped,
+    BusRestarted,
+    Heartbeat,
+    JoinRun,
+    LeaveRun,
+    RenewLease,
+    SnapshotRefused,
+    SnapshotStored,
+)
 from areal_actors.metrics.episode_log import EpisodeLog
 from areal_actors.metrics.metrics_file import Metrics
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.recipe.supervision import processes_of
+from areal_actors.recipe.supervision import joined_kind, processes_of
 from areal_actors.rewards.reward_worker import RewardWorker
 from areal_actors.rollout.rollout_worker import RolloutWorker
 from areal_actors.run.process import placed
@@ -37,9 +47,9 @@ from bus.errors import BusError
 from bus.message import Event, Message
 from bus.nats import NatsBus
 from bus.permissions import Listener, permissions_of
-from bus.server import resolve_server
+from bus.server import LOOPBACK, resolve_server
 from bus.server_keeper import RestartSettings, ServerKeeper
-from bus.users import MONITOR, BusUsers, without_credentials
+from bus.users import MONITOR, BusUsers, Permissions, without_credentials
 
 ACTORS: dict[str, type[Actor]] = {
     actor.kind(): actor
@@ -54,6 +64,10 @@ LIFECYCLE: tuple[type[Message], ...] = (ActorStarted, ActorStopped, Heartbeat, S
 STABLE_PORTS = range(20_000, 32_000)
 """Ports below the range that Linux and macOS use for outgoing connections."""
 TRIES = 20
+JOINER = "areal-join"
+"""User that may only ask to become a worker of the run, and renew and end the leases of workers."""
+JOINED = "joined."
+"""Prefix of the users of joined workers; the rest is the worker's name."""
 
 
 def with_port(recipe: Recipe) -> Recipe:
@@ -94,6 +108,28 @@ class RunServer:
         self.keeper = keeper
         self.failed: asyncio.Future[str] = keeper.failed if keeper else asyncio.get_running_loop().create_future()
         """Resolved with a sentence when the server is gone and cannot be restarted."""
+        self._changing_users = asyncio.Lock()
+
+    async def admit(self, recipe: Recipe, worker: str) -> tuple[str, str]:
+        """Create the user of a joined worker; returns name and password, empty if all processes use the same credentials.
+
+        Raises:
+            ServerUnavailable: the server does not adopt it.
+        """
+        if self.keeper is None or self.keeper.server.users is None:
+            return "", ""
+        user = JOINED + worker
+        async with self._changing_users:
+            users = self.keeper.server.users.with_user(user, joined_permissions(recipe, worker))
+            await self.keeper.set_users(users)
+        return user, users.passwords[user]
+
+    async def expel(self, worker: str) -> None:
+        """Remove the user of a joined worker, which disconnects it."""
+        if self.keeper is None or self.keeper.server.users is None:
+            return
+        async with self._changing_users:
+            await self.keeper.set_users(self.keeper.server.users.without_user(JOINED + worker))
 
     async def report_restarts(self, publish: Callable[[Event], Awaitable[None]]) -> None:
         """Publish `BusRestarted` after every restart, until cancelled."""
@@ -109,18 +145,19 @@ async def run_server(recipe: Recipe, folder: RunFolder) -> AsyncIterator[RunServ
     if url := resolve_server(recipe.bus.url or None):
         owner = ServerAddress(url=url, run=recipe.run, pid=os.getpid())
         monitor = msgspec.structs.replace(owner, url=recipe.bus.monitor_url or url)
-        yield RunServer(BusAddresses(owner=owner, monitor=monitor))
+        yield RunServer(BusAddresses(owner=owner, monitor=monitor, joiner=owner if recipe.bus.host else None))
         return
     users = users_of(recipe)
     bus = recipe.bus
     keeping = RestartSettings(max_restarts=bus.max_restarts, window_seconds=bus.window_seconds, answer_seconds=bus.answer_seconds)
-    keeper = await ServerKeeper.start(folder.nats, keeping, sync_interval=bus.sync, users=users)
+    keeper = await ServerKeeper.start(folder.nats, keeping, sync_interval=bus.sync, users=users, host=bus.host or LOOPBACK, port=bus.port)
     server = keeper.server
     owner = ServerAddress(url=server.url, run=recipe.run, pid=os.getpid())
     monitor = msgspec.structs.replace(owner, url=users.url(MONITOR, server.address))
-    processes = {name: users.url(name, server.address) for name in users.members()}
+    processes = {name: users.url(name, server.address) for name in users.members() if name != JOINER}
+    joiner = msgspec.structs.replace(owner, url=users.url(JOINER, server.address)) if bus.host else None
     try:
-        yield RunServer(BusAddresses(owner=owner, monitor=monitor, processes=processes), keeper)
+        yield RunServer(BusAddresses(owner=owner, monitor=monitor, processes=processes, joiner=joiner), keeper)
     finally:
         await keeper.stop()
 
@@ -142,13 +179,30 @@ def users_of(recipe: Recipe) -> BusUsers:
     Raises:
         SetupError: a process name is not a valid user name.
     """
-    placements = msgspec.structs.asdict(recipe.actors).values()
-    names = dict.fromkeys(process for placement in placements for process in processes_of(placement))
-    processes = {name: [listener(instance, ACTORS[kind]) for instance, kind in placed(recipe, name).items()] for name in names}
+    permissions = permissions_of(recipe.run, _listeners(recipe))
+    permissions.pop(f"{JOINED}*", None)
     try:
-        return BusUsers.make(recipe.run, permissions_of(recipe.run, processes))
+        return BusUsers.make(recipe.run, permissions)
     except ValueError as error:
         raise SetupError(f"actors: each process name is also its bus user name: {error}") from error
+
+
+def joined_permissions(recipe: Recipe, worker: str) -> Permissions:
+    """Returns the permissions of a joined worker: what its actor declares."""
+    user = JOINED + worker
+    listeners = {**_listeners(recipe), user: [listener(worker, ACTORS[joined_kind(worker)])]}
+    return permissions_of(recipe.run, listeners)[user]
+
+
+def _listeners(recipe: Recipe) -> dict[str, list[Listener]]:
+    """Returns the declarations of every process; if workers may join, with theirs, so that others may answer them."""
+    placements = msgspec.structs.asdict(recipe.actors).values()
+    names = dict.fromkeys(process for placement in placements for process in processes_of(placement))
+    found = {name: [listener(instance, ACTORS[kind]) for instance, kind in placed(recipe, name).items()] for name in names}
+    if recipe.bus.host:
+        found[JOINER] = [Listener(instance=JOINER, receives=(), sends=(), asks=(JoinRun, RenewLease, LeaveRun))]
+        found[f"{JOINED}*"] = [listener("joined", ACTORS[kind]) for kind in sorted(SEVERAL)]
+    return found
 
 
 def listener(instance: str, actor: type[Actor]) -> Listener:

@@ -14,7 +14,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -155,23 +155,14 @@ class Supervisor:
     def _environment(self, name: str) -> dict[str, str]:
         """Returns the environment of a process: without credentials, with its CUDA devices and threads."""
         inherited = {variable: value for variable, value in os.environ.items() if variable not in CREDENTIAL_VARIABLES}
-        return {**inherited, **device_variables(self.recipe, name, self.cuda), **self._threads(name)}
-
-    def _threads(self, name: str) -> dict[str, str]:
-        """One busy thread per process unless the recipe sets more: waiting OpenMP threads spin, and cost more than they gain."""
-        kinds = self.placed[name].values()
-        threads = max(
-            self.recipe.trainer.threads if "trainer" in kinds else 1,
-            self.recipe.generation.threads if "inference_worker" in kinds else 1,
-        )
-        return {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
+        return {**inherited, **device_variables(self.recipe, name, self.cuda), **thread_variables(self.recipe, self.placed[name].values())}
 
     async def _watch(self, child: Child) -> None:
         """Wait for a child's end and restart it by the tree."""
         await child.process.wait()
         if child.ending or self._stopping:
             return
-        reason = self._reason(child)
+        reason = reason_of_end(self.folder, child.name, child.process.returncode or 0, child.killed)
         logger.warning("process died", process=child.name, pid=child.process.pid, reason=reason)
         try:
             for actor in self.placed[child.name]:
@@ -230,16 +221,25 @@ class Supervisor:
             child.send(signal.SIGKILL)
             await child.process.wait()
 
-    def _reason(self, child: Child) -> str:
-        """Returns why a process ended: its own error, the reason of the kill, the signal, or the last lines of its output."""
-        failure, output = self.folder.failure_of(child.name), self.folder.output_of(child.name)
-        if failure.exists():
-            return failure.read_text().strip()
-        if child.killed:
-            return child.killed
-        code = child.process.returncode or 0
-        if code < 0:
-            return f"killed by {signal.Signals(-code).name}"
-        lines = output.read_text(errors="replace").strip().splitlines()
-        last = lines[-1:] if any(line.startswith(TRACEBACK) for line in lines) else lines[-LAST_LINES:]
-        return f"ended with status {code}" + (f": {' / '.join(last)}" if last else "")
+
+def thread_variables(recipe: Recipe, kinds: Collection[str]) -> dict[str, str]:
+    """One busy thread per process unless the recipe sets more: waiting OpenMP threads spin, and cost more than they gain."""
+    threads = max(
+        recipe.trainer.threads if "trainer" in kinds else 1,
+        recipe.generation.threads if "inference_worker" in kinds else 1,
+    )
+    return {"OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def reason_of_end(folder: RunFolder, name: str, code: int, killed: str = "") -> str:
+    """Returns why a process ended: its own error, the reason of the kill, the signal, or the last lines of its output."""
+    failure, output = folder.failure_of(name), folder.output_of(name)
+    if failure.exists():
+        return failure.read_text().strip()
+    if killed:
+        return killed
+    if code < 0:
+        return f"killed by {signal.Signals(-code).name}"
+    lines = output.read_text(errors="replace").strip().splitlines()
+    last = lines[-1:] if any(line.startswith(TRACEBACK) for line in lines) else lines[-LAST_LINES:]
+    return f"ended with status {code}" + (f": {' / '.join(last)}" if last else "")

@@ -26,7 +26,7 @@ from areal_actors.runtime.actor import Actor, Tick
 from areal_actors.runtime.fold_keeper import FoldKeeper
 from areal_actors.runtime.message_ids import HandlingIds, message_id
 from areal_actors.runtime.named_wait import NamedWait
-from areal_actors.runtime.work_items import renewed, take_slots
+from areal_actors.runtime.work_items import WorkTasks, renewed, take_slots
 from bus.base import Bus, Delivery, Envelope, Stamp, Subscription, WorkQueue
 from bus.errors import BusError, NoResponder
 from bus.message import Event, FrozenMeta, Message, Reply, Request, Telemetry, Work
@@ -82,6 +82,7 @@ class Runtime:
         """Id that distinguishes this instance's messages from those of earlier instances of the same name."""
         self._submitted = 0
         self._tasks: asyncio.TaskGroup | None = None
+        self.work = WorkTasks()
 
     async def serve(self) -> None:
         """Subscribe, start the actor, and handle messages until cancelled."""
@@ -114,7 +115,7 @@ class Runtime:
             self._caught_up.set()
         for kind in kinds:
             if issubclass(kind, Work):
-                tasks.create_task(self._take_work(await stack.enter_async_context(self.bus.work(kind))))
+                self.work.taking.append(tasks.create_task(self._take_work(await stack.enter_async_context(self.bus.work(kind)))))
         if requests := [kind for kind in kinds if issubclass(kind, Request)]:
             subscription = self.bus.requests(*requests, group=self.actor.kind(), address=instance)
             tasks.create_task(self._serve_requests(await stack.enter_async_context(subscription)))
@@ -157,7 +158,7 @@ class Runtime:
             for _ in range(free - len(taken)):
                 slots.release()
             for delivery in taken:
-                self._tasks.create_task(self._work(delivery, queue.lease_seconds, slots))
+                self.work.add(self._tasks.create_task(self._work(delivery, queue.lease_seconds, slots)))
 
     async def _work(self, delivery: Delivery, lease_seconds: float, slots: asyncio.Semaphore) -> None:
         envelope = delivery.envelope

@@ -19,6 +19,26 @@ RENEWALS_PER_LEASE = 3
 logger = structlog.get_logger(__name__)
 
 
+class WorkTasks:
+    """Tasks of an actor that take work items, and that handle them."""
+
+    def __init__(self) -> None:
+        self.taking: list[asyncio.Task[None]] = []
+        self._handling: set[asyncio.Task[None]] = set()
+
+    def add(self, handling: asyncio.Task[None]) -> None:
+        """Note the task of an item in progress."""
+        self._handling.add(handling)
+        handling.add_done_callback(self._handling.discard)
+
+    async def finish(self) -> None:
+        """Take no more items, and wait for those in progress."""
+        for taking in self.taking:
+            taking.cancel()
+        if self._handling:
+            await asyncio.wait(set(self._handling))
+
+
 async def take_slots(slots: asyncio.Semaphore) -> int:
     """Wait for a slot, then acquire further free ones; returns the number acquired."""
     await slots.acquire()

@@ -9,6 +9,8 @@ from hashlib import blake2b
 from pathlib import Path
 
 LOCK_SUFFIX = ".lock"
+SHARE = ".share"
+"""File beside the versions by which another process of the host recognises the folder."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the one place where a file is memory that other processes can map
 
 ADAPTER_CONFIG = "adapter_config.json"

@@ -1,0 +1,106 @@
+"""Messages about workers of other hosts, which join a live run and leave it."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from areal_actors.core.values import Value
+from bus.message import Event, Reply, Request
+
+
+class WorkerJoined(Event):
+    """A worker of another host was admitted; its actor, of the same name, serves when `ActorStarted` follows."""
+
+    subject: ClassVar[str] = "worker.joined"
+    worker: str
+    """Name of the worker, of its process and of its actor; never used again in this run."""
+    role: str
+    """Kind of its actor."""
+    host: str
+    """Name of its host."""
+
+
+class WorkerLeft(Event):
+    """A worker of another host is no longer part of the run: its leased work is redelivered, its user of the bus is removed."""
+
+    subject: ClassVar[str] = "worker.left"
+    worker: str
+    """Name of the worker."""
+    reason: str = ""
+    """Cause, as a sentence; empty if it left in order."""
+
+
+class Objects(Value):
+    """Address of the files of the run, for a worker of another host: code, model, weights and large bodies."""
+
+    port: int
+    """Port of the HTTP server."""
+    host: str = ""
+    """Address of the HTTP server; empty: that of the bus."""
+    token: str
+    """Token of this worker, sent in the header `Authorization`."""
+    share: str = ""
+    """Identity of the server's files: a host that finds it beside the weights shares their folder."""
+
+
+class JoinAnswer(Reply):
+    """Admission of a worker, or the reason why it is refused."""
+
+    subject: ClassVar[str] = "worker.admitted"
+    refused: str = ""
+    """Reason for which it is refused; empty if it is admitted."""
+    worker: str = ""
+    """Name of the worker."""
+    user: str = ""
+    """User of the bus; empty if all processes use the same credentials."""
+    password: str = ""
+    """Password of the user."""
+    objects: Objects | None = None
+    """Address of the files of the run; None if it is refused."""
+    recipe: dict[str, Any] = {}
+    """The resolved recipe, with paths below the folder `code` of the objects, without passwords."""
+
+
+class JoinRun(Request[JoinAnswer]):
+    """A process of another host asks to become a worker of the run."""
+
+    subject: ClassVar[str] = "worker.join"
+    reply: ClassVar[type[Reply]] = JoinAnswer
+    role: str
+    """Kind of actor: `rollout_worker`, `inference_worker` or `reward_worker`."""
+    host: str
+    """Name of its host."""
+    version: str
+    """Version of its areal-actors."""
+    code: str
+    """Digest of its source files."""
+
+
+class LeaseRenewed(Reply):
+    """State of the leases of a host."""
+
+    subject: ClassVar[str] = "worker.renewed"
+    gone: dict[str, str] = {}
+    """Workers that are no longer part of the run, with the reason."""
+    ended: str | None = None
+    """Error with which the run has ended, empty if it completed its recipe; None while it is live."""
+
+
+class RenewLease(Request[LeaseRenewed]):
+    """The processes of these workers live."""
+
+    subject: ClassVar[str] = "worker.renew"
+    reply: ClassVar[type[Reply]] = LeaseRenewed
+    workers: tuple[str, ...]
+    """Names of the workers."""
+
+
+class LeaveRun(Request[LeaseRenewed]):
+    """The process of a worker has ended."""
+
+    subject: ClassVar[str] = "worker.leave"
+    reply: ClassVar[type[Reply]] = LeaseRenewed
+    worker: str
+    """Name of the worker."""
+    reason: str = ""
+    """Cause of its death; empty if it ended in order."""

@@ -1,0 +1,374 @@
+"""Serves workers of a live run of another host: joins it, pulls what they need, keeps their leases, and ends them in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import time
+import uuid
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from signal import SIGTERM, Signals
+from typing import Any, TypeVar
+from urllib.parse import quote, urlsplit
+
+import msgspec
+import structlog
+import uvloop
+
+from areal_actors import __version__
+from areal_actors.core.errors import RecipeError, SetupError
+from areal_actors.core.objects import CODE, RemoteObjects
+from areal_actors.core.values import Value
+from areal_actors.messages import JoinAnswer, JoinRun, LeaveRun, RenewLease
+from areal_actors.recipe.recipe import Recipe, recorded_recipe
+from areal_actors.recipe.source import Layer, read_override
+from areal_actors.run.joined import HURRY, JoinedWorker
+from areal_actors.run.launch import on_interrupt
+from areal_actors.run.logs import log_to_terminal
+from areal_actors.run.portable import PACKAGES, code_digest
+from areal_actors.run.process import EXIT_FATAL, EXIT_START_FAILED, has_tensors
+from areal_actors.run.run_folder import RunFolder, ServerAddress
+from areal_actors.run.server import JOINER
+from areal_actors.run.supervisor import CREDENTIAL_VARIABLES, reason_of_end, thread_variables
+from areal_actors.weights.folders import SHARED_MEMORY, lock_path
+from bus.base import Stamp
+from bus.errors import BusError, NoReply, NoResponder, PermissionDenied, ServerUnavailable
+from bus.message import Reply, Request
+from bus.nats import NatsBus
+from bus.users import without_credentials
+
+R = TypeVar("R", bound=Reply)
+
+ANSWER_SECONDS = 30.0
+"""Maximum wait for the admission of a worker."""
+RENEW_SECONDS = 1.0
+FINISHED, FAILED = 0, 1
+MAX_DEATHS, WINDOW_SECONDS = 5, 60.0
+"""Workers that may die within this time; each is replaced by another."""
+MAY_DIFFER = ("generation", "actors", "task.python", "task.processes")
+"""Settings that may differ on each host."""
+
+logger = structlog.get_logger(__name__)
+
+
+class JoinOptions(Value):
+    """Options of `areal join`."""
+
+    address: ServerAddress
+    """The run's bus, with the credential for joining."""
+    role: str
+    count: int = 1
+    drain_seconds: float = 30.0
+    """Time for episodes in progress after SIGTERM."""
+    folder: str = ""
+    """Folder for what is pulled, and for logs; empty: a temporary one, removed at the end."""
+    settings: tuple[str, ...] = ()
+    """`KEY=VALUE` of settings that differ on this host."""
+
+
+def join_address(url: str, *, token: str = "", credential: Path | None = None) -> ServerAddress:
+    """Returns the bus of a run from `nats://HOST:PORT/RUN`, which may contain user and password, and a token or a copy of join.json.
+
+    Raises:
+        SetupError: the address or the credential is incomplete or cannot be read.
+    """
+    try:
+        given = msgspec.json.decode(credential.read_bytes(), type=ServerAddress) if credential is not None else None
+    except (OSError, msgspec.MsgspecError) as error:
+        raise SetupError(f"{credential} cannot be read ({error}): copy join.json from the run's folder") from error
+    url = url or (given.url if given is not None else "")
+    parts = urlsplit(url)
+    run = parts.path.strip("/") or (given.run if given is not None else "")
+    if parts.scheme != "nats" or not parts.hostname or not run:
+        raise SetupError(f"'{url}' is not the address of a run; write nats://HOST:PORT/RUN, as `areal run` printed it")
+    place = parts.netloc.rpartition("@")[2]
+    login = parts.netloc.rpartition("@")[0] or (f"{JOINER}:{quote(token)}" if token else "")
+    login = login or (urlsplit(given.url).netloc.rpartition("@")[0] if given is not None else "")
+    return ServerAddress(url=f"nats://{login}@{place}" if login else f"nats://{place}", run=run, pid=0)
+
+
+def join(options: JoinOptions) -> int:
+    """Serve workers until the run ends or this process is asked to; returns the exit status.
+
+    Raises:
+        SetupError: the run does not admit them, cannot be reached any more, or they cannot start here.
+        BusError: the bus cannot be reached.
+    """
+    log_to_terminal()
+    with _place(options.folder) as folder, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_join(options, RunFolder(folder)))
+
+
+@contextmanager
+def _place(folder: str) -> Iterator[Path]:
+    """Yield the folder for pulled files."""
+    if folder:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        yield Path(folder).absolute()
+        return
+    with tempfile.TemporaryDirectory(prefix="areal-join-") as made:
+        yield Path(made)
+
+
+async def _join(options: JoinOptions, folder: RunFolder) -> int:
+    address, shown = options.address, without_credentials(options.address.url)
+    try:
+        bus = await NatsBus.connect(address.url, address.run, name=JOINER)
+    except ServerUnavailable as error:
+        if "refused the credentials" in str(error):
+            raise SetupError(
+                f"the bus at {shown} refuses this credential: take join.json of this run; it changes with every start"
+            ) from error
+        raise SetupError(f"no bus answers at {shown}: the address is wrong, or run '{address.run}' has ended") from error
+    try:
+        return await JoinedHost(options, folder, bus).serve()
+    finally:
+        await bus.close()
+
+
+@dataclass
+class Member:
+    """A worker of this host: its process, and the task that waits for its end."""
+
+    name: str
+    process: asyncio.subprocess.Process
+    ended: asyncio.Task[int]
+    evicted: str = ""
+    """Reason why the run let it go."""
+
+    def send(self, number: Signals) -> None:
+        """Send a signal, unless the process has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(number)
+
+
+@dataclass(eq=False)
+class JoinedHost:
+    """The workers of one `areal join`."""
+
+    options: JoinOptions
+    folder: RunFolder
+    bus: NatsBus
+    members: dict[str, Member] = field(default_factory=dict)
+    recipe: Recipe | None = None
+    stopping: bool = False
+    ended: str | None = None
+    """Error with which the run has ended, empty if it completed its recipe; None while it is live."""
+
+    def __post_init__(self) -> None:
+        self._answered = time.monotonic()
+        self._signalled = asyncio.Event()
+        self._deaths: deque[float] = deque(maxlen=MAX_DEATHS)
+        self._stack = contextlib.ExitStack()
+        self._start_failed = False
+        """True if the last worker that died had not served yet."""
+        self._weights: Path | None = None
+
+    async def serve(self) -> int:
+        """Start the workers and watch them until all have ended; returns the exit status."""
+        on_interrupt(self._signalled, self._stop)
+        try:
+            for _ in range(self.options.count):
+                await self._add()
+            sys.stderr.write(f"joined run '{self.options.address.run}' as {', '.join(self.members)}\n")
+            while self.members:
+                await self._look()
+        finally:
+            await self._abandon()
+            self._stack.close()
+        if self.ended is not None:
+            sys.stderr.write(f"run '{self.options.address.run}' has ended{f': {self.ended}' if self.ended else ''}\n")
+        return FAILED if self.ended else FINISHED
+
+    async def _abandon(self) -> None:
+        """Kill the workers that are left after an error, and report it to the run, if that can be reached."""
+        for member in self.members.values():
+            member.send(Signals.SIGKILL)
+        await asyncio.gather(*(member.process.wait() for member in self.members.values()))
+        for name in self.members:
+            with contextlib.suppress(BusError):
+                await self._ask(LeaveRun(worker=name, reason="its host has given up"), timeout=RENEW_SECONDS)
+
+    def _stop(self, name: str) -> None:
+        """End all workers: at the first signal they finish their episodes, at the second they stop at once."""
+        rest, number = (" at once", HURRY) if self.stopping else ("; again: at once", SIGTERM)
+        sys.stderr.write(f"{name}: {', '.join(self.members) or 'this host'} leave the run{rest}\n")
+        self.stopping = True
+        for member in self.members.values():
+            member.send(number)
+
+    async def _look(self) -> None:
+        """Wait a moment for the end of a worker; renew the leases of the others."""
+        waits = [member.ended for member in self.members.values()]
+        await asyncio.wait(waits, timeout=RENEW_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        for member in [member for member in self.members.values() if member.ended.done()]:
+            await self._over(member)
+        if self.members:
+            await self._renew()
+
+    async def _renew(self) -> None:
+        try:
+            answer = await self._ask(RenewLease(workers=tuple(self.members)), timeout=RENEW_SECONDS * 5)
+        except ServerUnavailable as error:
+            raise SetupError(f"run '{self.options.address.run}' is gone, or was started again with other credentials: {error}") from error
+        except (NoReply, NoResponder) as error:
+            assert self.recipe is not None
+            silent, limit = time.monotonic() - self._answered, self.recipe.watchdog.bus_seconds
+            if silent > limit:
+                raise SetupError(
+                    f"run '{self.options.address.run}' has not answered for {silent:.0f} s (watchdog.bus_seconds = {limit:g}): {error}"
+                ) from error
+            return
+        self._answered = time.monotonic()
+        for name, reason in answer.gone.items():
+            if (member := self.members.get(name)) is not None and not member.evicted:
+                member.evicted = reason
+                member.send(Signals.SIGKILL)
+        if answer.ended is not None and self.ended is None:
+            self.ended, self.stopping = answer.ended, True
+            for member in self.members.values():
+                member.send(HURRY)
+
+    async def _over(self, member: Member) -> None:
+        """Report the end of a worker to the run, and replace one that has died."""
+        del self.members[member.name]
+        code = member.ended.result()
+        orderly = code in (0, -SIGTERM, -HURRY) and self.stopping
+        reason = "" if orderly else reason_of_end(self.folder, member.name, code, member.evicted)
+        with contextlib.suppress(NoReply, NoResponder):
+            await self._ask(LeaveRun(worker=member.name, reason=reason), timeout=RENEW_SECONDS * 5)
+        if self.stopping:
+            return
+        logger.warning("a worker died", worker=member.name, reason=reason)
+        if code == EXIT_FATAL or (code == EXIT_START_FAILED and self._start_failed):
+            raise SetupError(f"{member.name}: {reason}")
+        self._start_failed = code == EXIT_START_FAILED
+        now = time.monotonic()
+        if len(self._deaths) == MAX_DEATHS and now - self._deaths[0] < WINDOW_SECONDS:
+            raise SetupError(f"{MAX_DEATHS + 1} workers died within {WINDOW_SECONDS:g} s; the last: {member.name}: {reason}")
+        self._deaths.append(now)
+        await self._add()
+
+    async def _add(self) -> None:
+        """Join the run with another worker, and start its process."""
+        options = self.options
+        request = JoinRun(role=options.role, host=socket.gethostname(), version=__version__, code=code_digest())
+        answer = await self._admission(request)
+        if answer.refused:
+            raise SetupError(f"run '{options.address.run}' does not admit a {options.role}: {answer.refused}")
+        assert answer.objects is not None
+        objects_host = answer.objects.host or urlsplit(options.address.url).hostname or ""
+        url = f"http://[{objects_host}]:{answer.objects.port}" if ":" in objects_host else f"http://{objects_host}:{answer.objects.port}"
+        if self.recipe is None:
+            await self._prepare(answer, RemoteObjects(url, answer.objects.token))
+        weights = self._shared_memory(answer.objects.share)
+        joined = JoinedWorker(
+            objects=url,
+            token=answer.objects.token,
+            share=answer.objects.share,
+            weights=str(weights),
+            drain_seconds=options.drain_seconds,
+        )
+        joined.keep(self.folder, answer.worker)
+        await self._spawn(answer)
+
+    async def _admission(self, request: JoinRun) -> JoinAnswer:
+        """Returns the answer of the run, which may just be starting."""
+        until = time.monotonic() + ANSWER_SECONDS
+        while True:
+            try:
+                return await self._ask(request, timeout=ANSWER_SECONDS)
+            except (NoReply, NoResponder, PermissionDenied) as error:
+                if time.monotonic() > until or isinstance(error, PermissionDenied):
+                    place = without_credentials(self.options.address.url)
+                    raise SetupError(f"there is no run '{self.options.address.run}' at {place} that workers may join: {error}") from error
+            await asyncio.sleep(RENEW_SECONDS)
+
+    async def _prepare(self, answer: JoinAnswer, objects: RemoteObjects) -> None:
+        """Write the recipe, and pull the code that it names."""
+        self.recipe = recipe_here(answer.recipe, self.options.settings)
+        self.folder.logs.mkdir(exist_ok=True)
+        self.folder.keep(self.recipe)
+        code = self.folder.path / CODE
+        try:
+            await asyncio.to_thread(objects.pull, CODE, code)
+        except OSError as error:
+            raise SetupError(f"the code of run '{self.options.address.run}' cannot be pulled from {objects}: {error}") from error
+
+    def _shared_memory(self, share: str) -> Path:
+        """Returns the folder for weight versions, shared by all workers of this run on this host, and removed with the last of them."""
+        if self._weights is None:
+            root = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else self.folder.path
+            self._weights = root / f"areal-joined-{self.options.address.run}-{share}"
+            self._stack.enter_context(_holding(self._weights))
+        return self._weights
+
+    async def _spawn(self, answer: JoinAnswer) -> None:
+        assert self.recipe is not None
+        name, options = answer.worker, self.options
+        url = options.address.url
+        if answer.user:
+            url = f"nats://{quote(answer.user)}:{answer.password}@{urlsplit(url).netloc.rpartition('@')[2]}"
+        module = "tensor_process" if has_tensors(self.recipe, name) else "process"
+        with self.folder.output_of(name).open("ab") as output:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", f"areal_actors.run.{module}", str(self.folder.path), name),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+                cwd=self.folder.path / CODE,
+                env=_environment(self.recipe, options.role),
+            )
+        assert process.stdin is not None
+        process.stdin.write(msgspec.json.encode(ServerAddress(url=url, run=options.address.run, pid=os.getpid())) + b"\n")
+        self.members[name] = Member(name, process, asyncio.create_task(process.wait()))
+
+    async def _ask(self, request: Request[R], *, timeout: float) -> R:
+        stamp = Stamp(id=uuid.uuid4().hex, sender=JOINER, time=time.time())
+        return await self.bus.request(request, stamp, timeout=timeout)
+
+
+def recipe_here(data: Mapping[str, Any], settings: Sequence[str]) -> Recipe:
+    """Returns the run's recipe with the settings of this host.
+
+    Raises:
+        RecipeError: a setting is invalid, or may not differ.
+    """
+    over = Layer({}, {})
+    for setting in settings:
+        if not any(f"{setting.partition('=')[0].strip()}.".startswith(f"{allowed}.") for allowed in MAY_DIFFER):
+            raise RecipeError(f"{setting}: this setting is that of the run; on another host may differ: {', '.join(MAY_DIFFER)}")
+        over = read_override(setting).over(over)
+    return recorded_recipe(over.over(Layer(dict(data), {})).data)
+
+
+def _environment(recipe: Recipe, role: str) -> dict[str, str]:
+    """Returns the environment of a worker's process, which finds this program whatever its current directory holds."""
+    inherited = {variable: value for variable, value in os.environ.items() if variable not in CREDENTIAL_VARIABLES}
+    paths = [str(PACKAGES[0].parent), *filter(None, [os.environ.get("PYTHONPATH", "")])]
+    return {**inherited, "PYTHONPATH": os.pathsep.join(paths), **thread_variables(recipe, {role})}
+
+
+@contextmanager
+def _holding(place: Path) -> Iterator[None]:
+    """Mark a folder in shared memory as in use; the last user of this host removes it."""
+    with lock_path(place).open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        try:
+            yield
+        finally:
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(place, ignore_errors=True)
+                lock_path(place).unlink(missing_ok=True)

@@ -1,0 +1,119 @@
+"""The surroundings of a worker of another host: files over HTTP in place of the run's folders, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from signal import SIGUSR1
+
+import msgspec
+
+from areal_actors.core.durable_files import PRIVATE_MODE, atomic_write
+from areal_actors.core.errors import SetupError
+from areal_actors.core.model_config import has_vision
+from areal_actors.core.objects import RemoteObjects
+from areal_actors.core.values import Value, WeightsLocation
+from areal_actors.generation.inference_worker import InferenceWorker, Locate
+from areal_actors.messages import ActorStarted, ActorStopped
+from areal_actors.recipe.supervision import joined_kind
+from areal_actors.run.run_folder import RunFolder
+from areal_actors.runtime.runtime import Runtime
+from areal_actors.weights.pulled import WeightsPuller
+from bus.base import Stamp
+from bus.claims import Blobs
+from bus.nats import NatsBus
+
+HURRY = SIGUSR1
+"""Signal to end at once, where SIGTERM lets work in progress be finished. A launcher may send SIGTERM to all processes of a host."""
+BODY_RETRY_SECONDS = 5.0
+"""Time in which a large body is asked for again; meanwhile the process handles nothing else."""
+
+
+class JoinedWorker(Value):
+    """Everything that a worker's process needs besides recipe and bus; in a file of the host's folder, readable by its user only."""
+
+    objects: str
+    """URL of the run's files."""
+    token: str
+    share: str
+    """Identity of the trainer's folders."""
+    weights: str
+    """Folder of the weight versions that this host has pulled."""
+    drain_seconds: float
+    """Time for the work in progress after SIGTERM."""
+
+    def keep(self, folder: RunFolder, worker: str) -> None:
+        """Write it for the process of a worker."""
+        atomic_write(_file(folder, worker), msgspec.json.encode(self), mode=PRIVATE_MODE)
+
+
+def joined_worker(folder: RunFolder, process: str) -> JoinedWorker | None:
+    """Returns the surroundings of a worker of another host; None for a process of the run's own host."""
+    return msgspec.json.decode(_file(folder, process).read_bytes(), type=JoinedWorker) if joined_kind(process) else None
+
+
+def blobs_of(folder: RunFolder, process: str) -> Blobs:
+    """Returns where a process finds large bodies of messages."""
+    joined = joined_worker(folder, process)
+    return folder.blobs if joined is None else RemoteObjects(joined.objects, joined.token, retry_for_seconds=BODY_RETRY_SECONDS)
+
+
+def locate_of(folder: RunFolder, process: str) -> Locate | None:
+    """Returns how an inference worker finds published weights; None if it shares the trainer's folders."""
+    joined = joined_worker(folder, process)
+    if joined is None:
+        return None
+    puller = WeightsPuller(RemoteObjects(joined.objects, joined.token), Path(joined.weights), folder.model, joined.share)
+
+    async def locate(location: WeightsLocation, weight_version: int) -> WeightsLocation:
+        found = await puller(location, weight_version)
+        if has_vision(found.model):
+            raise SetupError("the model sees images, which lie in the run's folder: inference workers of other hosts cannot read them")
+        return found
+
+    return locate
+
+
+async def report_reconnections(bus: NatsBus, process: str, runtimes: Sequence[Runtime]) -> None:
+    """After an outage between this host and the bus, leave and return: requests to this process, and its answers, may be lost.
+
+    The gateway continues the calls in flight on any worker, from the tokens that have arrived.
+    """
+    reconnected = asyncio.Event()
+    with bus.on_reconnect(reconnected.set):
+        while joined_kind(process):
+            await reconnected.wait()
+            reconnected.clear()
+            for runtime in runtimes:
+                if isinstance(worker := runtime.actor, InferenceWorker):
+                    stopped = ActorStopped(actor=process, process=process)
+                    started = ActorStarted(actor=process, process=process, pid=os.getpid())
+                    for event in (stopped, started, *worker.loaded_weights()):
+                        await bus.publish(event, Stamp(id=uuid.uuid4().hex, sender=process, time=time.time()))
+
+
+async def finish_work(folder: RunFolder, process: str, runtimes: Sequence[Runtime], hurried: asyncio.Event) -> None:
+    """Take no more work, and wait for what is in progress, until the drain's time has passed or `HURRY` arrives."""
+    if (joined := joined_worker(folder, process)) is None:
+        return
+
+    async def finish() -> None:
+        await asyncio.gather(*(runtime.work.finish() for runtime in runtimes))
+
+    waits = {asyncio.create_task(finish()), asyncio.create_task(_until_set(hurried))}
+    await asyncio.wait(waits, timeout=joined.drain_seconds, return_when=asyncio.FIRST_COMPLETED)
+    for wait in waits:
+        wait.cancel()
+    await asyncio.gather(*waits, return_exceptions=True)
+
+
+async def _until_set(event: asyncio.Event) -> None:
+    await event.wait()
+
+
+def _file(folder: RunFolder, worker: str) -> Path:
+    return folder.path / f"{worker}.joined.json"

@@ -1,0 +1,196 @@
+"""Admits workers of other hosts to a live run, renews their leases, and lets go those that leave or are silent."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import structlog
+
+from areal_actors import __version__
+from areal_actors.core.settings import SEVERAL
+from areal_actors.messages import (
+    ActorFailed,
+    JoinAnswer,
+    JoinRun,
+    LeaseRenewed,
+    LeaveRun,
+    Objects,
+    RenewLease,
+    WeightsPublished,
+    WorkerJoined,
+    WorkerLeft,
+)
+from areal_actors.recipe.recipe import Recipe
+from areal_actors.recipe.supervision import FIRST_JOINED
+from areal_actors.run.health import HealthMonitor
+from areal_actors.run.object_server import ObjectServer
+from areal_actors.run.portable import PortableRecipe, code_digest
+from areal_actors.run.run_folder import RunFolder
+from areal_actors.run.server import RunServer
+from bus.base import Bus, Delivery, Stamp
+from bus.errors import BusError
+from bus.message import Event, Reply, Request
+from bus.server import EVERY_INTERFACE
+from bus.users import without_credentials
+
+SENDER = "supervisor"
+REQUESTS: tuple[type[Request[Any]], ...] = (JoinRun, RenewLease, LeaveRun)
+POLL_SECONDS = 0.1
+LEAVING_SECONDS = 5.0
+"""Time beyond `watchdog.stop_seconds` that joined workers have to notice the end of the run and leave."""
+
+logger = structlog.get_logger(__name__)
+
+
+class Joining:
+    """Workers of other hosts, from their admission to their end."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        folder: RunFolder,
+        bus: Bus,
+        server: RunServer,
+        health: HealthMonitor,
+        publish: Callable[[Event], Awaitable[None]],
+    ) -> None:
+        self.recipe, self.folder, self.bus, self.server, self.publish = recipe, folder, bus, server, publish
+        self.health, self.leases = health, health.leases
+        health.let_go = self._let_go
+        self.joined = 0
+        """Number of workers admitted so far, in earlier launches too."""
+        self.tokens: dict[str, str] = {}
+        """Token of each worker for the files of the run."""
+        self.gone: dict[str, str] = {}
+        """Workers of this launch that are no longer part of the run, with the reason."""
+        self.ended: str | None = None
+        portable = PortableRecipe(recipe, Path.cwd())
+        self.portable = portable.recipe
+        self.objects = ObjectServer(recipe.run, folder.path, portable.files)
+        self.code = code_digest()
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def open(self, joined: int) -> str:
+        """Begin to serve the run's files; returns how to join, for the terminal. `joined`: workers admitted in earlier launches.
+
+        Raises:
+            SetupError: the address cannot be used.
+        """
+        self.joined = joined
+        self.objects.start(self.recipe.bus.host, self.recipe.bus.objects_port)
+        joiner = self.server.addresses.joiner
+        assert joiner is not None
+        file = self.folder.invite(joiner)
+        address = f"{without_credentials(joiner.url)}/{self.recipe.run}"
+        if self.recipe.bus.host in EVERY_INTERFACE:
+            address = address.replace("127.0.0.1", "ADDRESS-OF-THIS-HOST")
+        command = f"areal join {address} --credential {file.name} --role rollout_worker"
+        return f"workers of other hosts join, with a copy of {file}: {command}"
+
+    def weights_published(self, event: WeightsPublished) -> None:
+        """Note the model's folder."""
+        self.objects.weights_published(Path(event.location.resolved(self.folder.path).model))
+
+    async def serve(self) -> None:
+        """Answer until cancelled."""
+        async with self.bus.requests(*REQUESTS, group=SENDER, address=SENDER) as inbox:
+            async for delivery in inbox:
+                self._start(self._answer(delivery))
+
+    async def dismiss(self, error: str) -> None:
+        """Let all workers know that the run has ended, and wait until they have left, but not longer than they need."""
+        self.ended = error
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.recipe.watchdog.stop_seconds + LEAVING_SECONDS):
+                while self.leases.held:  # noqa: ASYNC110 - they are in other processes
+                    await asyncio.sleep(POLL_SECONDS)
+        for worker in sorted(self.leases.held):
+            await self._leave(worker, "it had not left when the run ended")
+
+    async def _answer(self, delivery: Delivery) -> None:
+        message = delivery.message
+        if isinstance(message, JoinRun):
+            reply: Reply = await self._join(message)
+        elif isinstance(message, LeaveRun):
+            await self._leave(message.worker, message.reason)
+            reply = LeaseRenewed(ended=self.ended)
+        else:
+            assert isinstance(message, RenewLease)
+            for worker in message.workers:
+                self.leases.renew(worker, self.health.clock.watching)
+            unknown = {worker: "the run does not know it" for worker in message.workers if worker not in self.leases.held}
+            reply = LeaseRenewed(gone={worker: self.gone.get(worker, why) for worker, why in unknown.items()}, ended=self.ended)
+        stamp = Stamp(id=uuid.uuid4().hex, sender=SENDER, time=time.time(), cause=delivery.envelope.id)
+        await self.bus.reply(delivery.reply_to, reply, stamp)
+
+    async def _join(self, request: JoinRun) -> JoinAnswer:
+        if refused := self._refusal(request):
+            return JoinAnswer(refused=refused)
+        worker = f"{request.role}-{FIRST_JOINED + self.joined}"
+        self.joined += 1
+        try:
+            user, password = await self.server.admit(self.recipe, worker)
+        except BusError as error:
+            return JoinAnswer(refused=str(error))
+        token = self.tokens[worker] = uuid.uuid4().hex
+        self.objects.tokens.add(token)
+        await self.publish(WorkerJoined(worker=worker, role=request.role, host=request.host))
+        self.leases.admit(worker, self.health.clock.watching)
+        host = "" if self.recipe.bus.host in EVERY_INTERFACE else self.recipe.bus.host
+        objects = Objects(host=host, port=self.objects.port, token=token, share=self.objects.share)
+        return JoinAnswer(worker=worker, user=user, password=password, objects=objects, recipe=self.portable)
+
+    def _refusal(self, request: JoinRun) -> str:
+        """Returns why a worker cannot join; empty if it can."""
+        if self.ended is not None:
+            return f"run '{self.recipe.run}' has ended"
+        if request.role not in SEVERAL:
+            return f"there is no role '{request.role}'; roles: {', '.join(sorted(SEVERAL))}"
+        if request.code != self.code:
+            return (
+                f"this host has another version of areal-actors than the run: {request.version} ({request.code}) here, "
+                f"{__version__} ({self.code}) there; install the same"
+            )
+        if request.role in self.recipe.absent() or (request.role == "inference_worker" and self.recipe.is_served()):
+            return f"this run has no {request.role}: its episodes are run elsewhere, or it has none"
+        gateway = self.recipe.gateway.url(self.recipe.gateway.port)
+        if request.role == "rollout_worker" and _is_local(urlsplit(gateway).hostname or "") and not _is_local(self.recipe.bus.host):
+            remedy = f"gateway.host={self.recipe.bus.host}, and gateway.advertise if that is no address that other hosts reach"
+            return f"agents on this host cannot reach the gateway at {gateway}; start the run with {remedy}"
+        return ""
+
+    async def _leave(self, worker: str, reason: str) -> None:
+        """End a lease; with a reason, its actor has failed."""
+        if self.leases.held.pop(worker, None) is None:
+            return
+        self.gone[worker] = reason or "it has left"
+        self.objects.tokens.discard(self.tokens.pop(worker, ""))
+        if reason:
+            logger.warning("a worker of another host was lost", worker=worker, reason=reason)
+            await self.publish(ActorFailed(actor=worker, process=worker, reason=reason))
+        await self.publish(WorkerLeft(worker=worker, reason=reason))
+        await self.server.expel(worker)
+
+    def _let_go(self, worker: str, reason: str) -> None:
+        self._start(self._leave(worker, reason))
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("a worker of another host could not be served", exc_info=error)
+
+
+def _is_local(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")

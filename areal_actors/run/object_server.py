@@ -1,0 +1,154 @@
+"""HTTP server of a run's files for workers of other hosts: code, model, weight versions, and large bodies of messages.
+
+It has a thread and an event loop of its own, so that a large file delays nothing else; the kernel sends the files.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+import threading
+from collections.abc import Awaitable, Callable, Mapping
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+from aiohttp import web
+
+from areal_actors.core.errors import SetupError
+from areal_actors.core.objects import BLOBS, CODE, FOLDERS, MODEL, WEIGHTS, StoredFile, digest_of
+from areal_actors.weights.folders import SHARE, shared_memory_path, version_folder
+from bus.claims import BlobFolder
+
+MAX_BODY_BYTES = 1 << 28
+MODEL_SECONDS = 25.0
+"""Time for which a request waits for the model, which the trainer may still be making; the client asks again."""
+POLL_SECONDS = 0.2
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class ObjectServer:
+    """Serves files to those who have a token, from `start` until the process ends."""
+
+    def __init__(self, run: str, run_folder: Path, code: Mapping[str, Path]) -> None:
+        """`code`: files of the folder `code`, by their names in it."""
+        self.run_folder = run_folder
+        self.code = dict(code)
+        self.model: Path | None = None
+        """The model's folder, once weights were published."""
+        self.tokens: set[str] = set()
+        self.share = secrets.token_hex(8)
+        """Identity, by which a host recognises that it has the weights' folder itself."""
+        self.port = 0
+        self._weights = (shared_memory_path(run, run_folder), run_folder.absolute() / "weights")
+        self._blobs = BlobFolder(run_folder / "blobs")
+        self._digests: dict[tuple[Path, int, int], str] = {}
+
+    def start(self, host: str, port: int) -> None:
+        """Listen on this address; 0: a free port.
+
+        Raises:
+            SetupError: the address cannot be used.
+        """
+        listening: Future[int] = Future()
+        threading.Thread(target=lambda: asyncio.run(self._serve(host, port, listening)), name="objects", daemon=True).start()
+        try:
+            self.port = listening.result()
+        except OSError as error:
+            raise SetupError(f"bus.host, bus.objects_port: cannot listen on {host}:{port} ({error.strerror}); correct them") from error
+
+    def weights_published(self, model_folder: Path) -> None:
+        """Note the model's folder, and that the weights' folder may be shared with other processes of this host."""
+        self.model = model_folder
+        for root in self._weights:
+            if root.is_dir() and not (root / SHARE).exists():
+                (root / SHARE).write_text(self.share)
+
+    async def _serve(self, host: str, port: int, listening: Future[int]) -> None:
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._check_token])
+        app.router.add_get(FOLDERS + "{folder}", self._list)
+        app.router.add_get(FOLDERS + "{folder}/{name:.+}", self._file)
+        for method, handler in (("PUT", self._put_blob), ("GET", self._get_blob), ("DELETE", self._delete_blob)):
+            app.router.add_route(method, BLOBS + "{name}", handler)
+        runner = web.AppRunner(app, access_log=None)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, host, port).start()
+        except OSError as error:
+            listening.set_exception(error)
+            return
+        listening.set_result(int(runner.addresses[0][1]))
+        await asyncio.Event().wait()
+
+    @web.middleware
+    async def _check_token(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ").encode()
+        if not any(hmac.compare_digest(given, token.encode()) for token in tuple(self.tokens)):
+            raise web.HTTPUnauthorized
+        return await handler(request)
+
+    async def _list(self, request: web.Request) -> web.Response:
+        folder = request.match_info["folder"]
+        if folder == MODEL:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(MODEL_SECONDS):
+                    while self.model is None:  # noqa: ASYNC110 - it is set by another thread
+                        await asyncio.sleep(POLL_SECONDS)
+            if self.model is None:
+                raise web.HTTPServiceUnavailable(text="there is no model yet")
+        found = await asyncio.to_thread(self._described, folder)
+        return web.Response(body=msgspec.json.encode(found), content_type="application/json")
+
+    def _described(self, folder: str) -> dict[str, StoredFile]:
+        has_checksum = folder.startswith(WEIGHTS)
+        return {
+            name: StoredFile(size=path.stat().st_size, digest="" if has_checksum else self._digest(path))
+            for name, path in self._files(folder).items()
+        }
+
+    def _digest(self, path: Path) -> str:
+        status = path.stat()
+        key = (path, status.st_size, status.st_mtime_ns)
+        if key not in self._digests:
+            self._digests[key] = digest_of(path)
+        return self._digests[key]
+
+    async def _file(self, request: web.Request) -> web.StreamResponse:
+        files = await asyncio.to_thread(self._files, request.match_info["folder"])
+        path = files.get(request.match_info["name"])
+        if path is None:
+            raise web.HTTPNotFound
+        return web.FileResponse(path)
+
+    def _files(self, folder: str) -> dict[str, Path]:
+        """Returns the files of a folder, by their names in it."""
+        if folder == CODE:
+            return self.code
+        place = self.model if folder == MODEL else None
+        if folder.startswith(WEIGHTS) and (version := folder.removeprefix(WEIGHTS)).isdecimal():
+            place = next((found for root in self._weights if (found := version_folder(root, int(version))).is_dir()), None)
+        files = {} if place is None else {path.name: path for path in place.iterdir() if path.is_file()}
+        if not files:
+            raise web.HTTPNotFound
+        return files
+
+    async def _put_blob(self, request: web.Request) -> web.Response:
+        await asyncio.to_thread(self._blobs.write, _name(request), await request.read())
+        return web.Response()
+
+    async def _get_blob(self, request: web.Request) -> web.Response:
+        try:
+            return web.Response(body=await asyncio.to_thread(self._blobs.read, _name(request)))
+        except FileNotFoundError:
+            raise web.HTTPNotFound from None
+
+    async def _delete_blob(self, request: web.Request) -> web.Response:
+        await asyncio.to_thread(self._blobs.remove, _name(request))
+        return web.Response()
+
+
+def _name(request: web.Request) -> str:
+    return Path(request.match_info["name"]).name

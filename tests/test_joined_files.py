@@ -1,0 +1,302 @@
+"""Workers of another host get code, model, weights and large bodies over HTTP, a recipe, a user of the bus, and a lease."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from areal_actors.core.devices import detect_cuda
+from areal_actors.core.errors import EngineError, RecipeError, SetupError, WeightsSuperseded
+from areal_actors.core.objects import CODE, MODEL, RemoteObjects
+from areal_actors.core.settings import WatchdogSettings
+from areal_actors.core.values import WeightsLocation
+from areal_actors.generation.inference_worker import InferenceWorker
+from areal_actors.messages import KINDS, ActorFailed, Generate, WeightsPublished
+from areal_actors.recipe.load import load
+from areal_actors.recipe.recipe import Recipe
+from areal_actors.recipe.supervision import joined_kind
+from areal_actors.run.join import join_address, recipe_here
+from areal_actors.run.liveness import Leases
+from areal_actors.run.object_server import ObjectServer
+from areal_actors.run.portable import PortableRecipe
+from areal_actors.run.run_folder import ServerAddress
+from areal_actors.run.server import JOINED, JOINER, joined_permissions, users_of
+from areal_actors.weights.folders import prune, version_folder
+from areal_actors.weights.pulled import WeightsPuller
+from areal_actors.weights.transfer import write_weights
+from bus.base import Stamp
+from bus.errors import ClaimLost
+from bus.nats import NatsBus
+from bus.server import EmbeddedServer
+
+RUN = "gsm8k-grpo"
+RECIPES = Path(__file__).parent.parent / "recipes"
+TOKEN = "token"
+
+
+def recipe(*settings: str, file: Path = RECIPES / "gsm8k_grpo.toml") -> Recipe:
+    return load([file], ["profile=embedded", "bus.host=127.0.0.1", *settings], detect_cuda()).recipe
+
+
+class Served:
+    """Files of a run in a folder, over HTTP."""
+
+    def __init__(self, folder: Path) -> None:
+        self.code = folder / "agent.py"
+        self.code.write_text("print('agent')\n")
+        self.model = folder / "model"
+        self.model.mkdir()
+        (self.model / "config.json").write_text("{}")
+        self.weights = folder / "weights"
+        self.server = ObjectServer(RUN, folder, {"agents/agent.py": self.code})
+        self.server.start("127.0.0.1", 0)
+        self.server.tokens.add(TOKEN)
+        self.objects = RemoteObjects(f"http://127.0.0.1:{self.server.port}", TOKEN, retry_for_seconds=0)
+
+    def publish(self, version: int) -> WeightsLocation:
+        """Write a version, as the trainer does, and keep the newest two."""
+        prune(self.weights, 1)
+        location = write_weights({"a": torch.full((300, 40), float(version))}, version_folder(self.weights, version), self.model)
+        self.server.weights_published(self.model)
+        return location
+
+    def puller(self, root: Path, share: str = "") -> WeightsPuller:
+        """One of another host, which keeps its versions in `root`."""
+        return WeightsPuller(self.objects, root / "weights", root / "model", share)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Served:
+    (tmp_path / "run").mkdir()
+    return Served(tmp_path / "run")
+
+
+def test_a_folder_arrives_whole_and_only_with_the_token(served: Served, tmp_path: Path) -> None:
+    served.objects.pull(CODE, tmp_path / "code")
+    assert (tmp_path / "code" / "agents" / "agent.py").read_text() == served.code.read_text()
+    stranger = RemoteObjects(served.objects.url, "another", retry_for_seconds=0)
+    for attempt in (lambda: stranger.pull(CODE, tmp_path / "stolen"), lambda: stranger.read("x"), lambda: stranger.write("x", b"")):
+        with pytest.raises(PermissionError):
+            attempt()
+    for folder in ("secrets", "../run", "weights-7", "weights-x"):
+        with pytest.raises(FileNotFoundError):
+            served.objects.pull(folder, tmp_path / "nothing")
+
+
+async def test_each_version_is_pulled_once_for_all_workers_of_a_host(served: Served, tmp_path: Path) -> None:
+    first = served.publish(1)
+    pullers = [served.puller(tmp_path / "host") for _ in range(3)]
+    found = await asyncio.gather(*(puller(first, 1) for puller in pullers))
+    assert {one.folder for one in found} == {str(tmp_path / "host" / "weights" / "v1")}
+    assert {one.model for one in found} == {str(tmp_path / "host" / "model")}
+    assert (tmp_path / "host" / "model" / "config.json").read_text() == "{}"
+    inode = Path(found[0].folder).stat().st_ino
+    second = served.publish(2)
+    assert (await pullers[0](first, 1)).folder == found[0].folder
+    assert Path(found[0].folder).stat().st_ino == inode
+    await pullers[0](second, 2)
+    await pullers[1](served.publish(3), 3)
+    assert sorted(path.name for path in (tmp_path / "host" / "weights").glob("v*")) == ["v2", "v3"]
+
+
+async def test_a_version_that_was_removed_meanwhile_is_superseded_and_a_damaged_one_an_error(served: Served, tmp_path: Path) -> None:
+    old = served.publish(1)
+    for version in (2, 3):
+        newest = served.publish(version)
+    with pytest.raises(WeightsSuperseded, match="version 1 was replaced"):
+        await served.puller(tmp_path / "host")(old, 1)
+    wrong = msgspec.structs.replace(newest, checksum="0" * 32)
+    with pytest.raises(EngineError, match=f"arrived with checksum {newest.checksum}, expected 0000"):
+        await served.puller(tmp_path / "host")(wrong, 3)
+    assert (await served.puller(tmp_path / "host")(newest, 3)).checksum == newest.checksum
+
+
+async def test_a_host_that_has_the_trainers_folder_itself_pulls_no_weights(served: Served, tmp_path: Path) -> None:
+    location = served.publish(1)
+    found = await served.puller(tmp_path / "host", share=served.server.share)(location, 1)
+    assert found == msgspec.structs.replace(location, model=str(tmp_path / "host" / "model"))
+    another = await served.puller(tmp_path / "host", share="another run's")(location, 1)
+    assert another.folder == str(tmp_path / "host" / "weights" / "v1")
+
+
+def test_a_model_that_is_still_being_made_is_waited_for(served: Served, tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as threads:
+        pulling = threads.submit(served.objects.pull, MODEL, tmp_path / "model")
+        time.sleep(0.1)
+        assert not pulling.done()
+        served.server.weights_published(served.model)
+        pulling.result(timeout=60)
+    assert (tmp_path / "model" / "config.json").exists()
+
+
+async def test_large_bodies_reach_a_worker_of_another_host_and_come_from_it(served: Served, tmp_path: Path) -> None:
+    server = await EmbeddedServer.start(tmp_path / "nats")
+    blobs = served.server.run_folder / "blobs"
+    here = await NatsBus.connect(server.url, "test", name="here", token=server.token, kinds=KINDS, blobs=blobs)
+    there = await NatsBus.connect(server.url, "test", name="there", token=server.token, blobs=served.objects)
+    try:
+        for number, (sender, reader) in enumerate([(here, there), (there, here)], start=1):
+            failed = ActorFailed(actor="a", process="a", reason=str(number) * 400_000)
+            sequence = await sender.publish(failed, Stamp(id=str(number), sender="a", time=0.0))
+            assert (await reader.read([sequence]))[0].open(ActorFailed) == failed
+        assert len(list(blobs.iterdir())) == 2
+        for file in blobs.iterdir():
+            file.unlink()
+        with pytest.raises(ClaimLost, match="http://127"):
+            await there.read([1])
+    finally:
+        for bus in (here, there):
+            await bus.close()
+        await server.stop()
+
+
+class Engine:
+    """An engine that only notes what it loads."""
+
+    abilities: frozenset[str] = frozenset()
+    weight_version = 0
+
+    def __init__(self) -> None:
+        self.loaded: list[WeightsLocation] = []
+
+    async def load_weights(self, location: WeightsLocation, weight_version: int) -> None:
+        self.loaded.append(location)
+        self.weight_version = weight_version
+
+
+async def test_an_inference_worker_of_another_host_loads_what_its_host_has_and_skips_what_is_gone(send: Any, tmp_path: Path) -> None:
+    here = WeightsLocation(folder=str(tmp_path / "v2"), checksum="c", model=str(tmp_path / "model"))
+    engine = Engine()
+
+    async def locate(location: WeightsLocation, weight_version: int) -> WeightsLocation:
+        assert location.folder == "/of/the/trainer"
+        if weight_version == 1:
+            raise WeightsSuperseded("weight version 1 was replaced")
+        return here
+
+    worker = InferenceWorker(lambda folder: engine, name="inference_worker-10000", concurrency=1, locate=locate)  # type: ignore[arg-type, return-value]
+    published = WeightsPublished(weight_version=1, location=WeightsLocation(folder="/of/the/trainer", checksum="c", model="/of/the/model"))
+    assert await send(worker, published) == []
+    assert worker.loaded_weights() == []
+    (loaded,) = await send(worker, msgspec.structs.replace(published, weight_version=2))
+    assert (loaded.worker, loaded.weight_version, engine.loaded) == ("inference_worker-10000", 2, [here])
+    assert worker.loaded_weights() == [loaded]
+
+
+# ---------------------------------------------------------------- the recipe
+
+
+def test_the_recipe_names_files_below_one_folder_and_has_no_secrets(tmp_path: Path) -> None:
+    outside, root = tmp_path / "elsewhere", tmp_path / "project"
+    for folder in (outside, root / "agents" / ".hidden", root / "rewards"):
+        folder.mkdir(parents=True)
+    (root / "agents" / "mine.py").write_text("")
+    (root / "agents" / "tools.py").write_text("")
+    (root / "agents" / "notes.txt").write_text("")
+    (root / "agents" / ".hidden" / "x.py").write_text("")
+    (root / "rewards" / "__init__.py").write_text("")
+    (outside / "engine.py").write_text("")
+    (outside / "judge").mkdir()
+    (outside / "judge" / "config.json").write_text("{}")
+    found = recipe("gateway.admin_key=secret")
+    task = msgspec.structs.replace(
+        found.task,
+        agent="agents/mine.py:Agent",
+        reward=f"model:{outside / 'judge'}",
+        should_accept="rewards.checks:accept",
+        agent_options={"style": "agents/notes.txt", "url": "https://example.org/a.b"},
+    )
+    generation = msgspec.structs.replace(found.generation, engine=f"{outside / 'engine.py'}:Engine")
+    portable = PortableRecipe(msgspec.structs.replace(found, task=task, generation=generation), root)
+    made = portable.recipe
+    assert made["task"]["agent"] == "agents/mine.py:Agent"
+    assert made["task"]["agent_options"]["url"] == "https://example.org/a.b"
+    assert made["generation"]["engine"].startswith("outside/")
+    assert made["generation"]["engine"].endswith("/engine.py:Engine")
+    judge = made["task"]["reward"].removeprefix("model:")
+    assert judge.startswith("outside/")
+    engine_file = made["generation"]["engine"].removesuffix(":Engine")
+    expected = {"agents/mine.py", "agents/tools.py", "agents/notes.txt", "rewards/__init__.py", engine_file, f"{judge}/config.json"}
+    assert set(portable.files) == expected
+    assert str(tmp_path) not in msgspec.json.encode(made).decode()
+    assert "secret" not in msgspec.json.encode(made).decode()
+    assert recipe_here(made, []).task.agent == task.agent
+
+
+def test_the_files_of_an_agent_have_a_limit(tmp_path: Path) -> None:
+    for number in range(2001):
+        (tmp_path / f"m{number}.py").write_text("")
+    found = recipe()
+    with pytest.raises(SetupError, match="2,001 files"):
+        PortableRecipe(msgspec.structs.replace(found, task=msgspec.structs.replace(found.task, agent="m1.py:Agent")), tmp_path)
+
+
+def test_settings_of_one_host_are_those_of_placement_and_speed() -> None:
+    made = PortableRecipe(recipe(), RECIPES.parent).recipe
+    assert recipe_here(made, ["generation.threads=3"]).generation.threads == 3
+    for setting in ("steps=3", "generations=3", "task.reward=math"):
+        with pytest.raises(RecipeError, match="may differ"):
+            recipe_here(made, [setting])
+
+
+# ---------------------------------------------------------------- who may do what
+
+
+async def test_a_joined_worker_may_do_what_its_actor_declares(tmp_path: Path) -> None:
+    made = recipe()
+    users = users_of(made)
+    assert JOINER in users.members()
+    assert not [name for name in users.members() if name.startswith(JOINED)]
+    worker = "inference_worker-10000"
+    assert joined_kind(worker) == "inference_worker"
+    assert joined_kind("inference_worker-9") == joined_kind("trainer-10000") == ""
+    rights = joined_permissions(made, worker)
+    assert f"areal.{RUN}._.{worker}.{Generate.subject}" in rights.subscribe
+    assert not [subject for subject in rights.subscribe if "_.inference_worker-0" in subject or "_.*" in subject]
+    assert not [subject for subject in rights.publish if "steps.completed" in subject or "episode.run" in subject]
+    gateway = users.permissions[made.actors.session_manager.process]
+    assert "_INBOX.joined.*.answers.>" in gateway.publish
+    assert set(users_of(recipe("bus.host=")).members()) == set(users.members()) - {JOINER}
+
+
+def test_the_address_of_a_run_and_its_credential(tmp_path: Path) -> None:
+    file = tmp_path / "join.json"
+    file.write_bytes(msgspec.json.encode(ServerAddress(url="nats://areal-join:pw@10.0.0.1:4000", run=RUN, pid=3)))
+    assert join_address("", credential=file) == ServerAddress(url="nats://areal-join:pw@10.0.0.1:4000", run=RUN, pid=0)
+    assert join_address("nats://host:9/other", credential=file).url == "nats://areal-join:pw@host:9"
+    assert join_address("nats://host:9/other", token="t").url == "nats://areal-join:t@host:9"
+    assert join_address("nats://me:own@host:9/other", token="t").url == "nats://me:own@host:9"
+    for url, credential in (("nats://host:9", None), ("host:9/run", None), ("", None), ("", tmp_path / "none.json")):
+        with pytest.raises(SetupError):
+            join_address(url, credential=credential)
+
+
+# ---------------------------------------------------------------- leases
+
+
+def test_a_lease_lasts_while_its_host_renews_it_and_from_the_first_heartbeat_on_while_its_actor_beats() -> None:
+    leases = Leases(WatchdogSettings(heartbeat_seconds=10.0, start_seconds=5.0))
+    leases.admit("starts", 0.0)
+    leases.admit("serves", 0.0)
+    leases.beat("serves", 5.0)
+    for now in (8.0, 16.0):
+        leases.renew("starts", now)
+        leases.renew("serves", now)
+    assert leases.overdue(15.0) == []
+    assert leases.overdue(16.0) == [("serves", "no heartbeat for 11 s (watchdog.heartbeat_seconds = 10)")]
+    leases.excuse(16.0)
+    assert leases.overdue(20.0) == []
+    leases.held.pop("serves")
+    leases.beat("serves", 20.0)
+    leases.renew("stranger", 20.0)
+    assert set(leases.held) == {"starts"}
+    for now in range(20, 60, 5):
+        leases.renew("starts", float(now))
+    assert leases.overdue(56.0) == [("starts", "starts did not start within 50 s")]
