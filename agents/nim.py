@@ -1,4 +1,4 @@
-"""A game: two players take 1, 2 or 3 nuts in turn, and who takes the last one wins. The opponent makes no mistakes."""
+"""A game: two players take 1 or 2 nuts in turn, and who takes the last one wins. The opponent makes no mistakes."""
 
 import random
 import re
@@ -7,8 +7,8 @@ from typing import Any
 
 from openai import AsyncOpenAI
 
-MOST = 3
-LARGEST_HEAP = 11
+MOST = 2
+LARGEST_HEAP = 8
 
 
 class NimAgent:

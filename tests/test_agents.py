@@ -87,13 +87,13 @@ async def test_the_countdown_agent_asks_once():
 )
 async def test_the_game_of_nuts_is_won_by_the_last_one(first, result, score):
     async with opened_chat_gateway() as harness, agent_here("agents/nim.py:NimAgent") as (run, module):
-        row = next(row for row in module.tasks() if row["heap"] == 5)
-        left = 4 - random.Random(row["question"]).randint(1, 3)
+        row = next(row for row in module.tasks() if row["heap"] == 4)
+        left = 3 - random.Random(row["question"]).randint(1, 2)
         answer, trajectory = await harness.play(run, [f"#### {first}", f"I take {left}."], **row)
         assert answer == result
         assert len(trajectory.interactions) == (2 if result == "won" else 1)
         assert module.reward(row, answer) == score
-        assert "5 nuts are left." in harness.prompt_text(0)
+        assert "4 nuts are left." in harness.prompt_text(0)
 
 
 async def test_an_mcp_server_s_tool_stands_beside_a_function():

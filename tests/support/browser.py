@@ -66,7 +66,7 @@ class Tab:
         return found["result"].get("value")
 
     async def until(self, script: str, *, every: float = 0.1) -> Any:
-        """Wait until an expression is true in the page, which is asked after so many seconds; returns its value."""
+        """Wait until an expression is true in the page; returns its value. `every`: seconds between two looks."""
         for _ in range(int(PATIENT / every)):
             try:
                 if value := await self.run(script):
