@@ -9,6 +9,8 @@ from openai import AsyncOpenAI
 
 MOST = 2
 LARGEST_HEAP = 8
+REWARDS = {"won": 1.0, "lost": 0.1}
+"""Moves by the rules are the first thing to learn, so a lost game has a little, and one without a move nothing."""
 
 
 class NimAgent:
@@ -52,5 +54,5 @@ def tasks() -> list[dict[str, Any]]:
 
 
 def reward(_task: Mapping[str, Any], output: str) -> float:
-    """1 for a game that is won."""
-    return float(output == "won")
+    """The reward of a result."""
+    return REWARDS.get(output, 0.0)

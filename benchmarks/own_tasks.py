@@ -1,10 +1,10 @@
-"""Held-out accuracy of the embedded model on tasks that it was not made for, before and after learning them.
+"""Held-out mean reward of the embedded model on tasks that it was not made for, before and after learning them.
 
     python benchmarks/own_tasks.py [--seeds 0 1 2] [--tasks nim reading look_up] [SETTING ...]
 
 Each task is learnt with its recipe in recipes/, from the reward alone: the game `nim`, the text `reading`, the tool `look_up`. Where the
-task has demonstrations, it is also learnt in two runs, recipes/demonstrations.toml and then the recipe from its checkpoint. Accuracies are
-those of the first and the last evaluation of a run, sampled and greedy. They do not depend on other work of the machine.
+task has demonstrations, it is also learnt in two runs, recipes/demonstrations.toml and then the recipe from its checkpoint. Mean rewards
+are those of the first and the last evaluation of a run, sampled and greedy; they do not depend on other work of the machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Figures = dict[str, Any]
 TASKS: dict[str, str] = {"nim": "", "reading": "", "look_up": "tools"}
 """Tasks, and the skill of the warm start of those that have demonstrations."""
 COLUMNS = ("before", "demonstrated", "after", "greedy before", "greedy demonstrated", "greedy after")
-"""Accuracy of the warm-started model, after the demonstrations, and after the last step."""
+"""Mean reward of the warm-started model, after the demonstrations, and after the last step."""
 ALONE, AFTER = "reward alone", "demonstrations, then reward"
 
 
@@ -70,7 +70,7 @@ def learn(task: str, seed: int, folder: Path, options: argparse.Namespace) -> It
 
 
 def run(words: Sequence[str], folder: Path) -> Figures:
-    """Run a recipe; returns its accuracy before and after."""
+    """Run a recipe; returns its mean reward before and after."""
     known = set(folder.glob("*/metrics.jsonl"))
     areal("run", *words)
     (file,) = set(folder.glob("*/metrics.jsonl")) - known
@@ -80,12 +80,12 @@ def run(words: Sequence[str], folder: Path) -> Figures:
     for line in lines:
         if line["kind"] == "evaluation.completed" and line["weight_version"] in (0, steps):
             mode = "greedy " if line["mode"] == "greedy" else ""
-            found[f"{mode}{'before' if line['weight_version'] == 0 else 'after'}"] = line["accuracy"]
+            found[f"{mode}{'before' if line['weight_version'] == 0 else 'after'}"] = line["reward_mean"]
     return found
 
 
 def spreads(found: Sequence[Figures]) -> Iterator[tuple[str, ...]]:
-    """Yields lowest, median and highest accuracy of the seeds, for each task and way."""
+    """Yields lowest, median and highest mean reward of the seeds, for each task and way."""
     for task, way in dict.fromkeys((row["task"], row["way"]) for row in found):
         rows = [row for row in found if (row["task"], row["way"]) == (task, way)]
         yield (task, way, str(rows[0]["steps"]), *(spread([row[name] for row in rows if name in row]) for name in COLUMNS))

@@ -83,7 +83,7 @@ async def test_the_countdown_agent_asks_once():
 
 
 @pytest.mark.parametrize(
-    ("first", "result", "score"), [("1", "won", 1.0), ("2", "lost", 0.0), ("4", "no move", 0.0), ("none", "no move", 0.0)]
+    ("first", "result", "score"), [("1", "won", 1.0), ("2", "lost", 0.1), ("4", "no move", 0.0), ("none", "no move", 0.0)]
 )
 async def test_the_game_of_nuts_is_won_by_the_last_one(first, result, score):
     async with opened_chat_gateway() as harness, agent_here("agents/nim.py:NimAgent") as (run, module):
