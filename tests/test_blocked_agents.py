@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from pathlib import Path
 
@@ -40,12 +41,12 @@ def nothing_failed(figures):
 
 async def test_the_example_of_the_documentation_runs_each_episode_once(tmp_path):
     figures = await measure("example", documented_agent(tmp_path), 32, 1, tmp_path)
-    assert nothing_failed(figures), figures
+    assert nothing_failed(figures), json.dumps(figures)
     assert figures["exported"] >= 64
 
 
 async def test_an_agent_that_sleeps_longer_than_the_lease_costs_no_attempt_and_is_named(tmp_path, sleeping_agent):
     figures = await measure("blocking", sleeping_agent, 32, 1, tmp_path)
-    assert nothing_failed(figures), figures
+    assert nothing_failed(figures), json.dumps(figures)
     assert figures["blocked"].get(f"agent.py:{LINE}", 0.0) > 5.0, figures
     await asyncio.sleep(0)
