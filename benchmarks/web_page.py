@@ -137,7 +137,7 @@ async def measure(options: argparse.Namespace, report: Callable[[str], None]) ->
 
 async def _drawn(words: list[str], episodes: int) -> dict[str, float]:
     """Serve the page for a Chromium that runs, and wait until it has drawn it."""
-    with tempfile.TemporaryDirectory() as profile:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile:
         async with browser(Path(profile)) as tab:
             began = time.perf_counter()
             process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL)

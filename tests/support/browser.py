@@ -95,7 +95,12 @@ async def browser(folder: Path) -> AsyncIterator[Tab]:
     """One tab of a new browser, which has its profile in a folder."""
     words = [*OPTIONS, f"--user-data-dir={folder}", "about:blank"]
     process = await asyncio.create_subprocess_exec(
-        CHROMIUM, *words, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL, start_new_session=True
+        CHROMIUM,
+        *words,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
+        env={**os.environ, "TMPDIR": str(folder)},  # it leaves files there
     )
     try:
         port = folder / "DevToolsActivePort"
