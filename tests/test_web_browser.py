@@ -99,11 +99,8 @@ async def test_the_page_follows_a_log_that_grows(tab, tmp_path):
                 await source._receive(envelope)
             steps, trained = len(source.index.steps.rows), sum(row.trained > 0 for row in source.index.fold.table.rows)
             await tab.until(f"document.querySelector('.facts').textContent.includes('{steps} of 4') && {station('trained')} === {trained}")
-            last = source.index.last
-            assert await tab.run("[Number(document.querySelector('#slider').value), Number(document.querySelector('#slider').max)]") == [
-                last,
-                last,
-            ]
+            slider = "document.querySelector('#slider')"
+            await tab.until(f"[{slider}.value, {slider}.max].every(one => Number(one) === {source.index.last})")
         assert await tab.run("document.querySelector('#status').className") == "live"
         whole = [url for url in tab.requested if url.endswith("/api/rows?after=0")]
         assert len(whole) <= 2, "only what changed is asked for again"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections import OrderedDict
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -25,6 +26,8 @@ LONGEST_TEXT = 20_000
 TRACES_KEPT = 16
 TRACE_SECONDS = 600.0
 """Time limit of the process that computes advantages."""
+KILLED_SECONDS = 10.0
+"""Time limit of its end, once it was killed."""
 
 
 class LogDetails:
@@ -102,6 +105,12 @@ class LogDetails:
                 while len(self._traces) > TRACES_KEPT:
                     self._traces.popitem(last=False)
             return self._traces[key]
+
+    async def wait_until_ended(self) -> None:
+        """Wait until the process of a cancelled request has ended, which was killed."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(KILLED_SECONDS), self._tracing:
+                pass
 
     def _text(self, ids: list[int]) -> str | None:
         """Returns the text of token ids; None without the model's tokenizer, which an exported log does not hold."""

@@ -191,6 +191,10 @@ class PageServer:
         found = self._details.event(int(request.match_info["position"]))
         return _json(found) if found else _json({"error": "the log does not have this event"}, status=404)
 
+    async def wait_until_ended(self) -> None:
+        """Wait until the processes of cancelled requests have ended."""
+        await self._details.wait_until_ended()
+
 
 @asynccontextmanager
 async def serving_page(server: PageServer, access: Access, host: str, port: int) -> AsyncIterator[str]:
@@ -215,6 +219,7 @@ async def serving_page(server: PageServer, access: Access, host: str, port: int)
         yield f"http://{shown}:{runner.addresses[0][1]}/{secret}"
     finally:
         await runner.cleanup()
+        await server.wait_until_ended()
 
 
 def _number(request: web.Request, name: str, otherwise: int) -> int:

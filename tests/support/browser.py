@@ -7,6 +7,7 @@ import base64
 import itertools
 import os
 import shutil
+import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -94,13 +95,15 @@ class Tab:
 async def browser(folder: Path) -> AsyncIterator[Tab]:
     """One tab of a new browser, which has its profile in a folder."""
     words = [*OPTIONS, f"--user-data-dir={folder}", "about:blank"]
+    # It leaves files and a socket there, whose path has to be short.
+    scratch = tempfile.TemporaryDirectory(prefix="chromium-", dir="/tmp", ignore_cleanup_errors=True)
     process = await asyncio.create_subprocess_exec(
         CHROMIUM,
         *words,
         stdout=asyncio.subprocess.DEVNULL,
         stderr=asyncio.subprocess.DEVNULL,
         start_new_session=True,
-        env={**os.environ, "TMPDIR": str(folder)},  # it leaves files there
+        env={**os.environ, "TMPDIR": scratch.name},
     )
     try:
         port = folder / "DevToolsActivePort"
@@ -124,3 +127,4 @@ async def browser(folder: Path) -> AsyncIterator[Tab]:
         if process.returncode is None:
             process.terminate()
         await process.wait()
+        scratch.cleanup()
