@@ -12,10 +12,11 @@ import msgspec
 import pytest
 import torch
 
+from areal_actors.cli.arguments import ROLES
 from areal_actors.core.devices import detect_cuda
 from areal_actors.core.errors import EngineError, RecipeError, SetupError, WeightsSuperseded
 from areal_actors.core.objects import CODE, MODEL, RemoteObjects
-from areal_actors.core.settings import WatchdogSettings
+from areal_actors.core.settings import SEVERAL, WatchdogSettings
 from areal_actors.core.values import WeightsLocation
 from areal_actors.generation.inference_worker import InferenceWorker
 from areal_actors.messages import KINDS, ActorFailed, Generate, WeightsPublished
@@ -28,7 +29,7 @@ from areal_actors.run.object_server import ObjectServer
 from areal_actors.run.portable import PortableRecipe
 from areal_actors.run.run_folder import ServerAddress
 from areal_actors.run.server import JOINED, JOINER, joined_permissions, users_of
-from areal_actors.weights.folders import prune, version_folder
+from areal_actors.weights.folders import named_path, prune, version_folder
 from areal_actors.weights.pulled import WeightsPuller
 from areal_actors.weights.transfer import write_weights
 from bus.base import Stamp
@@ -48,14 +49,14 @@ def recipe(*settings: str, file: Path = RECIPES / "gsm8k_grpo.toml") -> Recipe:
 class Served:
     """Files of a run in a folder, over HTTP."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, weights_folder: str = "") -> None:
         self.code = folder / "agent.py"
         self.code.write_text("print('agent')\n")
         self.model = folder / "model"
         self.model.mkdir()
         (self.model / "config.json").write_text("{}")
-        self.weights = folder / "weights"
-        self.server = ObjectServer(RUN, folder, {"agents/agent.py": self.code})
+        self.weights = named_path(weights_folder, RUN, folder) if weights_folder else folder / "weights"
+        self.server = ObjectServer(RUN, folder, {"agents/agent.py": self.code}, weights_folder)
         self.server.start("127.0.0.1", 0)
         self.server.tokens.add(TOKEN)
         self.objects = RemoteObjects(f"http://127.0.0.1:{self.server.port}", TOKEN, retry_for_seconds=0)
@@ -116,6 +117,17 @@ async def test_a_version_that_was_removed_meanwhile_is_superseded_and_a_damaged_
     with pytest.raises(EngineError, match=f"arrived with checksum {newest.checksum}, expected 0000"):
         await served.puller(tmp_path / "host")(wrong, 3)
     assert (await served.puller(tmp_path / "host")(newest, 3)).checksum == newest.checksum
+
+
+async def test_versions_in_the_folder_that_the_recipe_names_are_pulled_too(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    served = Served(tmp_path / "run", str(tmp_path / "named"))
+    found = await served.puller(tmp_path / "host")(served.publish(1), 1)
+    assert found.folder == str(tmp_path / "host" / "weights" / "v1")
+
+
+def test_the_roles_that_may_join_are_those_of_which_a_run_may_have_several() -> None:
+    assert set(ROLES) == SEVERAL
 
 
 async def test_a_host_that_has_the_trainers_folder_itself_pulls_no_weights(served: Served, tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ class Joining:
         self.ended: str | None = None
         portable = PortableRecipe(recipe, Path.cwd())
         self.portable = portable.recipe
-        self.objects = ObjectServer(recipe.run, folder.path, portable.files)
+        self.objects = ObjectServer(recipe.run, folder.path, portable.files, recipe.trainer.weights_folder)
         self.code = code_digest()
         self._tasks: set[asyncio.Task[Any]] = set()
 

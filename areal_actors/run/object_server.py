@@ -19,13 +19,15 @@ from aiohttp import web
 
 from areal_actors.core.errors import SetupError
 from areal_actors.core.objects import BLOBS, CODE, FOLDERS, MODEL, WEIGHTS, StoredFile, digest_of
-from areal_actors.weights.folders import SHARE, shared_memory_path, version_folder
+from areal_actors.weights.folders import SHARE, possible_folders, version_folder
 from bus.claims import BlobFolder
 
 MAX_BODY_BYTES = 1 << 28
 MODEL_SECONDS = 25.0
 """Time for which a request waits for the model, which the trainer may still be making; the client asks again."""
 POLL_SECONDS = 0.2
+START_SECONDS = 30.0
+"""Time limit for the server to listen."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -33,8 +35,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class ObjectServer:
     """Serves files to those who have a token, from `start` until the process ends."""
 
-    def __init__(self, run: str, run_folder: Path, code: Mapping[str, Path]) -> None:
-        """`code`: files of the folder `code`, by their names in it."""
+    def __init__(self, run: str, run_folder: Path, code: Mapping[str, Path], weights_folder: str = "") -> None:
+        """`code`: files of the folder `code`, by their names in it; `weights_folder`: `trainer.weights_folder`."""
         self.run_folder = run_folder
         self.code = dict(code)
         self.model: Path | None = None
@@ -43,7 +45,7 @@ class ObjectServer:
         self.share = secrets.token_hex(8)
         """Identity, by which a host recognises that it has the weights' folder itself."""
         self.port = 0
-        self._weights = (shared_memory_path(run, run_folder), run_folder.absolute() / "weights")
+        self._weights = possible_folders(run, run_folder, weights_folder)
         self._blobs = BlobFolder(run_folder / "blobs")
         self._digests: dict[tuple[Path, int, int], str] = {}
 
@@ -56,9 +58,10 @@ class ObjectServer:
         listening: Future[int] = Future()
         threading.Thread(target=lambda: asyncio.run(self._serve(host, port, listening)), name="objects", daemon=True).start()
         try:
-            self.port = listening.result()
-        except OSError as error:
-            raise SetupError(f"bus.host, bus.objects_port: cannot listen on {host}:{port} ({error.strerror}); correct them") from error
+            self.port = listening.result(START_SECONDS)
+        except OSError as error:  # also TimeoutError
+            cause = error.strerror or f"no answer within {START_SECONDS:g} s"
+            raise SetupError(f"bus.host, bus.objects_port: cannot listen on {host}:{port} ({cause}); correct them") from error
 
     def weights_published(self, model_folder: Path) -> None:
         """Note the model's folder, and that the weights' folder may be shared with other processes of this host."""

@@ -78,6 +78,12 @@ def versions_folder(run: str, run_folder: str | Path, needed_bytes: int = 0, nam
     return place
 
 
+def possible_folders(run: str, run_folder: str | Path, named: str = "") -> list[Path]:
+    """Returns every folder in which versions of a run may lie; see `versions_folder`."""
+    unnamed = [shared_memory_path(run, run_folder), Path(run_folder).absolute() / "weights"]
+    return [named_path(named, run, run_folder), *unnamed] if named else unnamed
+
+
 def holds_adapter(folder: str | Path) -> bool:
     """True if a weight version is an adapter, False for full weights."""
     return (Path(folder) / ADAPTER_CONFIG).is_file()
@@ -105,7 +111,5 @@ def _versions(folder: Path) -> dict[int, Path]:
 
 def remove_all(run: str, run_folder: str | Path, named: str = "") -> None:
     """Remove all weight versions of a finished run, also those in the folder that its recipe names; its checkpoints stay."""
-    shutil.rmtree(shared_memory_path(run, run_folder), ignore_errors=True)
-    if named:
-        shutil.rmtree(named_path(named, run, run_folder), ignore_errors=True)
-    shutil.rmtree(Path(run_folder) / "weights", ignore_errors=True)
+    for folder in possible_folders(run, run_folder, named):
+        shutil.rmtree(folder, ignore_errors=True)
