@@ -20,15 +20,18 @@ def module_command(module: str, *arguments: str) -> list[str]:
 
 
 def load_module(name: str) -> ModuleType:
-    """Import a module without collections meanwhile, and exempt everything that there is then from later ones."""
+    """Import a module without collections meanwhile."""
+    collects = gc.isenabled()
     gc.disable()
     try:
         return importlib.import_module(name)
     finally:
-        gc.freeze()
-        gc.enable()
+        if collects:
+            gc.enable()
 
 
 if __name__ == "__main__":
     sys.path.append(str(Path(__file__).parents[2]))  # of a clone that is not installed
-    sys.exit(load_module(sys.argv[1]).main(sys.argv[2:]))
+    program = load_module(sys.argv[1])
+    gc.freeze()  # modules stay: no collection looks at them again
+    sys.exit(program.main(sys.argv[2:]))
