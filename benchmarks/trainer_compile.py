@@ -79,6 +79,7 @@ def make_trainer(folder: str, sharing: Sharing, lora: LoraSettings | None, token
 
 def steps(name: str, case: str, repeats: int, tokens: int) -> dict[str, object]:
     """Measure the steps of one model in one case."""
+    torch.compiler.reset()  # a process with one trainer does not compile the same code for other models too
     sharing, lora = CASES[case]
     with tempfile.TemporaryDirectory() as temporary:
         folder, batch = Path(temporary) / "model", Path(temporary) / "batch.json"

@@ -239,6 +239,27 @@ def fails():
 """
 
 
+def test_rows_without_answers_are_a_dataset_where_the_reward_needs_none(tmp_path):
+    bare, mixed, broken = (
+        ({"question": f"Riddle {n}?", "clue": n} for n in range(6)),
+        [{"question": "a", "answer": "b"}, {"question": "c"}],
+        "{",
+    )
+    files = {"bare": "\n".join(map(json.dumps, bare)), "mixed": "\n".join(map(json.dumps, mixed)), "broken": broken}
+    for name, text in files.items():
+        (tmp_path / f"{name}.jsonl").write_text(text)
+    dataset = open_dataset(str(tmp_path / "bare.jsonl"), seed=0, held_out=2, answers=False)
+    assert (len(dataset.train), len(dataset.held_out)) == (4, 2)
+    assert "answer" not in dataset.train.task(0).data
+    for name, found in {
+        "bare": "jsonl:1: `answer` is missing",
+        "mixed": "jsonl:2: `answer` is missing",
+        "broken": "jsonl:1: not JSON",
+    }.items():
+        with pytest.raises(SetupError, match=found):
+            open_dataset(str(tmp_path / f"{name}.jsonl"), seed=0, held_out=0, answers=name == "bare")
+
+
 @pytest.fixture
 def own(tmp_path, monkeypatch):
     (tmp_path / "own.py").write_text(OWN)

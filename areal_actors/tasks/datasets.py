@@ -1,7 +1,7 @@
 """Task datasets: tasks to train on and held-out tasks for evaluation, in a stateless order.
 
 The n-th task drawn is a function of the seed and n alone, so a resumed run continues where it was. Rows are read when they are
-drawn; all are checked for a question and an answer before the run starts.
+drawn; all are checked for a question, and an answer where the reward needs one, before the run starts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ARITHMETIC_ROWS = 10_000
 HELD_OUT_SEED = 0
 """Seed of generated held-out problems: the same in every run, so that runs can be compared."""
 FIELDS = ("question", "answer")
-"""Required fields of a task's data; further fields are passed to the agent."""
+"""Checked fields of a task's data; further fields are passed to the agent."""
 
 
 LISTED_KEY = "key"
@@ -83,7 +83,9 @@ class Dataset(msgspec.Struct, frozen=True):
     held_out: Tasks
 
 
-def open_dataset(spec: str, *, seed: int, held_out: int | str = 200, columns: Mapping[str, str] | None = None) -> Dataset:
+def open_dataset(
+    spec: str, *, seed: int, held_out: int | str = 200, columns: Mapping[str, str] | None = None, answers: bool = True
+) -> Dataset:
     """Open `arithmetic`, a dataset of the Hugging Face hub, or files; see docs/data.md.
 
     Args:
@@ -93,6 +95,7 @@ def open_dataset(spec: str, *, seed: int, held_out: int | str = 200, columns: Ma
             excluded from training. 0 holds out none. Rows with the question of a held-out task are not trained on; where that is every
             row, those with its question and its answer.
         columns: column of the dataset by field name.
+        answers: every row must have an answer; else they may lack it, all of them.
 
     Raises:
         RecipeError: there is no such dataset, or it has too few rows to hold out.
@@ -100,7 +103,15 @@ def open_dataset(spec: str, *, seed: int, held_out: int | str = 200, columns: Ma
     """
     columns = columns or {}
     source = _generated(seed, held_out) if spec == ARITHMETIC else _open(spec, "dataset")
-    return _split(source, spec, [columns.get(field, field) for field in FIELDS], seed=seed, held_out=held_out, columns=columns)
+    fields = [columns.get(field, field) for field in FIELDS]
+    if not answers and not _has(source.train, *fields):
+        fields.pop()
+    return _split(source, spec, fields, seed=seed, held_out=held_out, columns=columns)
+
+
+def _has(rows: DatasetRows, question: str, answer: str) -> bool:
+    """True if the first row has an answer; the error of a row without a question is that of every other one."""
+    return next(iter(rows.texts([question])), None) is None or answer in rows.row(0)
 
 
 def open_listed(folder: Path, environment: str, *, seed: int, held_out: int) -> Dataset:
