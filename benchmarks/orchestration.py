@@ -1,11 +1,12 @@
 """Orchestration overhead: episodes per second and CPU time of every process, without model and gradient cost.
 
-    python benchmarks/orchestration.py [--concurrency 8 64] [--steps 30] [--repeats 3]
+    python benchmarks/orchestration.py [--concurrency 8 64] [--calls 0 1 10] [--steps 30] [--repeats 3]
 
-The system is real (NATS server, gateway, actors, `agents/gsm8k.py` with the OpenAI client, reward processes), except for an engine
-that answers immediately and a trainer without a gradient. The floor (baseline) alternates with it in the same run: the same agent and
-client at the same concurrency, calling an aiohttp server that answers immediately. Compare the ratios. With all cores busy in the
-system, episodes per second follow from the sum of CPU; the floor is limited by its single agent process.
+The system is real (NATS server, gateway, actors, an agent with the OpenAI client, reward processes), except for an engine that answers
+immediately and a trainer without a gradient. An episode has this number of model calls in one conversation; one without any has no
+trajectory, so that it is abandoned. The floor (baseline) alternates with the system in the same run: the same agent and client at the
+same concurrency, calling an aiohttp server that answers immediately. Compare the ratios. With all cores busy in the system, episodes
+per second follow from the sum of CPU; the floor is limited by its single agent process.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,10 +34,12 @@ from history import ROOT, append, busy_seconds, others_share, parse_arguments, t
 from orchestration_floor import AGENT
 
 from areal_actors.embedded.embedded_model import train_tokenizer, write_tokenizer
-from areal_actors.messages import KINDS, RunStarted, StepCompleted
+from areal_actors.messages import KINDS, EpisodeAbandoned, RunStarted, TrajectoryExported
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.run_folder import RunFolder, ServerAddress
 from bus.base import Stamp
+from bus.errors import LogUnavailable
+from bus.message import Event
 from bus.nats import NatsBus
 from bus.server import EmbeddedServer
 
@@ -48,7 +51,8 @@ WARM_UP_STEPS = 4
 """Steps before the measurement; the floor warms up with as many episodes."""
 LONGEST_SECONDS = 300.0
 SERVER = "nats-server"
-QUICK = {"concurrency": [8], "steps": 2, "repeats": 1}
+QUICK = {"concurrency": [8], "calls": [0, 1], "steps": 2, "repeats": 1}
+POLL_SECONDS = 0.1
 
 
 @dataclass(frozen=True)
@@ -71,15 +75,23 @@ class Measured:
         return 1000 * (self.cpu[process] if process else sum(self.cpu.values())) / self.episodes
 
 
-def recipe(concurrency: int, steps: int, folder: Path) -> Recipe:
-    """Return a recipe in which the concurrency is the only limit reached."""
+def recipe(concurrency: int, steps: int, folder: Path, agent_options: Mapping[str, int], **tables: Any) -> Recipe:
+    """Return a recipe in which the concurrency is the only limit reached; `tables` are further tables of it."""
     return msgspec.convert(
         {
+            **tables,
             "run": RUN,
             "steps": WARM_UP_STEPS + steps,
             "model": "embedded",
             "folder": str(folder),
-            "task": {"dataset": "arithmetic", "agent": AGENT, "reward": "gsm8k"},
+            "task": {
+                "dataset": "arithmetic",
+                "agent": AGENT,
+                "agent_options": agent_options,
+                "reward": "gsm8k",
+                "retries": 0,
+                "timeout_seconds": LONGEST_SECONDS,
+            },
             "algorithm": {"name": "grpo", "group_size": GROUP_SIZE},
             "staleness_gate": {"max_staleness": 8, "max_concurrent": concurrency // GROUP_SIZE},
             "trainer": {"batch_size": BATCH_SIZE},
@@ -97,7 +109,8 @@ async def system(plan: Recipe, folder: RunFolder) -> AsyncIterator[tuple[NatsBus
     write_tokenizer(train_tokenizer(), folder.model)
     server = await EmbeddedServer.start(folder.nats)
     try:
-        bus = await NatsBus.connect(server.url, plan.run, name="benchmark", token=server.token, kinds=KINDS, blobs=folder.blobs)
+        options: dict[str, Any] = {"kinds": KINDS, "blobs": folder.blobs, "compress": plan.log.compress}
+        bus = await NatsBus.connect(server.url, plan.run, name="benchmark", token=server.token, **options)
         folder.announce(ServerAddress(url=server.url, token=server.token, run=plan.run, pid=os.getpid()))
         names = dict.fromkeys(placement["process"] for placement in msgspec.to_builtins(plan.actors).values())
         with processes(folder, list(names)) as started:
@@ -129,30 +142,37 @@ def processes(folder: RunFolder, names: list[str]) -> Iterator[dict[str, psutil.
             process.communicate()
 
 
-async def measure_system(concurrency: int, steps: int, folder: Path) -> Measured:
-    """Measure the system between two steps."""
-    plan = recipe(concurrency, steps, folder)
+async def begin(bus: NatsBus, plan: Recipe, folder: Path) -> None:
+    """Start the run."""
+    started = RunStarted(recipe=msgspec.to_builtins(plan), profile="benchmark", reason="measured", folder=str(folder))
+    await bus.publish(started, Stamp(id="started", sender="benchmark", time=time.time()))
+
+
+async def measure_system(concurrency: int, calls: int, steps: int, folder: Path) -> Measured:
+    """Measure the system between two steps, or two numbers of ended episodes if these have no trajectory."""
+    plan = recipe(concurrency, steps, folder, {"calls": calls})
     async with system(plan, RunFolder(folder / RUN)) as (bus, running):
-        started = RunStarted(recipe=msgspec.to_builtins(plan), profile="benchmark", reason="measured", folder=str(folder))
-        await bus.publish(started, Stamp(id="started", sender="benchmark", time=time.time()))
-        began, busy, before = 0.0, 0.0, dict[str, float]()
+        await begin(bus, plan, folder)
+        ended = TrajectoryExported if calls else EpisodeAbandoned
         async with asyncio.timeout(LONGEST_SECONDS):
-            async for step in completed_steps(bus):
-                if step == WARM_UP_STEPS:
-                    began, busy, before = time.perf_counter(), busy_seconds(), cpu_seconds(running)
-                if step == plan.steps:
-                    break
+            first = await count_reached(bus, ended, WARM_UP_STEPS * EPISODES_A_STEP)
+            began, busy, before = time.perf_counter(), busy_seconds(), cpu_seconds(running)
+            last = await count_reached(bus, ended, (WARM_UP_STEPS + steps) * EPISODES_A_STEP)
         seconds, cpu = time.perf_counter() - began, {name: after - before[name] for name, after in cpu_seconds(running).items()}
         others = others_share(busy_seconds() - busy, sum(cpu.values()), seconds)
-        return Measured(episodes=steps * EPISODES_A_STEP, seconds=seconds, cpu=cpu, others=others)
+        return Measured(episodes=last - first, seconds=seconds, cpu=cpu, others=others)
 
 
-async def completed_steps(bus: NatsBus) -> AsyncIterator[int]:
-    """Yield the number of each completed step; reads only these events, to save CPU."""
-    async with bus.events(StepCompleted, consumer="benchmark") as deliveries:
-        async for delivery in deliveries:
-            assert isinstance(delivery.message, StepCompleted)
-            yield delivery.message.step
+async def count_reached(bus: NatsBus, kind: type[Event], least: int) -> int:
+    """Wait until the log has this number of events of a kind, by asking the server, which costs less than reading them; returns it."""
+    subject, count = bus.streams.prefix + kind.subject, 0
+    while True:
+        with suppress(LogUnavailable):  # a machine under full load answers late
+            state = (await bus.streams.api(f"STREAM.INFO.{bus.streams.log}", {"subjects_filter": subject}))["state"]
+            count = int((state.get("subjects") or {}).get(subject, 0))
+        if count >= least:
+            return count
+        await asyncio.sleep(POLL_SECONDS)
 
 
 def cpu_seconds(running: dict[str, psutil.Process]) -> dict[str, float]:
@@ -165,9 +185,9 @@ def _cpu_seconds(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def measure_floor(concurrency: int, episodes: int) -> Measured:
+def measure_floor(concurrency: int, calls: int, episodes: int) -> Measured:
     """Measure the same agents with a minimal server."""
-    command = [sys.executable, str(Path(__file__).with_name("orchestration_floor.py")), str(episodes), str(concurrency)]
+    command = [sys.executable, str(Path(__file__).with_name("orchestration_floor.py")), str(episodes), str(concurrency), str(calls)]
     printed = subprocess.run(command, check=True, capture_output=True, cwd=ROOT, timeout=LONGEST_SECONDS).stdout
     figures = json.loads(printed)
     return Measured(episodes=episodes, seconds=figures.pop("seconds"), others=figures.pop("others"), cpu=figures)
@@ -178,17 +198,18 @@ def median(runs: list[Measured]) -> Measured:
     return sorted(runs, key=lambda run: run.rate)[len(runs) // 2]
 
 
-async def compare(concurrency: int, steps: int, repeats: int) -> dict[str, Any]:
+async def compare(concurrency: int, calls: int, steps: int, repeats: int) -> dict[str, Any]:
     """Alternate floor and system; returns medians of the ratios of adjacent runs."""
     floors, systems = [], []
     for _ in range(repeats):
-        floors.append(await asyncio.to_thread(measure_floor, concurrency, steps * EPISODES_A_STEP))
+        floors.append(await asyncio.to_thread(measure_floor, concurrency, calls, steps * EPISODES_A_STEP))
         with tempfile.TemporaryDirectory() as temporary:
-            systems.append(await measure_system(concurrency, steps, Path(temporary)))
+            systems.append(await measure_system(concurrency, calls, steps, Path(temporary)))
     pairs = list(zip(floors, systems, strict=True))
     floor, whole = median(floors), median(systems)
     return {
         "concurrency": concurrency,
+        "calls": calls,
         "floor_rate": round(floor.rate, 1),
         "system_rate": round(whole.rate, 1),
         "rate_ratio": round(statistics.median(system.rate / floor.rate for floor, system in pairs), 3),
@@ -205,17 +226,22 @@ def main() -> None:
     """Measure, print, append to the history."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--concurrency", type=int, nargs="+", default=[8, 64], metavar="EPISODES", help="in flight at once; multiples of 4")
+    parser.add_argument("--calls", type=int, nargs="+", default=[0, 1, 10], metavar="CALLS", help="model calls of an episode")
     parser.add_argument("--steps", type=int, default=30, help=f"of {EPISODES_A_STEP} episodes, measured after {WARM_UP_STEPS} more")
     parser.add_argument("--repeats", type=int, default=3, help="number of alternations of floor and system")
     arguments = parse_arguments(parser, QUICK)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        cases = [runner.run(compare(concurrency, arguments.steps, arguments.repeats)) for concurrency in arguments.concurrency]
-    header = ["episodes at once", "floor eps/s", "system eps/s", "ratio", "floor CPU ms", "system CPU ms", "ratio", "others' CPU"]
-    keys = ["concurrency", "floor_rate", "system_rate", "rate_ratio", "floor_cpu_ms", "system_cpu_ms", "cpu_ratio", "others"]
+        cases = [
+            runner.run(compare(concurrency, calls, arguments.steps, arguments.repeats))
+            for calls in arguments.calls
+            for concurrency in arguments.concurrency
+        ]
+    header = ["calls", "episodes at once", "floor eps/s", "system eps/s", "ratio", "floor CPU ms", "system CPU ms", "ratio", "others' CPU"]
+    keys = ["calls", "concurrency", "floor_rate", "system_rate", "rate_ratio", "floor_cpu_ms", "system_cpu_ms", "cpu_ratio", "others"]
     print(table(header, [[case[key] for key in keys] for case in cases]))
     print()
     rows = [[process, *(case["cpu_ms"][process] for case in cases)] for process in cases[0]["cpu_ms"]]
-    print(table(["CPU ms an episode", *(f"{case['concurrency']} at once" for case in cases)], rows))
+    print(table(["CPU ms an episode", *(f"{case['calls']} calls, {case['concurrency']} at once" for case in cases)], rows))
     if not arguments.no_history:
         append("orchestration", {"cases": cases})
 

@@ -1,6 +1,6 @@
 """Baseline of the orchestration benchmark: the same agent and client, with a server that answers immediately.
 
-    python benchmarks/orchestration_floor.py EPISODES CONCURRENCY
+    python benchmarks/orchestration_floor.py EPISODES CONCURRENCY CALLS
 
 Only two processes, the agents' and the server's: no bus, no sessions, no tokens, no reward. Prints seconds
 and CPU seconds of both as JSON.
@@ -28,7 +28,7 @@ from areal_actors.messages import ModelResponsePart
 from areal_actors.rollout.inline_runner import InlineRunner
 from areal_actors.tasks.datasets import open_dataset
 
-AGENT = "agents/gsm8k.py:Gsm8kAgent"
+AGENT = "benchmarks/calling_agent.py:CallingAgent"
 REQUEST = CHAT.decode(b'{"model": "default", "messages": [{"role": "user", "content": "?"}]}')
 PART = ModelResponsePart(interaction="call-0", text="nothing " * 8, finish_reason="stop", prompt_tokens=60, completion_tokens=16, last=True)
 ANSWER = msgspec.json.encode(CHAT.answer(REQUEST, 0).whole([PART]))
@@ -64,10 +64,10 @@ async def run_agents(runner: InlineRunner, tasks: Iterator[Task], concurrency: i
             group.create_task(episodes())
 
 
-def measure(runner: asyncio.Runner, episodes: int, concurrency: int) -> dict[str, float]:
+def measure(runner: asyncio.Runner, episodes: int, concurrency: int, calls: int) -> dict[str, float]:
     """Warm up, then measure `episodes` episodes."""
     dataset = open_dataset("arithmetic", seed=0, held_out=1).train
-    agent = InlineRunner.named(AGENT, Path.cwd())
+    agent = InlineRunner.named(AGENT, Path.cwd(), {"calls": calls})
     command = [sys.executable, __file__, "serve"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
         assert server.stdin is not None
@@ -92,7 +92,7 @@ def main() -> None:
         if sys.argv[1:] == ["serve"]:
             runner.run(serve())
         else:
-            print(json.dumps(measure(runner, int(sys.argv[1]), int(sys.argv[2]))))
+            print(json.dumps(measure(runner, *map(int, sys.argv[1:]))))
 
 
 if __name__ == "__main__":

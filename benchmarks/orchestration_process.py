@@ -13,7 +13,7 @@ from pathlib import Path
 from areal_actors.core.values import TrainingSequence, WeightsLocation
 from areal_actors.generation.engine import EngineCounters
 from areal_actors.generation.inference_worker import InferenceWorker
-from areal_actors.generation.scripted import ScriptedEngine
+from areal_actors.generation.scripted import ScriptedEngine, scripted_engine
 from areal_actors.run.fold_actors import BuildContext
 from areal_actors.run.process import CPU_ACTORS, serve_actors
 from areal_actors.runtime.actor import Actor
@@ -82,8 +82,13 @@ def _trainer(context: BuildContext) -> Actor:
 
 
 def _inference_worker(context: BuildContext) -> Actor:
-    concurrency = context.recipe.actors.inference_worker.concurrency
-    return InferenceWorker(lambda _: InstantEngine(), name=context.instance, concurrency=concurrency)
+    concurrency, settings = context.recipe.actors.inference_worker.concurrency, context.recipe.generation
+    model = str(context.folder.model)
+
+    def start(_: str) -> ScriptedEngine:
+        return scripted_engine(model, settings) if settings.engine == "scripted" else InstantEngine()
+
+    return InferenceWorker(start, name=context.instance, concurrency=concurrency)
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ class Envelope(msgspec.Struct, metaclass=FrozenMeta):
     @classmethod
     def seal(cls, message: Message, stamp: Stamp, run: str) -> Envelope:
         """Encode a message with its stamp."""
-        body = msgspec.msgpack.encode(message)
+        body = msgspec.msgpack.encode(message.packed())
         return cls(
             subject=message.subject,
             id=stamp.id,

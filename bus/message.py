@@ -30,6 +30,10 @@ class Message(msgspec.Struct, metaclass=FrozenMeta):
 
     subject: ClassVar[str]
 
+    def packed(self) -> Message:
+        """Returns the message as it is encoded, if that takes fewer bytes; decoding it gives the message itself."""
+        return self
+
 
 class Event(Message):
     """A fact, logged and delivered to every subscriber, now or later."""

@@ -99,10 +99,11 @@ class NatsBus:
         retry_for_seconds: float = 30.0,
         connect_timeout: float = 10.0,
         monitors: bool = False,
+        compress: bool = False,
     ) -> NatsBus:
         """Connect to the bus of a run.
 
-        With `kinds`, the run's streams are provisioned for them. `name` is the client's name in the server's monitoring.
+        With `kinds`, the run's streams are provisioned for them, see `provision`. `name` is the client's name in the server's monitoring.
         `blobs` is the folder for bodies beyond 256 KiB, the same for all processes of the run, or a store that reaches it.
         `retry_for_seconds` is the maximum wait of a message for an unavailable server before it is an error; `connect_timeout`
         the maximum wait for the first connection. `url` may contain user and password. With `monitors`, implied by the user
@@ -118,21 +119,23 @@ class NatsBus:
         bus = cls(connection, run, blobs=blobs, lease_seconds=lease_seconds, retry_for_seconds=retry_for_seconds, monitors=monitors)
         try:
             if kinds:
-                await bus.provision(kinds)
+                await bus.provision(kinds, compress=compress)
         except BaseException:
             await bus.close()
             raise
         return bus
 
-    async def provision(self, kinds: Sequence[type[Message]], *, replicas: int = 1, duplicate_seconds: float = DUPLICATE_SECONDS) -> None:
+    async def provision(
+        self, kinds: Sequence[type[Message]], *, replicas: int = 1, duplicate_seconds: float = DUPLICATE_SECONDS, compress: bool = False
+    ) -> None:
         """Create the run's log, work queue and bucket for these kinds, or add the kinds to existing ones.
 
-        `duplicate_seconds` is the dedup window. `replicas` is for clusters.
+        `duplicate_seconds` is the dedup window. `replicas` is for clusters. `compress` has a new log's complete blocks compressed.
 
         Raises:
             LogUnavailable: the server refuses; the message gives the reason.
         """
-        await self._streams.provision(kinds, replicas=replicas, duplicate_seconds=duplicate_seconds)
+        await self._streams.provision(kinds, replicas=replicas, duplicate_seconds=duplicate_seconds, compress=compress)
 
     async def wait_lost(self) -> str:
         """Wait until the connection is lost permanently; returns the reason."""

@@ -74,8 +74,10 @@ class Streams:
 
     # ------------------------------------------------------------ stream management
 
-    async def provision(self, kinds: Iterable[type[Message]], *, replicas: int, duplicate_seconds: float) -> None:
+    async def provision(self, kinds: Iterable[type[Message]], *, replicas: int, duplicate_seconds: float, compress: bool = False) -> None:
         """Create missing streams and add new subjects to existing ones; idempotent, and safe in concurrent processes.
+
+        `compress` has a new log's complete blocks compressed.
 
         Raises:
             LogUnavailable: the server has no JetStream, or rejects a stream.
@@ -91,7 +93,8 @@ class Streams:
         events = [self.prefix + kind.subject for kind in kinds if issubclass(kind, Event)]
         work = [self.prefix + kind.subject for kind in kinds if issubclass(kind, Work)]
         if events:
-            await self._ensure({"name": self.log, "subjects": events, "retention": "limits", "deny_delete": True, **kept})
+            limits: Json = {"retention": "limits", "deny_delete": True, "compression": "s2" if compress else "none"}
+            await self._ensure({"name": self.log, "subjects": events, **limits, **kept})
         if work:
             await self._ensure({"name": self.queue, "subjects": work, "retention": "workqueue", **kept})
         values = {"max_msgs_per_subject": 1, "allow_rollup_hdrs": True, "deny_delete": True}

@@ -22,7 +22,7 @@ from bus.base import Bus, Envelope
 from bus.errors import LogDamaged, RecordingDamaged
 from bus.message import FrozenMeta
 
-FORMAT_VERSION: Final = 2
+FORMAT_VERSION: Final = 3
 _LENGTH_BYTES: Final = 4
 _DAMAGED_COMPRESSION: Final = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error)
 

@@ -107,5 +107,5 @@ def test_a_tape_is_not_taken_for_a_log(tmp_path: Path) -> None:
 def test_a_recording_of_a_newer_program_asks_for_an_upgrade(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Tape.record(tmp_path / "gate.tape").close()
     monkeypatch.setattr("bus.recorded.FORMAT_VERSION", 0)
-    with pytest.raises(RecordingDamaged, match="format version 2, but this program supports versions up to 0; upgrade"):
+    with pytest.raises(RecordingDamaged, match="format version 3, but this program supports versions up to 0; upgrade"):
         list(read_tape(tmp_path / "gate.tape"))

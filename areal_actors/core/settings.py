@@ -203,6 +203,9 @@ class LogSettings(Config):
     run continues and resumes as before, but can be replayed and exported only from there on. `all` never trims."""
     max_mb: NonNegativeInt = 4096
     """Size of the log in MiB, including large bodies in `blobs`, up to which it is not trimmed; 0 trims it at every checkpoint."""
+    compress: bool = False
+    """Compress complete blocks (8 MB) of a new log. If such a block is damaged and the server's index is lost, too, the server finds no
+    log at all, where otherwise the events before the damage are used; see docs/durability.md."""
 
 
 class WatchdogSettings(Config):

@@ -1,7 +1,7 @@
 """Values in messages: tasks, sampling parameters, token columns, interactions and trajectories.
 
 Token columns are bytes (little-endian u32 ids, f32 log-probabilities, version spans), never lists: encoding is 100 times
-faster and a token takes 8 bytes. Trajectories are tree-encoded: an interaction stores its parent and its own suffix, so
+faster and a token takes 8 bytes, 6 or 7 in the log. Trajectories are tree-encoded: an interaction stores its parent and its own suffix, so
 a long conversation is not stored once per turn.
 """
 
@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, dataclass_transform
 
 import msgspec
 
+from areal_actors.core.byte_planes import IdPlanes, from_planes, planes_needed, set_fields, to_planes
 from areal_actors.core.config import Config, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt
 from areal_actors.core.lazy import LazyModule
 from bus.message import FrozenMeta
@@ -196,6 +197,27 @@ class Interaction(Value):
     if it has none, to the token before its last. Each as first computed. Empty if they were not recorded."""
     images: tuple[ImageRef, ...] = ()
     """Images in `prompt_suffix`, by position; `start` counts from the beginning of the suffix."""
+    id_planes: IdPlanes = 0
+    """As sent and logged, the number of bytes of a token id: these and the log-probabilities are byte planes (`core/byte_planes.py`).
+    0 once decoded, and in logs of format 2: columns are as described above."""
+
+    def __post_init__(self) -> None:
+        """Decode columns that were sent as byte planes."""
+        if self.id_planes:
+            ids, columns = self.id_planes, self.completion
+            token_ids, logprobs = from_planes(columns.token_ids, ids), from_planes(columns.logprobs)
+            whole = TokenColumns(token_ids=token_ids, logprobs=logprobs, versions=columns.versions)
+            set_fields(self, prompt_suffix=from_planes(self.prompt_suffix, ids), completion=whole, id_planes=0)
+
+    def packed(self) -> Interaction:
+        """Returns the interaction with its columns as byte planes, for an encoder."""
+        columns = self.completion
+        if len(columns.logprobs) % 4 or not (ids := planes_needed(self.prompt_suffix, columns.token_ids)):
+            return self
+        made = msgspec.structs.replace(self)
+        planes = TokenColumns(token_ids=to_planes(columns.token_ids, ids), logprobs=to_planes(columns.logprobs), versions=columns.versions)
+        set_fields(made, prompt_suffix=to_planes(self.prompt_suffix, ids), completion=planes, id_planes=ids)
+        return made
 
     def prompt_text(self, decode: Callable[[list[int]], str | None]) -> str | None:
         """Text of `prompt_suffix`, with the name of its file in place of the tokens of each image; None if these have no text."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import msgspec
+
 from areal_actors.core.values import Trajectory
 from areal_actors.messages.rollout import RunEpisode
 from bus.message import Event, Telemetry, Work
@@ -69,6 +71,11 @@ class TrajectoryExported(Event):
 
     subject: ClassVar[str] = "trajectory.exported"
     trajectory: Trajectory
+
+    def packed(self) -> TrajectoryExported:
+        """Returns the event with token columns as they are sent."""
+        calls = tuple(call.packed() for call in self.trajectory.interactions)
+        return msgspec.structs.replace(self, trajectory=msgspec.structs.replace(self.trajectory, interactions=calls))
 
 
 class TrajectoryDropped(Event):

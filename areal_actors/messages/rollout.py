@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
+import msgspec
+
+from areal_actors.core.byte_planes import IdPlanes, from_planes, planes_needed, set_fields, to_planes
 from areal_actors.core.values import Constraint, ImageRef, SamplingParams, Task, TokenColumns, Value
 from bus.message import Event, Reply, Request, Work
 
@@ -262,6 +265,21 @@ class Generate(Request[Generated]):
     """First position whose experts are to be reported; None if none are."""
     images: tuple[ImageRef, ...] = ()
     """Images in the prompt, by position."""
+    id_planes: IdPlanes = 0
+    """As sent, the number of byte planes (`core/byte_planes.py`) of `prompt_ids`; 0 once decoded."""
+
+    def __post_init__(self) -> None:
+        """Decode ids that were sent as byte planes."""
+        if self.id_planes:
+            set_fields(self, prompt_ids=from_planes(self.prompt_ids, self.id_planes), id_planes=0)
+
+    def packed(self) -> Generate:
+        """Returns the request with its ids as byte planes."""
+        if not (planes := planes_needed(self.prompt_ids)):
+            return self
+        made = msgspec.structs.replace(self)
+        set_fields(made, prompt_ids=to_planes(self.prompt_ids, planes), id_planes=planes)
+        return made
 
 
 class CompletionRefused(Event):

@@ -75,9 +75,7 @@ class RewardPool:
             raise RewardError(closed) from error
         finally:
             self._pending.discard(answer)
-        if failure:
-            raise RewardError(f"{subject} {failure}" if task in failure else f"{subject} {failure} ({task})")
-        return value
+        return checked(self.reward, task_data, value, failure)
 
     async def close(self) -> None:
         """Cancel pending scores, end the processes and wait for their exit."""
@@ -113,6 +111,16 @@ def _score(reward: str, root: Path, options: bytes, task_data: dict[str, Any], o
     """Returns the score and a failure text (empty without a failure); exceptions stay here because not all can be pickled."""
     try:
         function = _load_reward(reward, root, options)
+    except ArealError as error:
+        return Score(0.0), f"failed: {error}"
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's file may raise anything
+        return Score(0.0), f"raised {type(error).__name__}: {error}"
+    return scored(function, task_data, output)
+
+
+def scored(function: Reward, task_data: dict[str, Any], output: str) -> tuple[Score, str]:
+    """Returns the score and a failure text (empty without a failure) of an output."""
+    try:
         value = function(task_data, output)
         if inspect.isawaitable(value):
             value = asyncio.run(_awaited(value))
@@ -121,6 +129,18 @@ def _score(reward: str, root: Path, options: bytes, task_data: dict[str, Any], o
         return Score(0.0), f"failed: {error}"
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's function may raise anything
         return Score(0.0), f"raised {type(error).__name__}: {error}"
+
+
+def checked(reward: str, task_data: Mapping[str, Any], value: Score, failure: str) -> Score:
+    """Returns the score.
+
+    Raises:
+        RewardError: there is a failure text; the message names the reward and the task.
+    """
+    if not failure:
+        return value
+    subject, task = f"reward {reward}", f"task {task_name(task_data)}"
+    raise RewardError(f"{subject} {failure}" if task in failure else f"{subject} {failure} ({task})")
 
 
 async def _awaited(value: Any) -> Any:

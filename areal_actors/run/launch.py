@@ -44,7 +44,7 @@ async def open_bus(recipe: Recipe, folder: RunFolder, *, fresh: bool) -> AsyncIt
     """
     async with run_server(recipe, folder) as server:
         owner, monitor = server.addresses.owner, server.addresses.monitor
-        bus = await NatsBus.connect(owner.url, recipe.run, name=SENDER, kinds=KINDS, blobs=folder.blobs)
+        bus = await NatsBus.connect(owner.url, recipe.run, name=SENDER, kinds=KINDS, blobs=folder.blobs, compress=recipe.log.compress)
         server.failed.add_done_callback(lambda failed: None if failed.cancelled() else bus.give_up(failed.result()))
         try:
             if fresh:

@@ -45,6 +45,7 @@ from areal_actors.rewards import MODEL
 from areal_actors.rewards.acceptance import Acceptance
 from areal_actors.rewards.reward_pool import RewardPool
 from areal_actors.rewards.reward_worker import RewardWorker
+from areal_actors.rewards.rule_scorer import BOUNDED_RULES, RuleScorer
 from areal_actors.rollout.rollout_worker import RolloutWorker
 from areal_actors.rollout.runners import episodes_at_once, runner_of
 from areal_actors.run.fold_actors import FOLDS, BuildContext, Builder
@@ -126,7 +127,8 @@ def _rollout_worker(context: BuildContext) -> Actor:
 def _reward_worker(context: BuildContext) -> Actor:
     task = context.recipe.task
     pool = RewardPool(task.reward, REWARD_PROCESSES, task.reward_timeout_seconds, options=task.reward_options)
-    return RewardWorker(pool, concurrency=context.recipe.actors.reward_worker.concurrency, acceptance=acceptance_of(task))
+    scorer = RuleScorer(pool) if task.reward in BOUNDED_RULES else pool
+    return RewardWorker(scorer, concurrency=context.recipe.actors.reward_worker.concurrency, acceptance=acceptance_of(task))
 
 
 def acceptance_of(task: TaskSettings) -> Acceptance | None:
