@@ -1,12 +1,17 @@
 """Asynchronous against synchronous training on the embedded recipe: same work, same number of episodes in flight.
 
     python benchmarks/async_vs_sync.py [--steps 24] [--seeds 0 1 2] [--latency none simulated]
+    python benchmarks/async_vs_sync.py --simulated [--sigmas 0.6 0.8 1.0] [--bounds 0 1 2 4 8] [--policies mask drop wait]
 
 Each pair of runs differs in `staleness_gate.max_staleness` alone: 0 waits for the new weights before the next groups
 start, 2 does not. Model (warm-started once), seed, evaluation and the limit in flight (one batch of groups) are the same;
 the two take turns. `none` runs `agents/gsm8k.py`; `simulated` adds a tool that sleeps, see `slow_tool_agent.py`. Three
 figures, all counted from the moment at which the first groups may start: seconds for all steps; seconds until sampled
 accuracy on held-out tasks reaches a fixed one; and the share of training time during which generation was busy too.
+
+With `--simulated` nothing is trained: the real actors run in virtual time around a simulated machine (`simulated_run.py`), with the
+default limits of the main recipe on two GPUs and answers of log-normal length, beside the best that the machine can do under the
+staleness bound (`simulated_hardware.ideal_seconds`). The figures are those of a seed, exactly, on any computer.
 """
 
 from __future__ import annotations
@@ -25,6 +30,8 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
+import msgspec
+import simulated_cases
 from history import ROOT, SMALL, append, busy_seconds, others_share, parse_arguments, table
 
 from areal_actors.display.summary import read_throughputs
@@ -40,7 +47,17 @@ LONGEST_SECONDS = 600.0
 DISTURBED = 0.08
 """A pair is repeated if other processes used more than this share of the CPU."""
 TRIES = 3
-QUICK = {"steps": 2, "seeds": [0], "latency": ["none"], "warm_start": 10, "tries": 1, "settings": list(SMALL)}
+QUICK = {
+    "steps": 2,
+    "seeds": [0],
+    "latency": ["none"],
+    "warm_start": 10,
+    "tries": 1,
+    "settings": list(SMALL),
+    "sigmas": [0.8],
+    "bounds": [0, 2],
+    "policies": ["mask"],
+}
 OUTPUT_TAIL_CHARACTERS = 4000
 """Characters of a failed run's output that are shown."""
 
@@ -175,6 +192,22 @@ def row(latency: str, pairs: Sequence[Pair]) -> list[object]:
     ]
 
 
+def simulate(arguments: argparse.Namespace) -> None:
+    """Simulate, print, append to the history."""
+    steps, seed = arguments.steps, arguments.seeds[0]
+    found = []
+    for case in simulated_cases.cases(arguments.sigmas, arguments.bounds, arguments.policies, steps, seed):
+        print(*simulated_cases.row(case), flush=True)
+        found.append(case)
+    limited = list(simulated_cases.limited_cases(arguments.sigmas[-1], max(arguments.bounds[:3]), steps, seed))
+    print(f"\n{table(simulated_cases.HEADER, [simulated_cases.row(case) for case in found])}")
+    print(f"\n{table(simulated_cases.LIMITS_HEADER, [simulated_cases.limits_row(case) for case in limited])}")
+    if not arguments.no_history:
+        machine = msgspec.to_builtins(simulated_cases.Machine())
+        what = {"simulated": True, "steps": steps, "seed": seed, "simulated_machine": machine}
+        append("async_vs_sync", {**what, "cases": msgspec.to_builtins([*found, *limited])})
+
+
 def main() -> None:
     """Warm-start one model, run all pairs, print, append to the history."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -185,7 +218,14 @@ def main() -> None:
     parser.add_argument("--tries", type=int, default=TRIES, help="for a pair disturbed by other load")
     parser.add_argument("--warm-start", type=int, default=WarmStart().steps, metavar="STEPS", help="of the common initial model")
     parser.add_argument("settings", nargs="*", default=[], metavar="KEY=VALUE", help="laid over both")
+    parser.add_argument("--simulated", action="store_true", help="the real actors in virtual time, beside the ideal")
+    parser.add_argument("--sigmas", type=float, nargs="+", default=[0.6, 0.8, 1.0], help="of the simulated answers' lengths")
+    parser.add_argument("--bounds", type=int, nargs="+", default=[0, 1, 2, 4, 8], help="staleness_gate.max_staleness of simulated runs")
+    parser.add_argument("--policies", nargs="+", default=["mask", "drop", "wait"], help="batcher.exit_policy of simulated runs")
     arguments = parse_arguments(parser, QUICK)
+    if arguments.simulated:
+        simulate(arguments)
+        return
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory() as temporary:
         model = f"{temporary}/model"

@@ -33,6 +33,13 @@ def state_after(*steps):
     return state
 
 
+def test_a_limit_that_follows_the_engines_counts_as_what_the_bound_allows():
+    state = state_after({})
+    assert state.started is not None
+    state.started.recipe["staleness_gate"]["max_concurrent"] = "auto"
+    assert attention(state) == []
+
+
 @pytest.mark.parametrize(
     ("metrics", "sentence"),
     [

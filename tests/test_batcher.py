@@ -5,7 +5,7 @@ from support.samples import abandoned, exported, published, trajectory
 
 from areal_actors.batching.assembler import BatcherConfig, has_signal
 from areal_actors.batching.batcher import Batcher
-from areal_actors.messages import BatchFormed, FilterExhausted, TrajectoryDropped, TrajectoryExported
+from areal_actors.messages import BatchFormed, CapacityGranted, FilterExhausted, TrajectoryDropped, TrajectoryExported
 
 
 def batcher(
@@ -55,6 +55,18 @@ async def test_with_mask_a_wholly_stale_group_is_dropped_and_a_half_stale_one_is
     assert emitted[2].oldest_version == 4
     assert (emitted[2].dropped_tokens, emitted[2].dropped_trajectories) == (4, 2)
     assert (emitted[2].trained_tokens, emitted[2].trained_trajectories) == (4, 2)
+
+
+async def test_with_wait_a_batch_waits_for_the_group_that_would_become_too_old(send):
+    grants = [CapacityGranted(first_group=0, groups=2, weight_version=0), CapacityGranted(first_group=2, groups=2, weight_version=1)]
+    events = [published(0), *group(0, 0), published(1), *group(2, 1), *group(3, 1)]
+    for policy, trained in {"mask": [(0,), (2,)], "wait": [(0,)]}.items():
+        actor = batcher(policy, batch_size=1)
+        emitted = await send(actor, grants[0], *events[:4], grants[1], *events[4:])
+        assert [formed.group_numbers() for formed in emitted] == trained
+    (formed,) = await send(actor, *group(1, 0, 1))
+    assert (formed.group_numbers(), formed.oldest_version) == ((1,), 0)
+    assert [one.group_numbers() for one in await send(actor, published(2))] == [(2,)]
 
 
 async def test_with_drop_one_old_token_is_enough(send):

@@ -81,12 +81,37 @@ def test_there_is_no_batch_before_the_first_weights_nor_with_too_few_groups():
 
 @pytest.mark.parametrize(
     ("policy", "refused"),
-    [("keep", []), ("mask", [0]), ("drop", [0, 1])],
+    [("keep", []), ("mask", [0]), ("wait", [0]), ("drop", [0, 1])],
 )
 def test_what_the_exit_policy_refuses(policy, refused):
     """At version 5 and bound 2, group 0 is all too old, group 1 in part, group 2 just not."""
     assembly = with_groups((1, 2), (2, 3), (3, 3), weight_version=5)
     assert assembly.to_drop(BatcherConfig(exit_policy=policy), 2) == dict.fromkeys(refused, "stale")
+
+
+@pytest.mark.parametrize(
+    ("complete", "running", "batch"),
+    [
+        ([5, 5], {}, [0, 1]),
+        ([5, 5], {9: 4}, [0, 1]),
+        ([5, 5], {9: 3}, []),
+        ([3, 3], {9: 3}, [0, 1]),
+        ([5, 5], {7: 4, 8: 4, 9: 4}, []),
+        ([4, 4], {7: 4, 8: 4, 9: 4}, [0, 1]),
+        ([5, 5, 5, 5], {8: 4, 9: 5}, [0, 1]),
+    ],
+    ids=["none runs", "may run on", "as old as the bound", "no room", "too many for the next", "none is younger", "room later"],
+)
+def test_a_batch_waits_for_groups_that_would_become_too_old_by_it(complete, running, batch):
+    """At version 5 and bound 2 with batches of two; a group of version 3 has to be in this one, one of version 4 in the next."""
+    assembly = with_groups(*complete, weight_version=5)
+    for number, version in running.items():
+        assembly = assembly.granted_more(number, 1, version)
+    assert numbers(assembly.next_batch(2, max_staleness=2)) == batch
+    for number in running:
+        assembly = assembly.lost(number, f"{number}.0")
+    assert not assembly.granted
+    assert assembly.next_batch(2, max_staleness=2)
 
 
 @pytest.mark.parametrize(("incomplete_groups", "refused"), [("train_partial", []), ("drop", [0])])

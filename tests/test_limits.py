@@ -92,7 +92,7 @@ def test_what_is_stated_holds_and_is_named_where_it_binds(main):
             "task.processes = 8 is the lowest limit: 4 workers × 8 = 32 processes at once, of the 384 that",
         ),
         (
-            ("staleness_gate.max_staleness=0",),
+            ("staleness_gate.max_staleness=0", "staleness_gate.max_concurrent=48"),
             "staleness_gate.max_staleness = 0 is the lowest limit: (0 + 1) × 16 groups × 8 = 128 episodes ahead of the weights at once",
         ),
         (("generation.engine=scripted", "generation.max_num_seqs=1"), "staleness_gate.max_concurrent = 48 is the lowest limit"),
@@ -102,10 +102,34 @@ def test_the_limit_that_binds_is_named_with_its_number(main, settings, sentence)
     assert lowest_limit(main(*settings)).startswith(sentence)
 
 
+@pytest.mark.parametrize(("bound", "batch", "groups"), [(0, 16, 16), (2, 16, 48), (4, 16, 80), (2, 64, 192)])
+def test_groups_that_run_at_once_follow_from_the_staleness_bound(main, bound, batch, groups):
+    recipe = main(f"staleness_gate.max_staleness={bound}", f"trainer.batch_size={batch}")
+    assert recipe.staleness_gate.max_concurrent == groups
+    assert {limit.episodes for limit in limits(recipe)[:2]} == {groups * 8}
+    assert recipe.actors.rollout_worker.concurrency == groups * 8
+
+
+def test_the_last_steps_have_a_surplus_where_it_costs_the_trainer_nothing(main):
+    surplus = {
+        words: main(*words, cuda=cuda).staleness_gate.surplus_groups
+        for words, cuda in {(): NO_CUDA, ("seed=1",): CUDA, ("staleness_gate.max_staleness=0",): CUDA}.items()
+    }
+    assert list(surplus.values()) == [0, 16, 0]
+    assert main("staleness_gate.surplus_groups=5").staleness_gate.surplus_groups == 5
+
+
+def test_a_server_that_shares_out_its_memory_takes_every_episode(main):
+    assert main(cuda=CUDA).generation.max_num_seqs == 400
+    assert main("trainer.batch_size=256", cuda=CUDA).generation.max_num_seqs == 1024
+    assert lowest_limit(main(cuda=CUDA)).startswith("staleness_gate.max_concurrent = 48 is the lowest limit")
+
+
 def test_the_memory_of_key_values_bounds_the_slots_of_a_model_that_is_not_made_here(main):
-    assert main(cuda=CUDA).generation.max_num_seqs == 128
-    assert main("generation.max_model_len=512", "sampling.max_tokens=256", cuda=CUDA).generation.max_num_seqs == 256
-    assert lowest_limit(main(cuda=CUDA)).startswith("generation.max_num_seqs = 128 is the lowest limit")
+    engine = "generation.engine=transformers"
+    assert main(engine, cuda=CUDA).generation.max_num_seqs == 128
+    assert main(engine, "generation.max_model_len=512", "sampling.max_tokens=256", cuda=CUDA).generation.max_num_seqs == 256
+    assert lowest_limit(main(engine, cuda=CUDA)).startswith("generation.max_num_seqs = 128 is the lowest limit")
 
 
 def test_a_reward_model_has_conversations_to_batch(main):

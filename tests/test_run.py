@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from areal_actors.messages import (
     ActorFailed,
     BatchFormed,
+    CapacityGranted,
     CheckpointCommitted,
     EngineMismatch,
     EpisodeAbandoned,
@@ -22,6 +23,7 @@ from areal_actors.messages import (
     Generated,
     RunFinished,
     StepCompleted,
+    TrajectoryDropped,
     TrajectoryExported,
     WeightsPublished,
 )
@@ -132,15 +134,30 @@ async def test_with_staleness_zero_every_trained_token_has_the_version_of_its_st
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("policy", ["keep", "drop"])
+@pytest.mark.parametrize("policy", ["keep", "drop", "wait"])
 async def test_the_other_exit_policies_train_too(live, policy):
     run = live("steps=4", f"batcher.exit_policy={policy}", "staleness_gate.max_staleness=1", "evaluation.tasks=0")
     assert await run.ended() == 0, run.output()
     steps = [event for _, event in await run.log() if isinstance(event, StepCompleted)]
     assert len(steps) == 4
     assert all(event.metrics["masked_frac"] == 0 for event in steps)
-    if policy == "drop":
+    if policy != "keep":
         assert all(event.metrics["token_staleness_max"] <= 1 for event in steps)
+
+
+@pytest.mark.long
+async def test_every_group_of_the_surplus_ends_by_name(live):
+    run = live("steps=3", "staleness_gate.surplus_groups=8", "evaluation.tasks=0")
+    assert await run.ended() == 0, run.output()
+    events = [event for _, event in await run.log()]
+    granted = sum(event.groups for event in events if isinstance(event, CapacityGranted))
+    trained = {number for event in events if isinstance(event, BatchFormed) for number in event.group_numbers()}
+    abandoned = [event for event in events if isinstance(event, EpisodeAbandoned)]
+    dropped = [event for event in events if isinstance(event, TrajectoryDropped)]
+    assert {event.reason for event in (*abandoned, *dropped)} == {"surplus"}
+    surplus = {int(event.work.group) for event in abandoned} | {int(event.group) for event in dropped}
+    assert trained | surplus == set(range(granted))
+    assert not trained & surplus
 
 
 @pytest.mark.long

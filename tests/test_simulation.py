@@ -47,12 +47,13 @@ def sampled(row: TrainingSequence) -> np.ndarray:
 
 def variant(seed: int) -> Simulation:
     """A run whose settings are drawn from its seed."""
-    dice, other = random.Random(f"variant {seed}"), random.Random(f"filter {seed}")
+    dice, other, last = random.Random(f"variant {seed}"), random.Random(f"filter {seed}"), random.Random(f"last {seed}")
     return Simulation(
         seed=seed,
         max_staleness=dice.choice([0, 1, 1, 2]),
+        surplus=last.choice([0, 0, 2, BATCH]),
         batcher=BatcherConfig(
-            exit_policy=dice.choice(["mask", "mask", "drop", "keep"]),
+            exit_policy=last.choice([dice.choice(["mask", "mask", "drop", "keep"])] * 3 + ["wait"]),
             incomplete_groups=dice.choice(["train_partial", "drop"]),
             dynamic_sampling=other.choice([False, True]),
             dynamic_batch=other.random() < 0.3,
@@ -302,4 +303,6 @@ def test_the_simulation_does_what_it_is_for():
     assert any(row.loss_mask.any() and (~row.loss_mask & sampled(row)).any() for row in rows)
     assert any(len(set(row.versions[sampled(row)])) > 1 for row in rows)
     assert any(event.parent for _, outcome in outcomes for event in opened(outcome, InteractionRecorded))
+    assert any(event.reason == "surplus" for _, outcome in outcomes for event in opened(outcome, EpisodeAbandoned))
+    assert {simulation.batcher.exit_policy for simulation, _ in outcomes} == {"mask", "drop", "keep", "wait"}
     assert {simulation.max_staleness for simulation, _ in outcomes} == {0, 1, 2}

@@ -57,6 +57,18 @@ def test_the_bound_that_binds_is_named(config, steps, bound):
     assert free(ledger, config=config, steps=steps) == (0, bound)
 
 
+def test_surplus_groups_start_until_the_last_batch_is_formed():
+    ledger = Ledger(group_size=1, weight_version=1).granted_more(2)
+    assert ledger.free_groups(2, 100, 2, 2) == (0, "steps")
+    assert ledger.free_groups(2, 100, 2, 2, surplus=3) == (3, "none")
+    assert ledger.free_groups(1, 100, 2, 2, surplus=3) == (2, "none"), "never above the bound"
+    for number in range(2):
+        ledger = ledger.episode_ended(number, f"{number}.0", exported=True)
+    ledger = ledger.batch_formed(frozenset({0, 1}))
+    assert ledger.free_groups(2, 100, 2, 2, surplus=3) == (0, "steps")
+    assert ledger.weights_published(2).free_groups(2, 100, 2, 2, surplus=3) == (0, "steps")
+
+
 def test_a_group_is_complete_when_all_its_episodes_have_ended_and_gone_when_all_were_abandoned():
     ledger = Ledger(group_size=2, weight_version=0).granted_more(2)
     ledger = ledger.episode_ended(0, "0.0", exported=True).episode_ended(0, "0.1", exported=False)

@@ -21,8 +21,8 @@ class Numbered:
 GROUP_3 = CapacityGranted(first_group=3, groups=1, weight_version=0)
 
 
-def source(retries=1):
-    return TaskSource(Numbered(), group_size=2, sampling=SAMPLING, retries=retries)
+def source(retries=1, surplus_after=None):
+    return TaskSource(Numbered(), group_size=2, sampling=SAMPLING, retries=retries, surplus_after=surplus_after)
 
 
 async def begun(send):
@@ -40,6 +40,36 @@ async def test_a_grant_becomes_every_member_of_its_groups(send):
         ("4.0", "4", "task-4", 1, 1),
         ("4.1", "4", "task-4", 1, 1),
     ]
+
+
+async def test_what_still_runs_when_the_last_batch_is_formed_is_surplus_and_not_tried_again(send):
+    actor = source(surplus_after=1)
+    await send(actor, CapacityGranted(first_group=3, groups=3, weight_version=0), abandoned("4.0", attempts_left=1))
+    assert await send(actor, batch(0, 3, members=2)) == []
+    surplus = await send(actor, batch(1, 5, members=2))
+    assert [(gone.work.episode, gone.work.attempt, gone.work.attempts_left, gone.reason) for gone in surplus] == [
+        ("4.0", 2, 0, "surplus"),
+        ("4.1", 1, 0, "surplus"),
+    ]
+    assert await send(actor, *surplus, abandoned("4.0", attempt=1, attempts_left=1)) == []
+    assert not actor.attempts.latest
+    again = source(surplus_after=1)
+    again.restore(actor.snapshot())
+    late = await send(again, CapacityGranted(first_group=6, groups=1, weight_version=1))
+    assert [(gone.work.episode, gone.reason) for gone in late] == [("6.0", "surplus"), ("6.1", "surplus")]
+
+
+async def test_a_scored_episode_that_was_lost_after_the_last_batch_is_not_tried_again(send):
+    actor = source(surplus_after=1)
+    await send(actor, GROUP_3, EpisodeScored(work=work("3.0", attempts_left=1), session="s", reward=1.0))
+    assert [gone.work.episode for gone in await send(actor, batch(1, 2, members=2))] == ["3.1"]
+    (gone,) = await send(actor, abandoned("3.0", attempts_left=1))
+    assert (gone.work.episode, gone.work.attempts_left, gone.reason) == ("3.0", 0, "surplus")
+
+
+async def test_without_surplus_the_last_batch_ends_nothing(send):
+    actor = await begun(send)
+    assert await send(actor, batch(99, 2, members=2)) == []
 
 
 async def test_a_lost_attempt_is_tried_again_until_none_is_left(send):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from areal_actors import cli
@@ -91,6 +92,16 @@ def test_the_bound_that_holds_most_of_the_waiting_time_is_named_with_its_remedy(
     verdict, advice = advise(shares, recipe)
     assert verdict.startswith("generation limits this run: the trainer waits for batches in 67% of the time")
     assert any(sentence in line for line in advice), advice
+
+
+@pytest.mark.parametrize(("policy", "advised"), [("mask", False), ("wait", True)])
+def test_waiting_for_stragglers_is_named_where_the_recipe_asks_for_it(policy, advised, recipe):
+    batcher = msgspec.structs.replace(recipe.batcher, exit_policy=policy)
+    changed = msgspec.structs.replace(recipe, batcher=batcher)
+    shares = TimeShares(trainer={"waits for batches": 10.0, "trains": 5.0}, bounds={"staleness": 5.0, "steps": 5.0})
+    _, advice = advise(shares, changed)
+    assert any('batcher.exit_policy = "wait" has' in line for line in advice) == advised
+    assert any(f"staleness_gate.surplus_groups = {recipe.trainer.batch_size} the last steps" in line for line in advice)
 
 
 def test_a_trainer_that_is_always_busy_is_the_limit(recipe):

@@ -35,9 +35,10 @@ def has_signal(rewards: tuple[float, ...]) -> bool:
 class BatcherConfig(Config):
     """`[batcher]`: treatment of stale tokens, of groups that lost an episode, and of groups without signal."""
 
-    exit_policy: Literal["mask", "keep", "drop"] = "mask"
+    exit_policy: Literal["mask", "keep", "drop", "wait"] = "mask"
     """`mask` trains groups without their tokens older than the bound (a group without younger tokens is dropped); `drop` drops
-    groups that have any such token; `keep` trains tokens of any age."""
+    groups that have any such token; `keep` trains tokens of any age. `wait` is `mask`, but no batch is formed while a group that still
+    runs would become too old by it, so that nothing is masked as long as the engines follow the weights."""
     incomplete_groups: Literal["train_partial", "drop"] = "train_partial"
     """Treatment of a group of which an episode was abandoned after all attempts."""
     dynamic_sampling: bool = False
@@ -160,6 +161,12 @@ class BatchAssembler(msgspec.Struct, metaclass=FrozenMeta):
     """Number of groups dropped by the filter since the last batch was formed."""
     max_staleness: int | None = None
     """Staleness bound while it is adapted (`OffPolicyChanged`); None for that of the recipe."""
+    granted: dict[int, int] = {}
+    """Weight version at the grant of each group that still runs; empty unless batches wait for them."""
+
+    def granted_more(self, first: int, groups: int, weight_version: int) -> BatchAssembler:
+        """Record the grant of groups, for which batches shall wait."""
+        return msgspec.structs.replace(self, granted={**self.granted, **dict.fromkeys(range(first, first + groups), weight_version)})
 
     def exported(self, group: int, member: TrajectoryInfo) -> BatchAssembler:
         """Add a trajectory; a second one of the same episode is ignored."""
@@ -186,7 +193,8 @@ class BatchAssembler(msgspec.Struct, metaclass=FrozenMeta):
         finished, below = self.finished | {group.number}, self.finished_below
         while below in finished:
             finished, below = finished - {below}, below + 1
-        return msgspec.structs.replace(self, open=rest, complete=complete, finished=finished, finished_below=below)
+        granted = {number: version for number, version in self.granted.items() if number != group.number}
+        return msgspec.structs.replace(self, open=rest, complete=complete, finished=finished, finished_below=below, granted=granted)
 
     def oldest_sequence(self) -> int:
         """Returns the sequence of the oldest trajectory that may still be trained; 0 if there is none."""
@@ -210,12 +218,30 @@ class BatchAssembler(msgspec.Struct, metaclass=FrozenMeta):
         filtered = self.filtered + sum(reason == "filtered" for reason in refused.values())
         return msgspec.structs.replace(self, complete=complete, dropped=self.dropped.with_groups(gone), filtered=filtered)
 
-    def next_batch(self, batch_size: int, *, dynamic: bool = False) -> list[PartialGroup]:
-        """Returns the oldest complete groups, if the trainer waits and there are enough; `dynamic` also counts the filtered ones."""
+    def next_batch(self, batch_size: int, *, max_staleness: int = 0, dynamic: bool = False) -> list[PartialGroup]:
+        """Returns the oldest complete groups, if the trainer waits and there are enough; `dynamic` also counts the filtered ones.
+
+        There is no batch while it would have a group of `granted` exceed the bound.
+        """
         wanted = max(batch_size - self.filtered, 1) if dynamic else batch_size
         if self.batches_formed > self.weight_version or len(self.complete) < wanted:
             return []
-        return sorted(self.complete.values(), key=lambda group: (group.oldest_version(), group.number))[:batch_size]
+        oldest = sorted(self.complete.values(), key=lambda group: (group.oldest_version(), group.number))
+        chosen = oldest[:batch_size]
+        return [] if self.granted and self._waits(chosen, batch_size, max_staleness) else chosen
+
+    def _waits(self, chosen: list[PartialGroup], batch_size: int, max_staleness: int) -> bool:
+        """True if a group that still runs should be in the batch instead of a younger one of these.
+
+        A group that is as old as the bound must be in this batch; those that become so within n further steps must fit into n batches.
+        """
+        youngest = max(group.oldest_version() for group in chosen)
+        for steps in range(max_staleness + 1):
+            due = self.weight_version - max_staleness + steps
+            running = sum(version <= due for version in self.granted.values())
+            if running > steps * batch_size and (youngest > due or len(chosen) < batch_size):
+                return True
+        return False
 
     def formed(self, groups: list[PartialGroup]) -> BatchAssembler:
         """Move these groups into a batch."""
@@ -230,6 +256,6 @@ def _refusal(group: PartialGroup, config: BatcherConfig, bound: int, keeps: Filt
         return "incomplete group"
     if config.exit_policy == "drop" and group.oldest_version() < bound:
         return "stale"
-    if config.exit_policy == "mask" and group.newest_version() < bound:
+    if config.exit_policy in {"mask", "wait"} and group.newest_version() < bound:
         return "stale"
     return "filtered" if keeps is not None and not keeps(group.rewards()) else None

@@ -9,6 +9,7 @@ import msgspec
 from areal_actors.batching.assembler import BatchAssembler, BatcherConfig, Filter, Refusal, TrajectoryInfo
 from areal_actors.messages import (
     BatchFormed,
+    CapacityGranted,
     EpisodeAbandoned,
     FilterExhausted,
     OffPolicyChanged,
@@ -64,6 +65,11 @@ class Batcher(Actor):
         self.assembler = state
 
     @on
+    def capacity_granted(self, event: CapacityGranted) -> None:
+        if self.config.exit_policy == "wait":
+            self.assembler = self.assembler.granted_more(event.first_group, event.groups, event.weight_version)
+
+    @on
     def trajectory_exported(self, event: TrajectoryExported, context: Context) -> Iterator[BatcherEvent]:
         trajectory = event.trajectory
         self.assembler = self.assembler.exported(int(trajectory.group), TrajectoryInfo.of(trajectory, context.sequence, self.credit))
@@ -97,7 +103,8 @@ class Batcher(Actor):
         self.assembler = self.assembler.without(refused)
         if self.assembler.weight_version >= self.steps:
             return
-        if groups := self.assembler.next_batch(self.batch_size, dynamic=self.config.dynamic_batch):
+        dynamic, bound = self.config.dynamic_batch, self.max_staleness
+        if groups := self.assembler.next_batch(self.batch_size, max_staleness=bound, dynamic=dynamic):
             version, filtered_groups, oldest = self.assembler.weight_version, self.assembler.filtered, self.assembler.oldest_sequence()
             self.assembler = self.assembler.formed(groups)
             yield BatchFormed(
@@ -105,7 +112,7 @@ class Batcher(Actor):
                 groups=tuple(
                     tuple(TrajectoryRef(episode=one.episode, sequence=one.sequence) for one in group.trajectories()) for group in groups
                 ),
-                oldest_version=version - self.max_staleness if self.config.exit_policy != "keep" else 0,
+                oldest_version=version - bound if self.config.exit_policy != "keep" else 0,
                 trained_trajectories=self.assembler.trained.trajectories,
                 trained_tokens=self.assembler.trained.tokens,
                 dropped_trajectories=self.assembler.dropped.trajectories,

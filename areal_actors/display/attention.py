@@ -91,7 +91,10 @@ def _workers(state: RunState) -> Iterator[str]:
     workers = [beat for actor, beat in state.beats.items() if actor.startswith("rollout_worker")]
     taken = sum(beat.handling.get("RunEpisode", 0) for beat in workers)
     each = int(state.setting("actors", "rollout_worker", "concurrency") or 0)
-    allowed = int(state.setting("staleness_gate", "max_concurrent") or 0) * int(state.setting("algorithm", "group_size") or 0)
+    bound, batch = state.setting("staleness_gate", "max_staleness"), state.setting("trainer", "batch_size")
+    groups = state.setting("staleness_gate", "max_concurrent")
+    groups = (int(bound or 0) + 1) * int(batch or 0) if groups == "auto" else int(groups or 0)
+    allowed = groups * int(state.setting("algorithm", "group_size") or 0)
     engines = {one.actor: one.concurrent for one in state.throughputs if one.side == "generation"}
     could = min(int(state.setting("generation", "max_num_seqs") or 0) * len(engines), allowed)
     if each and taken >= each * len(workers) and each * len(workers) < allowed and sum(engines.values()) < IDLE * could:

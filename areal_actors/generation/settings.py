@@ -86,8 +86,9 @@ class GenerationSettings(Config):
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Precision of the forward pass."""
     max_num_seqs: PositiveInt = 128
-    """Completions decoded together; others queue. Default of an inference worker: one slot per concurrent episode, limited to
-    131,072 tokens of `max_model_len` together (at least 128 slots); no such limit for the embedded model."""
+    """Completions decoded together; others queue. Default of an inference worker: one slot per concurrent episode, at least 128; with
+    `sglang` and `vllm` at most 1,024, with other engines at most 131,072 tokens of `max_model_len` together, for the embedded model without
+    a limit."""
     max_model_len: PositiveInt = 1024
     """Longest prompt plus completion, in tokens. Unstated, at least twice a stated `sampling.max_tokens`."""
     threads: PositiveInt = 1

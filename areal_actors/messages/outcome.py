@@ -48,7 +48,8 @@ class EpisodeAbandoned(Event):
     subject: ClassVar[str] = "episode.abandoned"
     work: RunEpisode
     reason: str
-    """Cause: `agent`, `timeout`, `reward`, `engine`, `gateway`, `session`, `lost`; or `rejected` by the recipe, which is no failure."""
+    """Cause: `agent`, `timeout`, `reward`, `engine`, `gateway`, `session`, `lost`; or, which is no failure, `rejected` by the recipe, or
+    `surplus`: it still ran when the last batch was formed."""
     detail: str
 
 

@@ -1,8 +1,8 @@
-"""Concurrency limits: limits that are not set are derived from the staleness gate's, and the lowest one is reported.
+"""Concurrency limits: limits that are not set are derived from each other, and the lowest one is reported.
 
-The gate allows `staleness_gate.max_concurrent` groups. Rollout workers, the gateway, inference workers and their slots
-each have their own limit; one below the gate's leaves the trainer waiting. A derived limit is never lower,
-except where KV cache memory limits the slots. Lengths of prompts and completions are derived from each other, too.
+The gate allows as many groups as the staleness bound, unless `staleness_gate.max_concurrent` is set. Rollout workers, the gateway,
+inference workers and their slots each have their own limit; one below the gate's leaves the trainer waiting. A derived limit is never
+lower, except where memory limits the slots. Lengths of prompts and completions are derived from each other, too.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from areal_actors.core.settings import Placement
 from areal_actors.generation.abilities import ENGINE_ABILITIES, ROUTES
-from areal_actors.generation.settings import is_here
+from areal_actors.generation.settings import SERVER_ENGINES, is_here
 from areal_actors.recipe.checks import EMBEDDED
 from areal_actors.recipe.model_size import parameters
 from areal_actors.recipe.recipe import Recipe
@@ -24,6 +24,8 @@ from areal_actors.rewards import MODEL
 
 SLOT_TOKENS = 2**17
 """Maximum KV cache tokens over all slots of an inference worker for derived slots; unlimited for an embedded model."""
+SERVER_SLOTS = 1024
+"""Maximum of derived slots of an inference server, which shares its KV cache out by itself, and queues what has no place in it."""
 MIN_SLOTS = 128
 MIN_CALLS = 256
 """Minimum concurrent messages of a gateway or an inference worker: a few episodes may send many requests."""
@@ -58,7 +60,7 @@ def with_derived(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
     recipe = _with_learning_rate(recipe, stated)
     if recipe.learns_from_examples() and not recipe.is_served():
         return recipe
-    return _with_routing_replay(_with_published(_with_limits(_with_lengths(recipe, stated), stated), stated))
+    return _with_routing_replay(_with_published(_with_limits(_with_groups(_with_lengths(recipe, stated), stated), stated), stated))
 
 
 def limits(recipe: Recipe) -> list[Limit]:
@@ -161,6 +163,17 @@ def _with_routing_replay(recipe: Recipe) -> Recipe:
     return replace(recipe, trainer=replace(recipe.trainer, routing_replay="off"))
 
 
+def _with_groups(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
+    """Derive the groups that run at once, all that the staleness bound allows, and the surplus at the end, a batch."""
+    gate, batch = recipe.staleness_gate, recipe.trainer.batch_size
+    if not is_stated(stated, ("staleness_gate", "max_concurrent")) and not recipe.is_served():
+        gate = replace(gate, max_concurrent=(gate.max_staleness + 1) * batch)
+    costs = gate.max_staleness == 0 or recipe.model == EMBEDDED or recipe.is_online() or recipe.is_served()
+    if not is_stated(stated, ("staleness_gate", "surplus_groups")):
+        gate = replace(gate, surplus_groups=0 if costs else batch)
+    return replace(recipe, staleness_gate=gate)
+
+
 def _with_limits(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
     """Derive limits: every worker gets its share of the gate's limit, and the gateway all of it."""
     episodes = recipe.concurrent_groups() * recipe.algorithm.group_size
@@ -178,7 +191,8 @@ def _with_limits(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
         for name, concurrency in wanted.items()
         if not is_stated(stated, ("actors", name, "concurrency"))
     }
-    most = calls if recipe.model == EMBEDDED else SLOT_TOKENS // recipe.generation.max_model_len
+    server = recipe.generation.engine in SERVER_ENGINES
+    most = calls if recipe.model == EMBEDDED else SERVER_SLOTS if server else SLOT_TOKENS // recipe.generation.max_model_len
     slots = recipe.generation.max_num_seqs if is_stated(stated, ("generation", "max_num_seqs")) else max(MIN_SLOTS, min(calls, most))
     return replace(recipe, actors=replace(actors, **placements), generation=replace(recipe.generation, max_num_seqs=slots))
 

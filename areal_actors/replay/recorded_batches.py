@@ -12,6 +12,7 @@ from areal_actors.batching.batcher import Batcher
 from areal_actors.core.values import TrainingSequence, Trajectory, WeightsLocation
 from areal_actors.messages import (
     BatchFormed,
+    CapacityGranted,
     EpisodeAbandoned,
     EpisodeScored,
     FilterExhausted,
@@ -29,7 +30,7 @@ from areal_actors.sequences.credit import Credit
 from bus.base import Envelope
 from bus.message import Event
 
-RECEIVED = (EpisodeScored, TrajectoryExported, EpisodeAbandoned, WeightsPublished, OffPolicyChanged)
+RECEIVED = (CapacityGranted, EpisodeScored, TrajectoryExported, EpisodeAbandoned, WeightsPublished, OffPolicyChanged)
 """Events of the log that batches follow from."""
 
 
@@ -84,7 +85,7 @@ class RecordedBatches:
             self._published = max(self._published, message.weight_version)
         elif isinstance(message, TrajectoryExported):
             await self._exported(envelope, message)
-        elif isinstance(message, EpisodeAbandoned | OffPolicyChanged):
+        elif isinstance(message, CapacityGranted | EpisodeAbandoned | OffPolicyChanged):
             await self._hand_over(envelope, message)
         while self._batcher.assembler.weight_version < min(self._published, len(self.batches)):
             version = self._batcher.assembler.weight_version + 1

@@ -241,16 +241,8 @@ def _idle_engines(shares: TimeShares) -> Iterator[str]:
 def _more_episodes(shares: TimeShares, recipe: Recipe) -> Iterator[str]:
     """Yield what makes batches come sooner, by the bound that the gate had reached most of the time that the trainer waited."""
     gate, bounds = recipe.staleness_gate, shares.bounds
-    if (held := share(bounds, "staleness")) >= MAIN and gate.max_staleness == 0:
-        yield (
-            f"staleness_gate.max_staleness = 0 makes training synchronous: in {held:.0%} of the waiting time no group may start before "
-            "the next weights; 1 or 2 lets generation go on while a step is trained"
-        )
-    elif held >= MAIN:
-        yield (
-            f"staleness_gate.max_staleness = {gate.max_staleness} is reached in {held:.0%} of the waiting time: the last episodes of a "
-            "batch are waited for; raise it, or cut the longest answers with sampling.max_tokens"
-        )
+    if (held := share(bounds, "staleness")) >= MAIN:
+        yield from _younger(held, recipe)
     if (held := share(bounds, "concurrency")) >= MAIN:
         yield (
             f"staleness_gate.max_concurrent = {gate.max_concurrent} is reached in {held:.0%} of the waiting time: raise it if engines "
@@ -264,7 +256,10 @@ def _more_episodes(shares: TimeShares, recipe: Recipe) -> Iterator[str]:
     if (held := share(bounds, "weights")) >= MAIN:
         yield f'weights are still to be loaded in {held:.0%} of the waiting time: trainer.published_dtype = "bfloat16" halves their size'
     if (held := share(bounds, "steps")) >= MAIN:
-        yield f"in {held:.0%} of the waiting time all groups of the remaining steps are running already: a longer run has less of it"
+        more = (
+            "" if gate.surplus_groups or gate.max_staleness == 0 else ", and staleness_gate.surplus_groups waits less for the last of them"
+        )
+        yield f"in {held:.0%} of the waiting time all groups of the remaining steps are running already: a longer run has less of it{more}"
     if (held := share(bounds, "none")) >= MAIN:
         yield f"no bound of the gate is reached in {held:.0%} of the waiting time: groups start as fast as workers take them"
     lowest = min(limits(recipe), key=lambda one: one.episodes)
@@ -272,6 +267,23 @@ def _more_episodes(shares: TimeShares, recipe: Recipe) -> Iterator[str]:
         yield f"{lowest.setting} = {lowest.value} is the lowest limit of concurrent episodes ({lowest.count}): raise it"
     if share(shares.stages, "waiting for others of the group") >= MAIN:
         yield "most episodes in flight have ended and wait for slower ones of their groups: cut the longest answers (sampling.max_tokens)"
+
+
+def _younger(held: float, recipe: Recipe) -> Iterator[str]:
+    """Yield what lets groups start, or batches be formed, where the staleness bound holds them back in this share of the waiting time."""
+    bound = recipe.staleness_gate.max_staleness
+    if bound == 0:
+        yield (
+            f"staleness_gate.max_staleness = 0 makes training synchronous: in {held:.0%} of the waiting time no group may start before "
+            "the next weights; 1 or 2 lets generation go on while a step is trained"
+        )
+        return
+    yield (
+        f"staleness_gate.max_staleness = {bound} is reached in {held:.0%} of the waiting time: the last episodes of a "
+        "batch are waited for; raise it, or cut the longest answers with sampling.max_tokens"
+    )
+    if recipe.batcher.exit_policy == "wait":
+        yield 'batcher.exit_policy = "wait" has batches wait for every group that would become too old: "mask" waits for none of them'
 
 
 def _shares(seconds: Mapping[str, float]) -> str:

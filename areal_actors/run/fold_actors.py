@@ -58,7 +58,13 @@ def open_tasks(recipe: Recipe, folder: RunFolder) -> Dataset:
 def _task_source(context: BuildContext) -> Actor:
     recipe = context.recipe
     tasks = open_tasks(recipe, context.folder).train
-    return TaskSource(tasks, group_size=recipe.algorithm.group_size, sampling=recipe.sampling, retries=recipe.task.retries)
+    return TaskSource(
+        tasks,
+        group_size=recipe.algorithm.group_size,
+        sampling=recipe.sampling,
+        retries=recipe.task.retries,
+        surplus_after=recipe.steps - 1 if recipe.staleness_gate.surplus_groups else None,
+    )
 
 
 def _batcher(context: BuildContext) -> Actor:

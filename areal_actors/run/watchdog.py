@@ -144,7 +144,7 @@ class Watchdog:
                 self.dropped.clear()
             case EpisodeAbandoned(reason="rejected"):
                 self.rejections[f"{message.reason}: {message.detail}"] += 1
-            case EpisodeAbandoned() if message.work.attempts_left == 0 and not self.weights.none_served():
+            case EpisodeAbandoned() if message.reason != "surplus" and message.work.attempts_left == 0 and not self.weights.none_served():
                 self.failures[f"{message.reason}: {message.detail}"] += 1
             case TrajectoryExported():
                 self.failures.clear()

@@ -30,8 +30,13 @@ class StalenessGateConfig(Config):
     max_staleness: NonNegativeInt = 2
     """Maximum number of weight versions between sampling and training of a token; 0 is synchronous training."""
     max_concurrent: PositiveInt | Literal["auto"] = 48
-    """Maximum number of groups running at once. `auto`: begins with one batch, grows while the engines have room and falls when one of them
-    is full; never above what `max_staleness` allows."""
+    """Maximum number of groups running at once. Unset, as many as `max_staleness` allows: `(max_staleness + 1) × trainer.batch_size`
+    (48 where a model is only served). `auto`: begins with one batch, grows while the engines have room and falls when one of them is full;
+    never above what `max_staleness` allows."""
+    surplus_groups: NonNegativeInt = 0
+    """Groups that are started beyond those that the remaining steps need, so that the last batches do not wait for the slowest; those left
+    when the last batch is formed are dropped as `surplus`. Unset, one batch; 0 where training is synchronous, where the model is
+    `embedded`, which samples on the trainer's cores, and where external agents bring the tasks."""
     guard: OffPolicyGuardConfig = OffPolicyGuardConfig()
 
     def most_concurrent(self, batch_size: int) -> int:
@@ -103,15 +108,19 @@ class Ledger(msgspec.Struct, metaclass=FrozenMeta):
         """Returns the number of groups ahead of the trained weights."""
         return len(self.running) + len(self.complete) + len(self.in_batch)
 
-    def free_groups(self, max_staleness: int, concurrent: int, batch_size: int, steps: int) -> tuple[int, Bound]:
-        """Returns the number of groups that may start now, and the limiting bound if none may; `concurrent` may run at once."""
+    def free_groups(self, max_staleness: int, concurrent: int, batch_size: int, steps: int, surplus: int = 0) -> tuple[int, Bound]:
+        """Returns the number of groups that may start now, and the limiting bound if none may.
+
+        `concurrent` may run at once; `surplus` more than the remaining steps need may start until the last batch is formed.
+        """
         if self.weight_version < 0:
             return 0, "weights"
         synchronous = max_staleness == 0
         if synchronous and not (self.loaded and all(version >= self.weight_version for version in self.loaded.values())):
             return 0, "weights"
+        ends = self.weight_version + bool(self.in_batch) >= steps
         rooms: dict[Bound, int] = {
-            "steps": (steps - self.weight_version) * batch_size - self.ahead(),
+            "steps": (steps - self.weight_version) * batch_size - self.ahead() + (0 if ends else surplus),
             "staleness": (max_staleness + 1) * batch_size - self.ahead(),
             "concurrency": concurrent - len(self.running),
         }

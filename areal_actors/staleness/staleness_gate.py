@@ -25,7 +25,7 @@ from areal_actors.messages import (
 )
 from areal_actors.runtime.actor import Actor, on
 from areal_actors.staleness.concurrency_limit import ConcurrencyLimit, initial_limit
-from areal_actors.staleness.ledger import Ledger, StalenessGateConfig
+from areal_actors.staleness.ledger import Bound, Ledger, StalenessGateConfig
 from areal_actors.staleness.off_policy_guard import OffPolicyGuard
 
 
@@ -173,8 +173,12 @@ class StalenessGate(Actor):
         if limit.groups != before:
             yield ConcurrencyChanged(groups=limit.groups, before=before, reason=reason)
 
+    def _free_groups(self) -> tuple[int, Bound]:
+        surplus = self.config.surplus_groups
+        return self.ledger.free_groups(self.guard.max_staleness, self.concurrent, self.batch_size, self.steps, surplus)
+
     def _grants(self) -> Iterator[CapacityGranted]:
-        groups, _ = self.ledger.free_groups(self.guard.max_staleness, self.concurrent, self.batch_size, self.steps)
+        groups, _ = self._free_groups()
         if self.stopped or self.awaited or not groups:
             return
         first = self.ledger.granted
@@ -183,7 +187,7 @@ class StalenessGate(Actor):
 
     def status(self) -> dict[str, float | str]:
         """Limiting bound, and groups ahead of the trained weights."""
-        _, bound = self.ledger.free_groups(self.guard.max_staleness, self.concurrent, self.batch_size, self.steps)
+        _, bound = self._free_groups()
         if self.awaited:
             bound = "evaluation" if self.ledger.weight_version > 0 else "baseline"
         return {

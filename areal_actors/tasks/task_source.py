@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol
 
+import msgspec
+
 from areal_actors.core.values import SamplingParams, Task, Value
 from areal_actors.messages import (
     BatchFormed,
@@ -18,6 +20,8 @@ from areal_actors.messages import (
 )
 from areal_actors.runtime.actor import Actor, Context, on
 from areal_actors.tasks.attempts import Attempt, Attempts, first_attempt
+
+SURPLUS = "the last batch was formed before its group was complete (staleness_gate.surplus_groups)"
 
 
 class TaskSequence(Protocol):
@@ -39,61 +43,78 @@ class DrawnState(Value):
     drawn: int
     stopped: bool
     held: tuple[RunEpisode, ...]
+    surplus: bool = False
 
 
 class TaskSource(Actor):
     """Group n is the n-th draw of the dataset, in any run of this seed; its episodes are `n.0` to `n.<group_size - 1>`.
 
     So the position in the dataset is a fold over the grants; held-out episodes belong to the evaluator. An episode is removed when
-    it has ended (abandoned after all attempts, in a batch, or dropped); later events about it are ignored.
+    it has ended (abandoned after all attempts, in a batch, or dropped); later events about it are ignored. Where more groups are started
+    than the last steps need, those that still run when the last batch is formed, and those of later grants, are abandoned as `surplus`.
     """
 
     state_type = DrawnState
     state_version = 2
 
-    def __init__(self, tasks: TaskSequence, *, group_size: int, sampling: SamplingParams, retries: int) -> None:
+    def __init__(
+        self, tasks: TaskSequence, *, group_size: int, sampling: SamplingParams, retries: int, surplus_after: int | None = None
+    ) -> None:
+        """`surplus_after`: step of the last batch, counted from 0, after which episodes that still run are surplus; None if none are."""
         self.tasks = tasks
+        self.surplus_after = surplus_after
         self.group_size = group_size
         self.sampling = sampling
         self.retries = retries
         self.attempts = Attempts()
         self.drawn = 0
+        self.surplus = False
+        """True once the last batch is formed: further episodes are surplus."""
 
     def snapshot(self) -> DrawnState:
         """Position in the dataset, and open episodes."""
         attempts = self.attempts
-        return DrawnState(attempts=dict(attempts.latest), drawn=self.drawn, stopped=attempts.stopped, held=tuple(attempts.held))
+        return DrawnState(
+            attempts=dict(attempts.latest), drawn=self.drawn, stopped=attempts.stopped, held=tuple(attempts.held), surplus=self.surplus
+        )
 
     def restore(self, state: DrawnState) -> None:
         """Continue from this state."""
         self.attempts, self.drawn = Attempts(dict(state.attempts), list(state.held), state.stopped), state.drawn
+        self.surplus = state.surplus
 
     @on
-    def capacity_granted(self, event: CapacityGranted, context: Context) -> Iterator[RunEpisode]:
+    def capacity_granted(self, event: CapacityGranted, context: Context) -> Iterator[RunEpisode | EpisodeAbandoned]:
         for number in range(event.first_group, event.first_group + event.groups):
             task = self.tasks.task(number)
             self.drawn = max(self.drawn, number + 1)
             for member in range(self.group_size):
-                yield self.attempts.started(first_attempt(str(number), member, task, self.sampling, self.retries), context.sequence)
+                work = first_attempt(str(number), member, task, self.sampling, self.retries)
+                yield _surplus(work) if self.surplus else self.attempts.started(work, context.sequence)
 
     @on
-    def episode_abandoned(self, event: EpisodeAbandoned, context: Context) -> Iterator[RunEpisode]:
+    def episode_abandoned(self, event: EpisodeAbandoned, context: Context) -> Iterator[RunEpisode | EpisodeAbandoned]:
         """Retry while attempts are left; an attempt reported lost by two actors is retried once."""
         work, latest = event.work, self.attempts.latest.get(event.work.episode)
         if work.attempts_left == 0:
             self.attempts.ended(work.episode)
         elif latest is not None and work.attempt == latest.number:
-            yield from self.attempts.retried(work, context.sequence)
+            yield from [_surplus(work)] if self.surplus else self.attempts.retried(work, context.sequence)
 
     @on
     def episode_scored(self, event: EpisodeScored) -> None:
         self.attempts.scored(event.work)
 
     @on
-    def batch_formed(self, event: BatchFormed) -> None:
+    def batch_formed(self, event: BatchFormed) -> Iterator[EpisodeAbandoned]:
         for group in event.groups:
             for member in group:
                 self.attempts.ended(member.episode)
+        if event.step == self.surplus_after:
+            self.surplus = True
+            for episode, attempt in list(self.attempts.latest.items()):
+                if not attempt.scored:
+                    yield _surplus(msgspec.structs.replace(self._first_attempt(episode), attempt=attempt.number))
 
     @on
     def trajectory_dropped(self, event: TrajectoryDropped) -> None:
@@ -115,3 +136,7 @@ class TaskSource(Actor):
     def status(self) -> dict[str, float | str]:
         """Number of tasks drawn, and of epochs."""
         return {"drawn": self.drawn, "epochs": self.drawn / len(self.tasks)}
+
+
+def _surplus(work: RunEpisode) -> EpisodeAbandoned:
+    return EpisodeAbandoned(work=msgspec.structs.replace(work, attempts_left=0), reason="surplus", detail=SURPLUS)

@@ -261,6 +261,7 @@ class Simulation:
     trouble: float = 0.05
     kills: int = 5
     retries: int = 1
+    surplus: int = 0
     tapes: Path | None = None
     evaluation: EvaluationConfig = EVALUATION
     talker: type[ToyAgent] = ToyAgent
@@ -273,15 +274,13 @@ class Simulation:
 
     def actors(self, bus: MemoryBus, trainer: ToyTrainer, agent: ToyAgent) -> dict[str, Callable[[], Actor]]:
         """Factory of each actor."""
+        gate = StalenessGateConfig(max_staleness=self.max_staleness, max_concurrent=8, surplus_groups=self.surplus)
         rollout = lambda: RolloutWorker(agent, concurrency=4, timeout_seconds=400.0)  # noqa: E731
         return {
-            "staleness_gate-0": lambda: StalenessGate(
-                StalenessGateConfig(max_staleness=self.max_staleness, max_concurrent=8),
-                **SIZES,
-                steps=self.steps,
-                after_baseline=self.evaluation.baseline == "before",
+            "staleness_gate-0": lambda: StalenessGate(gate, **SIZES, steps=self.steps, after_baseline=self.evaluation.baseline == "before"),
+            "task_source-0": lambda: TaskSource(
+                Tasks(), group_size=GROUP, sampling=SAMPLING, retries=self.retries, surplus_after=self.steps - 1 if self.surplus else None
             ),
-            "task_source-0": lambda: TaskSource(Tasks(), group_size=GROUP, sampling=SAMPLING, retries=self.retries),
             "batcher-0": lambda: Batcher(
                 self.batcher, **SIZES, max_staleness=self.max_staleness, steps=self.steps, keeps=group_filter(self.batcher, Path())
             ),

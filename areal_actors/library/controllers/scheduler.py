@@ -75,6 +75,8 @@ class RolloutScheduler:
         """Admit waiting groups in order, until a limit is reached; returns their episodes."""
         first = self.ledger.granted
         self.ledger = self.ledger.granted_more(min(self.room()[0], self.waiting()))
+        if self.recipe.batcher.exit_policy == "wait":
+            self.assembler = self.assembler.granted_more(first, self.ledger.granted - first, self.ledger.weight_version)
         return [
             first_attempt(self.name(number), member, task, self.recipe.sampling, self.recipe.task.retries)
             for number, task in [(number, self._waiting.popleft()) for number in range(first, self.ledger.granted)]
@@ -134,7 +136,8 @@ class RolloutScheduler:
     def oldest(self, count: int) -> RolloutBatch | None:
         """Returns a batch of the oldest complete groups, None until there are enough; any number of batches per weight version."""
         assembler = msgspec.structs.replace(self.assembler, batches_formed=0)
-        groups = assembler.next_batch(count, dynamic=self.recipe.batcher.dynamic_batch)
+        bound, dynamic = self.recipe.staleness_gate.max_staleness, self.recipe.batcher.dynamic_batch
+        groups = assembler.next_batch(count, max_staleness=bound, dynamic=dynamic)
         return self._batch(groups) if groups else None
 
     def of(self, numbers: Sequence[int]) -> RolloutBatch:
