@@ -38,7 +38,7 @@ from bus.nats_direct import read_directly, span_directly
 from bus.nats_inbox import Disconnected, Inbox
 from bus.nats_position import PositionWriter, stored_position
 from bus.nats_reader import NatsLogReader, unpack
-from bus.nats_streams import Streams
+from bus.nats_streams import RETRY_SECONDS, Streams
 from bus.nats_subscriptions import CANCELLED, subscribed
 from bus.nats_trimming import check_beginning, gap_error, marked_first, read_log, span_of, trim
 from bus.nats_work import NatsWorkQueue
@@ -76,7 +76,7 @@ class NatsBus:
     ) -> None:
         self.run = run
         self._connection = connection
-        self._streams = Streams(connection, run, retry_for_seconds=retry_for_seconds, blobs=blobs)
+        self._streams = Streams(connection, run, retry_for_seconds=retry_for_seconds, blobs=blobs, monitors=monitors)
         self._prefix = self._streams.prefix
         self._blobs = blobs
         self._lease_seconds = lease_seconds
@@ -94,16 +94,17 @@ class NatsBus:
         name: str,
         token: str = "",
         kinds: Sequence[type[Message]] = (),
+        replicas: int = 1,
         blobs: Blobs | None = None,
         lease_seconds: float = 5.0,
-        retry_for_seconds: float = 30.0,
+        retry_for_seconds: float = RETRY_SECONDS,
         connect_timeout: float = 10.0,
         monitors: bool = False,
         compress: bool = False,
     ) -> NatsBus:
         """Connect to the bus of a run.
 
-        With `kinds`, the run's streams are provisioned for them, see `provision`. `name` is the client's name in the server's monitoring.
+        With `kinds`, the run's streams are provisioned for them, see `provision`. `name` is shown by the server.
         `blobs` is the folder for bodies beyond 256 KiB, the same for all processes of the run, or a store that reaches it.
         `retry_for_seconds` is the maximum wait of a message for an unavailable server before it is an error; `connect_timeout`
         the maximum wait for the first connection. `url` may contain user and password. With `monitors`, implied by the user
@@ -119,7 +120,7 @@ class NatsBus:
         bus = cls(connection, run, blobs=blobs, lease_seconds=lease_seconds, retry_for_seconds=retry_for_seconds, monitors=monitors)
         try:
             if kinds:
-                await bus.provision(kinds, compress=compress)
+                await bus.provision(kinds, replicas=replicas, compress=compress)
         except BaseException:
             await bus.close()
             raise

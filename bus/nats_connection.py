@@ -19,7 +19,7 @@ from bus.denials import Denials
 from bus.errors import MessageTooLarge, NoReply, ServerUnavailable
 from bus.nats_inbox import Disconnected, Inbox, Reconnected
 from bus.subjects import inbox_of
-from bus.users import user_of, without_credentials
+from bus.users import credentials_of, servers_of, user_of, without_credentials
 
 OLDEST_SERVER: Final = (2, 12)
 """Older servers silently ignore settings of streams and consumers."""
@@ -72,7 +72,7 @@ class Connection:
         user = user_of(url)
         connection = cls(name, user)
         try:
-            await connection._connect(url, "" if user else token, timeout)
+            await connection._connect(url, token, timeout)
             version = connection._client.connected_server_version
             check_server_version(version.major, version.minor)
             await connection.subscribe(f"{connection._inbox}.*.{connection._connection_id}.*", connection._put_into_inbox)
@@ -86,9 +86,9 @@ class Connection:
     async def _connect(self, url: str, token: str, timeout: float) -> None:
         connecting = asyncio.ensure_future(
             self._client.connect(
-                url,
+                servers_of(url),
                 name=self._name,
-                token=token or None,
+                **(credentials_of(url) or {"token": token or None}),
                 error_cb=self._on_error,
                 disconnected_cb=self._on_disconnected,
                 reconnected_cb=self._on_reconnected,
@@ -248,6 +248,11 @@ class Connection:
     def is_up(self) -> bool:
         """True while the server is connected."""
         return bool(self._client.is_connected)
+
+    @property
+    def in_cluster(self) -> bool:
+        """True if the server is one of several, by the URL or by its own announcement."""
+        return len(self._client.servers) > 1
 
     @property
     def lost(self) -> str:

@@ -30,6 +30,8 @@ _BATCH_BYTES: Final = 4 << 20
 """Bytes per fetch request: the server drops a connection with 64 MB pending, and a process may have many readers on one."""
 _FETCH_SECONDS: Final = 10.0
 """Seconds that one fetch request waits at the server for events."""
+_CLUSTER_FETCH_SECONDS: Final = 3.0
+"""The same in a cluster, where a consumer may end unnoticed with another server than the connected one."""
 _GRACE_SECONDS: Final = 2.0
 _MISSING_SECONDS: Final = 1.0
 """Seconds without an expected event after which the reader checks if the server has it."""
@@ -286,8 +288,9 @@ class NatsLogReader:
         self._outstanding = _BATCH
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(_FETCH_SECONDS + _GRACE_SECONDS, self._must_restart.set)
-        request = {"batch": _BATCH, "max_bytes": _BATCH_BYTES, "expires": int(_FETCH_SECONDS * 1_000_000_000)}
+        seconds = _CLUSTER_FETCH_SECONDS if self._connection.in_cluster else _FETCH_SECONDS
+        self._timer = asyncio.get_running_loop().call_later(seconds + _GRACE_SECONDS, self._must_restart.set)
+        request = {"batch": _BATCH, "max_bytes": _BATCH_BYTES, "expires": int(seconds * 1_000_000_000)}
         with suppress(ServerUnavailable):
             await self._connection.publish(
                 f"$JS.API.CONSUMER.MSG.NEXT.{self._streams.log}.{self._consumer}",

@@ -15,11 +15,13 @@ from time import monotonic
 from typing import Any, Final
 
 import msgspec
+import structlog
 from nats.aio.msg import Msg
 
 from bus.claims import Blobs
 from bus.errors import LogUnavailable, NoReply, ServerUnavailable
 from bus.message import Event, Message, Work
+from bus.nats_cluster import is_passing, lacks_leader, message_of
 from bus.nats_connection import Connection, status
 from bus.nats_inbox import Reconnected
 from bus.subjects import log_stream, values_bucket, work_stream
@@ -30,10 +32,19 @@ _PAUSE_SECONDS: Final = 0.05
 _RECOVERY_SECONDS: Final = 10.0
 """Time for a restarted server to recover its streams."""
 _NANOSECONDS: Final = 1_000_000_000
+_ELECTION_PAUSE_SECONDS: Final = 0.25
+_WARN_EVERY_SECONDS: Final = 5.0
+RETRY_SECONDS: Final = 30.0
+"""Default time for which a message waits for an unavailable server."""
 STREAM_NOT_FOUND: Final = 10059
+_MESSAGE_NOT_FOUND: Final = 10037
 _READS_AT_ONCE: Final = 64
 
+_NO_LEADER: Final = "the stream has no leader"
+_NO_QUORUM: Final = "does a majority of the cluster's servers run, with room on their disks? see their logs"
+
 Json = dict[str, Any]
+_logger = structlog.get_logger(__name__)
 
 
 class ApiError(LogUnavailable):
@@ -60,7 +71,9 @@ _confirmations = msgspec.json.Decoder(_Confirmation)
 class Streams:
     """Streams of a run, over one connection."""
 
-    def __init__(self, connection: Connection, run: str, *, retry_for_seconds: float, blobs: Blobs | None = None) -> None:
+    def __init__(
+        self, connection: Connection, run: str, *, retry_for_seconds: float, blobs: Blobs | None = None, monitors: bool = False
+    ) -> None:
         self.log = log_stream(run)
         self.queue = work_stream(run)
         self._bucket = values_bucket(run)
@@ -71,6 +84,8 @@ class Streams:
         """Folder for bodies beyond the inline limit."""
         self.run = run
         self._retry_for_seconds = retry_for_seconds
+        self._monitors = monitors
+        self._next_warning = 0.0
 
     # ------------------------------------------------------------ stream management
 
@@ -114,9 +129,9 @@ class Streams:
                 present = (await self.api(f"STREAM.INFO.{config['name']}", {}))["config"]
             else:
                 return
-        missing = [subject for subject in config["subjects"] if subject not in present["subjects"]]
-        if missing:
-            await self.api(f"STREAM.UPDATE.{config['name']}", {**present, "subjects": [*present["subjects"], *missing]})
+        subjects = list(dict.fromkeys([*present["subjects"], *config["subjects"]]))
+        if subjects != present["subjects"] or config["num_replicas"] != present["num_replicas"]:
+            await self.api(f"STREAM.UPDATE.{config['name']}", {**present, "subjects": subjects, "num_replicas": config["num_replicas"]})
 
     async def set_dedup_window(self, seconds: float) -> None:
         """Set the dedup window of log and work queue, in effect from the server's next start on.
@@ -129,7 +144,7 @@ class Streams:
             await self.api(f"STREAM.UPDATE.{stream}", {**present, "duplicate_window": int(seconds * _NANOSECONDS)})
 
     async def api(self, verb: str, body: Json) -> Json:
-        """Send a JetStream API request; retried while the server is unavailable or has just started.
+        """Send a JetStream API request; retried while the server is unavailable or has just started, or a cluster elects a leader.
 
         Raises:
             ApiError: the server rejects the request.
@@ -140,20 +155,27 @@ class Streams:
             try:
                 answer = await self._request_api(verb, body)
             except NoReply as error:
-                if self.connection.is_up or monotonic() >= deadline:
-                    raise LogUnavailable(f"run {self.run}: {error}; is the disk full?") from error
+                if (self.connection.is_up and not self.connection.in_cluster) or monotonic() >= deadline:
+                    raise LogUnavailable(f"run {self.run}: {error}; {self._silence()}") from error
+                self._warn_waiting(verb)
                 continue
             if answer is not None and not status(answer):
-                break
+                decoded: Json = msgspec.json.decode(answer.data)
+                problem = decoded.get("error", {})
+                if not (is_passing(problem.get("err_code", 0)) or lacks_leader(verb, decoded)):
+                    break
+                if monotonic() >= deadline:
+                    raise LogUnavailable(f"run {self.run}: {verb}: {problem.get('description', _NO_LEADER)}; {_NO_QUORUM}")
+                self._warn_waiting(verb)
+                await asyncio.sleep(_ELECTION_PAUSE_SECONDS)
+                continue
             if answer is not None and not self._is_starting(deadline):
                 raise LogUnavailable(
                     f"run {self.run}: the NATS server has no streams, since JetStream is off or still starting: "
                     "start it with a `jetstream` block"
                 )
             await asyncio.sleep(_PAUSE_SECONDS)
-        decoded: Json = msgspec.json.decode(answer.data)
-        if "error" in decoded:
-            problem = decoded["error"]
+        if problem:
             raise ApiError(f"run {self.run}: {verb}: {problem.get('description')}", problem.get("err_code", 0))
         return decoded
 
@@ -168,10 +190,32 @@ class Streams:
             except TimeoutError:
                 raise NoReply(f"$JS.API.{verb}: the server did not answer within {_API_TIMEOUT:g} s") from None
 
+    def _silence(self) -> str:
+        return _NO_QUORUM if self.connection.in_cluster else "is the disk full?"
+
+    def _warn_waiting(self, what: str) -> None:
+        if self.connection.in_cluster and (now := monotonic()) >= self._next_warning:
+            self._next_warning = now + _WARN_EVERY_SECONDS
+            _logger.warning("waiting for the NATS cluster, which has no leader for a stream", run=self.run, request=what)
+
     def _is_starting(self, deadline: float) -> bool:
         """True if a server without streams may still be recovering them after a restart."""
         since = asyncio.get_running_loop().time() - self.connection.reconnected_at
         return since < _RECOVERY_SECONDS and monotonic() < deadline and not self.connection.lost
+
+    async def check_replicas(self, replicas: int) -> None:
+        """Check that the cluster has a server for each replica of a stream, by creating one and deleting it.
+
+        Raises:
+            LogUnavailable: it has too few, or the server is not of a cluster.
+        """
+        probe = f"{self.log}_CHECK"
+        config = {"name": probe, "subjects": [f"{self.prefix}_check"], "storage": "memory", "num_replicas": replicas}
+        try:
+            await self.api(f"STREAM.CREATE.{probe}", config)
+        except ApiError as error:
+            raise LogUnavailable(f"{replicas} replicas are refused: {error}") from error
+        await self.api(f"STREAM.DELETE.{probe}", {})
 
     async def last_sequence(self) -> int:
         """Returns the sequence of the last event of the log."""
@@ -199,9 +243,11 @@ class Streams:
                 confirmation = _confirmations.decode(answer.data)
                 if confirmation.error is None:
                     return confirmation.seq
-                raise LogUnavailable(_rejection(subject, confirmation.error))
+                if not is_passing(confirmation.error.err_code):
+                    raise LogUnavailable(_rejection(subject, confirmation.error))
             if monotonic() >= deadline:
                 raise LogUnavailable(self._unconfirmed(subject, answer))
+            self._warn_waiting(subject)
             await asyncio.sleep(pause)
             pause = min(2 * pause, 1.0)
 
@@ -215,7 +261,9 @@ class Streams:
                 return None
 
     def _unconfirmed(self, subject: str, answer: Msg | None) -> str:
-        if answer is not None:
+        if self.connection.is_up and self.connection.in_cluster:
+            reason = f"no server of the cluster leads a stream of run {self.run} for it; {_NO_QUORUM}"
+        elif answer is not None:
             reason = f"no stream of run {self.run} accepts this subject; was the run provisioned with this kind of message?"
         elif self.connection.is_up:
             reason = "the server is connected but does not confirm; its disk may be full: see the server's log and free space"
@@ -260,7 +308,9 @@ class Streams:
         return None if message is None else bytes(message.data)
 
     async def _direct(self, stream: str, query: Json, name: str) -> Msg | None:
-        """Read one message; retried while the server restarts."""
+        """Read one message; retried while the server restarts. In a cluster, where others lag, its leader is asked."""
+        if self.connection.in_cluster and not self._monitors:
+            return await self._of_leader(stream, query)
         deadline = asyncio.get_running_loop().time() + self._retry_for_seconds
         while True:
             try:
@@ -276,6 +326,14 @@ class Streams:
                 if asyncio.get_running_loop().time() >= deadline:
                     raise LogUnavailable(f"run {self.run}: {name} cannot be read; was the run provisioned?")
             await asyncio.sleep(0.1)
+
+    async def _of_leader(self, stream: str, query: Json) -> Msg | None:
+        try:
+            return message_of((await self.api(f"STREAM.MSG.GET.{stream}", query))["message"])
+        except ApiError as error:
+            if error.code != _MESSAGE_NOT_FOUND:
+                raise
+            return None
 
 
 def _rejection(subject: str, problem: _ApiErrorBody) -> str:

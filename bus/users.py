@@ -141,6 +141,26 @@ def user_of(url: str) -> str:
     return unquote(parts.username or "") if parts.password is not None else ""
 
 
+def servers_of(url: str) -> list[str]:
+    """Returns the URL of each server that a URL names, `nats://user:password@one:4222,two:4222`, without credentials.
+
+    The others may repeat scheme and credentials, which are the first one's for all.
+    """
+    scheme = url.partition("://")[0]
+    return [f"{scheme}://{one.rpartition('://')[2].rpartition('@')[2]}" for one in url.split(",") if one.strip()]
+
+
+def credentials_of(url: str) -> dict[str, Any]:
+    """Returns the credentials in a URL as options of the client: `user` and `password`, or `token`; empty if there are none.
+
+    As options they hold for servers that a cluster announces, too.
+    """
+    parts = urlsplit(url)
+    if parts.password is not None:
+        return {"user": unquote(parts.username or ""), "password": unquote(parts.password)}
+    return {"token": unquote(parts.username)} if parts.username else {}
+
+
 def without_credentials(url: str) -> str:
     """Returns a URL, or several separated by commas, without credentials, for errors and logs."""
     return ",".join(re.sub(r"(?<=//)[^/@]*@", "", one) for one in url.split(","))

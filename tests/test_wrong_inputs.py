@@ -66,6 +66,11 @@ def test_a_port_in_use_is_refused(project, capsys):
     assert f"gateway.port: cannot listen on 127.0.0.1:{port} (Address already in use); set another port" in capsys.readouterr().err
 
 
+def test_replicas_of_a_single_bus_server_are_refused(project, capsys):
+    assert main(["check", "recipe.toml", "bus.replicas=3"]) != 0
+    assert "bus.replicas: found 3 for a single server; name a cluster in bus.url, or set 1" in capsys.readouterr().err
+
+
 @pytest.mark.long
 def test_a_bus_server_that_does_not_answer_is_refused(project, capsys):
     with socket.create_server(("127.0.0.1", 0)) as closed:

@@ -170,7 +170,10 @@ class BusSettings(Config):
 
     url: str = ""
     """URL of a running server, `nats://host:port`, or `nats://user:password@host:port` if it has users; empty starts one for this run,
-    with a user and password for each process."""
+    with a user and password for each process. Of a cluster list several: `nats://user:password@host1:port,host2:port,host3:port`."""
+    replicas: PositiveInt = 1
+    """Servers of the cluster of `url` that each keep the log, the work queue and the values: 3 survive the loss of one server,
+    5 of two. See docs/scaling.md."""
     monitor_url: str = ""
     """URL of a running server with a read-only user, for `monitor.json`; empty uses `url`."""
     host: str = ""

@@ -118,7 +118,13 @@ def bus_outages(outages: list[BusRestarted]) -> list[str]:
         return []
     last = outages[-1]
     times = "once" if len(outages) == 1 else f"{len(outages)} times"
-    return [f"nats-server restarted {times}, down for at most {max(one.seconds for one in outages):.1f} s; last: {last.reason}"]
+    what = "NATS cluster changed" if last.leader else "nats-server restarted"
+    return [f"{what} {times}, down for at most {max(one.seconds for one in outages):.1f} s; last: {last.reason}"]
+
+
+def _bus_restarted(event: BusRestarted) -> str:
+    what = "NATS cluster without a leader for" if event.leader else "nats-server restarted after"
+    return f"{what} {event.seconds:.1f} s: {event.reason}"
 
 
 def _damaged_checkpoint(event: CheckpointDamaged) -> str:
@@ -208,7 +214,7 @@ LINES: Mapping[type[Message], Sentence] = {
     ActorFailed: lambda it: f"actor {it.actor} failed: {it.reason}",
     WorkerJoined: lambda it: f"{it.worker} of {it.host} has joined",
     WorkerLeft: lambda it: f"{it.worker} has left{f': {it.reason}' if it.reason else ''}",
-    BusRestarted: lambda it: f"nats-server restarted after {it.seconds:.1f} s: {it.reason}",
+    BusRestarted: _bus_restarted,
     FaultInjected: lambda it: f"fault injected, {it.kind} of {it.target}: {it.detail}",
     RunStalled: lambda it: f"stalled: {it.sentence}",
     CheckpointCommitted: lambda it: f"checkpoint of step {it.step} saved: {it.folder}",

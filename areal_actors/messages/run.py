@@ -93,7 +93,7 @@ class EventLoopBlocked(Event):
 
 
 class BusRestarted(Event):
-    """nats-server had died or did not answer, and was restarted on its store; the log is intact."""
+    """nats-server had died or did not answer, and was restarted on its store, or its cluster lost a server; the log is intact."""
 
     subject: ClassVar[str] = "bus.restarted"
     reason: str
@@ -101,6 +101,8 @@ class BusRestarted(Event):
     """Duration from its last answer until it accepted connections again."""
     restarts: int
     """Number of restarts since the run was started or resumed."""
+    leader: str = ""
+    """Server of the cluster that leads the log since; empty for the run's own server, which was restarted."""
 
 
 class LogRecovered(Event):

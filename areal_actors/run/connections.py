@@ -6,9 +6,16 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.run_folder import RunFolder, ServerAddress
 from bus.nats import NatsBus
+from bus.nats_streams import RETRY_SECONDS
 from bus.server import EmbeddedServer
+
+
+def retry_seconds(recipe: Recipe) -> float:
+    """Returns how long messages wait for the bus: a cluster may lose its majority for a while, and then elects a leader."""
+    return max(RETRY_SECONDS, recipe.watchdog.bus_seconds) if recipe.bus.replicas > 1 else RETRY_SECONDS
 
 
 @asynccontextmanager

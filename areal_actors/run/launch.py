@@ -12,6 +12,7 @@ from typing import Any
 
 from areal_actors.messages import KINDS, EngineStarting, Heartbeat, TrainerProgress, WatchProbe
 from areal_actors.recipe.recipe import Recipe
+from areal_actors.run.connections import retry_seconds
 from areal_actors.run.health import HealthMonitor
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.server import RunServer, refuse_old_log, run_server
@@ -44,7 +45,16 @@ async def open_bus(recipe: Recipe, folder: RunFolder, *, fresh: bool) -> AsyncIt
     """
     async with run_server(recipe, folder) as server:
         owner, monitor = server.addresses.owner, server.addresses.monitor
-        bus = await NatsBus.connect(owner.url, recipe.run, name=SENDER, kinds=KINDS, blobs=folder.blobs, compress=recipe.log.compress)
+        bus = await NatsBus.connect(
+            owner.url,
+            recipe.run,
+            name=SENDER,
+            kinds=KINDS,
+            replicas=recipe.bus.replicas,
+            compress=recipe.log.compress,
+            blobs=folder.blobs,
+            retry_for_seconds=retry_seconds(recipe),
+        )
         server.failed.add_done_callback(lambda failed: None if failed.cancelled() else bus.give_up(failed.result()))
         try:
             if fresh:
@@ -87,7 +97,7 @@ class Launch:
     @asynccontextmanager
     async def supervised(self, *listeners: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         """Receive telemetry, run these listeners and the health checks, and stop all processes at the end."""
-        work = (*listeners, self._receive_telemetry(), self.health.watch(), self.server.report_restarts(self.publish))
+        work = (*listeners, self._receive_telemetry(), self.health.watch(), self.server.report_restarts(self.bus, self.publish))
         tasks = [asyncio.create_task(one) for one in work]
         for task in tasks:
             task.add_done_callback(self.end_with_error)

@@ -37,7 +37,7 @@ from areal_actors.run.run_lock import LockHeld, holder, locked
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.training.checkpoint_store import folder_bytes
 from areal_actors.weights.folders import lock_path, locked_folders, remove_all, shared_memory_path, versions_folder
-from bus.errors import BusError
+from bus.errors import BusError, LogUnavailable
 from bus.nats import NatsBus
 from bus.server import find_binary, resolve_server
 
@@ -142,16 +142,25 @@ def check_bus_server(recipe: Recipe) -> None:
     """
     try:
         if url := resolve_server(recipe.bus.url or None):
-            asyncio.run(_reach_bus(url, recipe.run))
+            asyncio.run(_reach_bus(url, recipe.run, recipe.bus.replicas))
+        elif recipe.bus.replicas > 1:
+            raise SetupError(f"bus.replicas: found {recipe.bus.replicas} for a single server; name a cluster in bus.url, or set 1")
         else:
             find_binary()
     except BusError as error:
         raise SetupError(f"bus.url: {error}" if recipe.bus.url else f"bus: {error}") from error
 
 
-async def _reach_bus(url: str, run: str) -> None:
+async def _reach_bus(url: str, run: str, replicas: int) -> None:
     bus = await NatsBus.connect(url, run, name="check", connect_timeout=BUS_CHECK_SECONDS)
-    await bus.close()
+    try:
+        if replicas > 1:
+            await bus.streams.check_replicas(replicas)
+    except LogUnavailable as error:
+        remedy = f"start {replicas} servers of one cluster with JetStream, or set bus.replicas to at most their number"
+        raise SetupError(f"bus.replicas: {error}; {remedy} (docs/scaling.md)") from error
+    finally:
+        await bus.close()
 
 
 def check_parts(recipe: Recipe) -> None:

@@ -48,6 +48,7 @@ from areal_actors.rewards.reward_worker import RewardWorker
 from areal_actors.rewards.rule_scorer import BOUNDED_RULES, RuleScorer
 from areal_actors.rollout.rollout_worker import RolloutWorker
 from areal_actors.rollout.runners import episodes_at_once, runner_of
+from areal_actors.run.connections import retry_seconds
 from areal_actors.run.fold_actors import FOLDS, BuildContext, Builder
 from areal_actors.run.joined import HURRY, blobs_of, finish_work, locate_of, report_reconnections
 from areal_actors.run.logs import log_to_file
@@ -253,7 +254,15 @@ async def _serve(folder: RunFolder, process: str, builders: Mapping[str, Builder
     asyncio.get_running_loop().add_signal_handler(HURRY, hurry)
     url = link_of(recipe.chaos, folder.path, process, server.url)
     blobs = blobs_of(folder, process)
-    bus = await NatsBus.connect(url, recipe.run, name=process, token=server.token, blobs=blobs, lease_seconds=recipe.bus.lease_seconds)
+    bus = await NatsBus.connect(
+        url,
+        recipe.run,
+        name=process,
+        token=server.token,
+        blobs=blobs,
+        lease_seconds=recipe.bus.lease_seconds,
+        retry_for_seconds=retry_seconds(recipe),
+    )
     try:
         async with asyncio.TaskGroup() as tasks:
             connection = tasks.create_task(_fail_when_lost(bus))

@@ -43,6 +43,7 @@ from areal_actors.supervised.example_source import ExampleSource
 from areal_actors.tasks.task_source import TaskSource
 from areal_actors.training.checkpointer import Checkpointer
 from areal_actors.training.trainer import Trainer
+from bus.cluster_watch import ClusterWatch
 from bus.errors import BusError
 from bus.message import Event, Message
 from bus.nats import NatsBus
@@ -131,8 +132,13 @@ class RunServer:
         async with self._changing_users:
             await self.keeper.set_users(self.keeper.server.users.without_user(JOINED + worker))
 
-    async def report_restarts(self, publish: Callable[[Event], Awaitable[None]]) -> None:
-        """Publish `BusRestarted` after every restart, until cancelled."""
+    async def report_restarts(self, bus: NatsBus, publish: Callable[[Event], Awaitable[None]]) -> None:
+        """Publish `BusRestarted` after every restart, or change of the leader in a cluster, until cancelled."""
+        watch = ClusterWatch(bus.streams)
+        while self.keeper is None and bus.streams.connection.in_cluster:
+            change = await watch.next_change()
+            with contextlib.suppress(BusError):
+                await publish(BusRestarted(reason=change.reason, seconds=change.seconds, restarts=0, leader=change.leader))
         while self.keeper is not None:
             outage = await self.keeper.outages.get()
             with contextlib.suppress(BusError):

@@ -76,7 +76,7 @@ async def processes(recipe: Recipe) -> AsyncIterator[ActorHost]:
         folder = stack.enter_context(_folder(recipe))
         server = await stack.enter_async_context(run_server(recipe, folder))
         addresses, owner = server.addresses, server.addresses.owner
-        bus = await NatsBus.connect(owner.url, recipe.run, name=PROCESS, kinds=KINDS, blobs=folder.blobs)
+        bus = await NatsBus.connect(owner.url, recipe.run, name=PROCESS, kinds=KINDS, replicas=recipe.bus.replicas, blobs=folder.blobs)
         stack.push_async_callback(bus.close)
         await refuse_old_log(bus, owner)
         folder.announce(owner, monitor=addresses.monitor)
@@ -86,7 +86,7 @@ async def processes(recipe: Recipe) -> AsyncIterator[ActorHost]:
         stack.push_async_callback(supervisor.stop)
         _forward_first(host.failed, (supervisor.failed, server.failed))
         stack.push_async_callback(host.stop)
-        reporting = asyncio.create_task(server.report_restarts(host.publish))
+        reporting = asyncio.create_task(server.report_restarts(bus, host.publish))
         stack.callback(reporting.cancel)
         await host.publish(_started(recipe, folder))
         await supervisor.start(supervisor.startable())
