@@ -37,6 +37,12 @@ resume *args: setup
 serve *recipes_and_settings: setup
     @{{ python }} -m areal_actors serve --from {{ quote(invocation_directory()) }} "$@"
 
+# start a run with the hosts of its recipe: `just launch recipes/gsm8k_grpo.toml --on slurm`; also kubernetes, ray, local
+[group("daily")]
+[no-exit-message]
+launch *recipes_and_settings: setup
+    @{{ python }} -m areal_actors launch --from {{ quote(invocation_directory()) }} "$@"
+
 # serve the Tinker API on this machine: `just tinker`, `just tinker --model FOLDER --port 0`
 [group("daily")]
 [no-exit-message]

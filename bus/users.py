@@ -74,6 +74,10 @@ class BusUsers(msgspec.Struct, metaclass=FrozenMeta):
         added = {**self.permissions, name: permissions}
         return BusUsers(run=self.run, permissions=added, passwords={**self.passwords, name: secrets.token_hex(16)})
 
+    def with_password(self, name: str, password: str) -> BusUsers:
+        """Returns these users, one of them with a given password."""
+        return BusUsers(run=self.run, permissions=self.permissions, passwords={**self.passwords, name: password})
+
     def without_user(self, name: str) -> BusUsers:
         """Returns these users without one."""
         left = {user: permissions for user, permissions in self.permissions.items() if user != name}

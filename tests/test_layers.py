@@ -15,7 +15,7 @@ ORDER = (
     *("sandbox", "tokenization", "weights", "vision", "sequences"),
     *("staleness", "tasks", "rewards", "rollout", "gateway", "generation", "batching", "training", "evaluation", "metrics"),
     *("audit", "supervised", "embedded", "chaos"),
-    *("recipe", "display", "run", "reader", "replay", "testing", "track", "web", "library", "compat", "tinker", "cli", "__main__"),
+    *("recipe", "display", "run", "hosts", "reader", "replay", "testing", "track", "web", "library", "compat", "tinker", "cli", "__main__"),
 )
 """Folders and files of the package; each imports only from those before it."""
 FOUNDATION = frozenset({"core", "messages", "runtime"})

@@ -20,6 +20,7 @@ from areal_actors.cli.reader_arguments import (
 )
 from areal_actors.core.devices import CudaDevices, pretended_cuda
 from areal_actors.core.errors import RecipeError
+from areal_actors.core.settings import JOIN_TOKEN
 from areal_actors.tinker.command import TinkerOptions
 
 Options = argparse.Namespace
@@ -37,11 +38,10 @@ OTHER_NAMES = {"train": "run", "start": "run", "validate": "check", "dry-run": "
     "create": "init",
 }
 """Names of commands in other programs, and ours."""
-TAKE_RECIPE = ("run", "serve", "check")
+TAKE_RECIPE = ("run", "serve", "check", "launch")
 ROLES = ("inference_worker", "reward_worker", "rollout_worker")
 """Kinds of workers that may join a run of another host."""
-TOKEN_VARIABLE = "AREAL_JOIN_TOKEN"  # noqa: S105 - the name of a variable
-OPTIONS_BESIDE_SETTINGS = ("--help", "--set", "--from", "--devices", "--json", "--static")
+OPTIONS_BESIDE_SETTINGS = ("--help", "--set", "--from", "--devices", "--json", "--static", "--on", "--output", "--dry-run")
 """Options of the commands that take a recipe; any other is a setting."""
 
 _SETTINGS_HELP = """\
@@ -176,6 +176,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     _takes_recipe(serving)
 
     _joins(command)
+    _launches(command)
     _serves_tinker(command)
 
     check = command(
@@ -277,11 +278,28 @@ def _joins(command: Callable[..., argparse.ArgumentParser]) -> None:
     joined.add_argument(
         "--credential", type=Path, metavar="FILE", help="a copy of join.json of the run's folder, which also has the address"
     )
-    joined.add_argument("--token", default="", help=f"the password in that file instead; or in the variable {TOKEN_VARIABLE}")
+    joined.add_argument("--token", default="", help=f"the password in that file instead; or in the variable {JOIN_TOKEN}")
     joined.add_argument("--drain", type=float, default=30.0, metavar="SECONDS", help="time to finish episodes at the end (default: 30)")
+    waits = "time to wait for the run, and for the file of --credential, if they are not there yet (default: 0)"
+    joined.add_argument("--wait", type=float, default=0.0, metavar="SECONDS", help=waits)
     joined.add_argument("--folder", default="", help="where code, model and logs are kept (default: a temporary folder)")
     settings = "a setting that differs on this host, of [generation] or [actors], task.python or task.processes; may be repeated"
     joined.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=settings)
+
+
+def _launches(command: Callable[..., argparse.ArgumentParser]) -> None:
+    about = (
+        "Start a run together with the workers of other hosts that its table [hosts] lists: `areal run`, and an `areal join` for each of\n"
+        "these hosts. slurm, kubernetes, ray: write a batch script, manifests or a Ray program, and print the command that submits it;\n"
+        "nothing is started. local: start all of it on this machine, until the run ends."
+    )
+    launched = command(
+        "launch", "launching:launch", "start a run with the hosts of its recipe", about, _SETTINGS_HELP.format(verb="launch")
+    )
+    _takes_recipe(launched)
+    launched.add_argument("--on", choices=("local", "slurm", "kubernetes", "ray"), required=True, help="what starts the hosts")
+    launched.add_argument("--output", type=Path, default=Path("launch"), metavar="FOLDER", help="where files go (default: %(default)s)")
+    launched.add_argument("--dry-run", action="store_true", help="print the commands or the file; write and start nothing")
 
 
 def _serves_tinker(command: Callable[..., argparse.ArgumentParser]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from areal_actors.cli.arguments import Options
 from areal_actors.core.devices import CudaDevices, detect_cuda
@@ -33,6 +34,16 @@ def resolve(options: Options, *, serving: bool = False, cuda: CudaDevices | None
     Raises:
         RecipeError: no file is named, or the recipe is invalid.
     """
+    files, overrides = files_and_overrides(options)
+    return load(files, overrides, cuda or detect_cuda(), serving=serving)
+
+
+def files_and_overrides(options: Options) -> tuple[list[Path], list[str]]:
+    """Returns the recipe files of the words, and the settings over them.
+
+    Raises:
+        RecipeError: no file is named.
+    """
     files = [word for word in options.words if is_file(word)]
     overrides = [word for word in options.words if not is_file(word)] + options.set
     if not files:
@@ -40,4 +51,4 @@ def resolve(options: Options, *, serving: bool = False, cuda: CudaDevices | None
     for word in files:
         if word.partition(".")[0] in Recipe.__struct_fields__ and not find_recipe(word, options.origin).is_file():
             raise RecipeError(f"`{word}` is a setting, and needs a value: write `{word}=VALUE`")
-    return load([find_recipe(file, options.origin) for file in files], overrides, cuda or detect_cuda(), serving=serving)
+    return [find_recipe(file, options.origin) for file in files], overrides

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import os
+import time
 
-from areal_actors.cli.arguments import TOKEN_VARIABLE, Options
+from areal_actors.cli.arguments import Options
+from areal_actors.core.settings import JOIN_TOKEN
 from areal_actors.run.join import JoinOptions, join_address
 from areal_actors.run.join import join as serve
+
+POLL_SECONDS = 0.5
 
 
 def join(options: Options) -> int:
     """Serve workers of a run of another host."""
-    token = options.token or os.environ.get(TOKEN_VARIABLE, "")
+    token = options.token or os.environ.get(JOIN_TOKEN, "")
+    until = time.monotonic() + options.wait
+    while options.credential is not None and not options.credential.exists() and time.monotonic() < until:
+        time.sleep(POLL_SECONDS)
     address = join_address(options.address, token=token, credential=options.credential)
     return serve(
         JoinOptions(
@@ -20,6 +27,7 @@ def join(options: Options) -> int:
             count=options.count,
             drain_seconds=options.drain,
             folder=options.folder,
+            wait_seconds=options.wait,
             settings=tuple(options.set),
         )
     )

@@ -12,6 +12,8 @@ import msgspec
 from areal_actors.core.config import Config, Fraction, NonNegativeInt, PositiveFloat, PositiveInt
 
 Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+JOIN_TOKEN = "AREAL_JOIN_TOKEN"  # noqa: S105 - the name of a variable
+"""Environment variable with the password of workers of other hosts, for `areal join` and, if it is fixed beforehand, for `areal run`."""
 TemperaturePolicy = Literal["error", "recipe", "as_asked"]
 
 

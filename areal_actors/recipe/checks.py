@@ -32,6 +32,7 @@ from areal_actors.recipe.chaos_checks import chaos_problems
 from areal_actors.recipe.complaints import Problems, is_installed, nearest, toml_value
 from areal_actors.recipe.environment_checks import environment_problems, misplaced_problems
 from areal_actors.recipe.example_checks import example_problems, length_problems, served_problems
+from areal_actors.recipe.host_checks import host_problems
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.reward_checks import reward_problems
 from areal_actors.recipe.source import Key
@@ -85,6 +86,7 @@ def problems(recipe: Recipe, *, serving: bool = False) -> list[RecipeProblem]:
             (not serving, _algorithm(recipe)),
             (not serving, _learning(recipe)),
             (True, chaos_problems(recipe)),
+            (not serving, host_problems(recipe)),
             (not serving, track_problems(recipe.track)),
             (True, _amounts(recipe)),
             (True, _placement(recipe, serving=serving)),

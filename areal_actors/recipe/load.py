@@ -32,7 +32,7 @@ from areal_actors.recipe.device_map import device_problems, with_device_counts
 from areal_actors.recipe.limits import with_derived
 from areal_actors.recipe.paths import beside
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.recipe.source import Layer, read_file, read_override
+from areal_actors.recipe.source import Key, Layer, read_file, read_override
 from areal_actors.training.algorithms import AnyAlgorithm
 
 DIRECTIVES = ("profile", "profiles")
@@ -88,6 +88,18 @@ def load(files: Sequence[Path], overrides: Sequence[str], cuda: CudaDevices, *, 
     if found := problems(recipe, serving=serving) or [RecipeProblem(*problem) for problem in device_problems(recipe, cuda)]:
         raise RecipeError("\n".join(problem.sentence(layer.place(problem.key)) for problem in found))
     return Resolved(recipe=recipe, profile=profile, reason=reason, cuda=cuda)
+
+
+def written_value(files: Sequence[Path], overrides: Sequence[str], key: Key) -> Any:
+    """Returns a setting as files and overrides state it outside of profiles, not validated; None if they do not.
+
+    Raises:
+        RecipeError: a file or an override cannot be read.
+    """
+    value: Any = _stacked([*map(read_file, files), *map(read_override, overrides)]).data
+    for name in key:
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
 
 
 def _stacked(layers: Iterable[Layer]) -> Layer:

@@ -14,6 +14,7 @@ from areal_actors.batching.assembler import BatcherConfig
 from areal_actors.chaos.settings import ChaosSettings
 from areal_actors.core.config import Config, PositiveInt
 from areal_actors.core.errors import SetupError
+from areal_actors.core.host_settings import HostsSettings
 from areal_actors.core.settings import (
     NOT_IN_ENVIRONMENTS,
     NOT_ONLINE,
@@ -95,6 +96,7 @@ class Recipe(Config):
     """Supervision tree by supervisor: `restart`, `children`, `max_restarts` within `window_seconds` (docs/architecture.md)."""
     actors: ActorsSettings = ActorsSettings()
     chaos: ChaosSettings = ChaosSettings()
+    hosts: HostsSettings = HostsSettings()
 
     def is_online(self) -> bool:
         """Returns True if external agents connect to the gateway."""

@@ -73,6 +73,8 @@ class JoinOptions(Value):
     """Time for episodes in progress after SIGTERM."""
     folder: str = ""
     """Folder for what is pulled, and for logs; empty: a temporary one, removed at the end."""
+    wait_seconds: float = 0.0
+    """Time to wait for a run that is not there yet."""
     settings: tuple[str, ...] = ()
     """`KEY=VALUE` of settings that differ on this host."""
 
@@ -122,19 +124,44 @@ def _place(folder: str) -> Iterator[Path]:
 
 
 async def _join(options: JoinOptions, folder: RunFolder) -> int:
-    address, shown = options.address, without_credentials(options.address.url)
+    if (bus := await _connected(options)) is None:
+        return FINISHED
     try:
-        bus = await NatsBus.connect(address.url, address.run, name=JOINER)
+        return await JoinedHost(options, folder, bus).serve()
+    finally:
+        await bus.close()
+
+
+async def _connected(options: JoinOptions) -> NatsBus | None:
+    """Returns the connection to the bus of the run, which may not have started yet; None after a signal to end."""
+    address, shown = options.address, without_credentials(options.address.url)
+    if options.wait_seconds and not await _awaited(options):
+        return None
+    try:
+        return await NatsBus.connect(address.url, address.run, name=JOINER)
     except ServerUnavailable as error:
         if "refused the credentials" in str(error):
             raise SetupError(
                 f"the bus at {shown} refuses this credential: take join.json of this run; it changes with every start"
             ) from error
-        raise SetupError(f"no bus answers at {shown}: the address is wrong, or run '{address.run}' has ended") from error
-    try:
-        return await JoinedHost(options, folder, bus).serve()
-    finally:
-        await bus.close()
+        waited = f" within {options.wait_seconds:g} s" if options.wait_seconds else ""
+        raise SetupError(f"no bus answers at {shown}{waited}: the address is wrong, or run '{address.run}' has ended") from error
+
+
+async def _awaited(options: JoinOptions) -> bool:
+    """Wait until something listens at the run's address, or the time is over; returns False after a signal to end."""
+    parts, until, stopped = urlsplit(options.address.url), time.monotonic() + options.wait_seconds, asyncio.Event()
+    on_interrupt(stopped, lambda name: sys.stderr.write(f"{name}: this host no longer waits for run '{options.address.run}'\n"))
+    sys.stderr.write(f"waiting for run '{options.address.run}' at {parts.hostname}:{parts.port} for up to {options.wait_seconds:g} s\n")
+    while time.monotonic() < until and not stopped.is_set():
+        with contextlib.suppress(OSError):  # also TimeoutError, and a name that is not known yet
+            async with asyncio.timeout(RENEW_SECONDS):
+                _, writer = await asyncio.open_connection(parts.hostname, parts.port)
+            writer.close()
+            break
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stopped.wait(), RENEW_SECONDS)
+    return not stopped.is_set()
 
 
 @dataclass

@@ -26,7 +26,19 @@ MAY_CHANGE: frozenset[Key] = frozenset(
     {
         *(
             (table,)
-            for table in ("actors", "chaos", "checkpoint", "disk", "gateway", "generation", "log", "supervisors", "track", "watchdog")
+            for table in (
+                "actors",
+                "chaos",
+                "checkpoint",
+                "disk",
+                "gateway",
+                "generation",
+                "hosts",
+                "log",
+                "supervisors",
+                "track",
+                "watchdog",
+            )
         ),
         *(("trainer", name) for name in TRAINER_MAY_CHANGE),
         *(("task", name) for name in ("processes", "reward_timeout_seconds", "timeout_seconds")),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,7 +15,7 @@ import msgspec
 
 from areal_actors.batching.batcher import Batcher
 from areal_actors.core.errors import SetupError
-from areal_actors.core.settings import SEVERAL, GatewaySettings
+from areal_actors.core.settings import JOIN_TOKEN, SEVERAL, GatewaySettings
 from areal_actors.evaluation.evaluator import Evaluator
 from areal_actors.gateway.session_manager import SessionManager
 from areal_actors.generation.inference_worker import InferenceWorker
@@ -67,6 +68,8 @@ STABLE_PORTS = range(20_000, 32_000)
 TRIES = 20
 JOINER = "areal-join"
 """User that may only ask to become a worker of the run, and renew and end the leases of workers."""
+TOKEN = re.compile(r"[A-Za-z0-9_-]{16,128}")
+"""Passwords that a variable may fix."""
 JOINED = "joined."
 """Prefix of the users of joined workers; the rest is the worker's name."""
 
@@ -155,6 +158,8 @@ async def run_server(recipe: Recipe, folder: RunFolder) -> AsyncIterator[RunServ
         return
     users = users_of(recipe)
     bus = recipe.bus
+    if bus.host and (token := fixed_token()):
+        users = users.with_password(JOINER, token)
     keeping = RestartSettings(max_restarts=bus.max_restarts, window_seconds=bus.window_seconds, answer_seconds=bus.answer_seconds)
     keeper = await ServerKeeper.start(folder.nats, keeping, sync_interval=bus.sync, users=users, host=bus.host or LOOPBACK, port=bus.port)
     server = keeper.server
@@ -166,6 +171,19 @@ async def run_server(recipe: Recipe, folder: RunFolder) -> AsyncIterator[RunServ
         yield RunServer(BusAddresses(owner=owner, monitor=monitor, processes=processes, joiner=joiner), keeper)
     finally:
         await keeper.stop()
+
+
+def fixed_token() -> str:
+    """Returns the password of workers of other hosts that the environment fixes; empty if a new one is to be made.
+
+    Raises:
+        SetupError: it could be guessed, or needs quoting.
+    """
+    token = os.environ.get(JOIN_TOKEN, "")
+    if token and not TOKEN.fullmatch(token):
+        remedy = "write 16 to 128 letters, digits, - and _, as `openssl rand -hex 16` prints, or unset it"
+        raise SetupError(f"{JOIN_TOKEN}: found {len(token)} characters that do not make a password of the bus; {remedy}")
+    return token
 
 
 async def refuse_old_log(bus: NatsBus, server: ServerAddress) -> None:

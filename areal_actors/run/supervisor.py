@@ -21,6 +21,7 @@ import structlog
 
 from areal_actors.core.devices import detect_cuda
 from areal_actors.core.module_command import module_command
+from areal_actors.core.settings import JOIN_TOKEN
 from areal_actors.messages import ActorFailed
 from areal_actors.recipe.device_map import device_variables
 from areal_actors.recipe.recipe import Recipe
@@ -34,7 +35,7 @@ from bus.message import Event
 RESTART_SECONDS = 0.2
 """Delay between a death and the restart."""
 LAST_LINES = 5
-CREDENTIAL_VARIABLES = ("NATS_URL",)
+CREDENTIAL_VARIABLES = ("NATS_URL", JOIN_TOKEN)
 """Environment variables removed from all processes: none needs them, and an agent would inherit them."""
 TRACEBACK = "Traceback (most recent call last)"
 FIRST_TO_STOP = ("rollout_worker", "session_manager")

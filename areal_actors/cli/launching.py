@@ -1,0 +1,58 @@
+"""The command launch."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from areal_actors.cli.arguments import Options
+from areal_actors.cli.checking import files_and_overrides
+from areal_actors.core.devices import CudaDevices, detect_cuda, pretended_cuda
+from areal_actors.core.durable_files import PRIVATE_MODE, atomic_write
+from areal_actors.hosts.kubernetes import manifests
+from areal_actors.hosts.local import launch_here, local_commands
+from areal_actors.hosts.plan import LaunchPlan, launch_plan
+from areal_actors.hosts.ray import ray_program
+from areal_actors.hosts.slurm import batch_script
+from areal_actors.recipe.load import load, written_value
+
+SUBMIT = {"slurm": "sbatch", "kubernetes": "kubectl apply --filename", "ray": "ray job submit -- python"}
+SUFFIXES = {"slurm": ".sbatch", "kubernetes": ".yaml", "ray": "-ray.py"}
+
+
+def launch(options: Options) -> int:
+    """Start a run with the hosts of its recipe, or write what a cluster starts."""
+    files, overrides = files_and_overrides(options)
+    cuda = detect_cuda() if options.on == "local" else _devices_there(files, overrides)
+    resolved = load(files, overrides, cuda)
+    plan = launch_plan(resolved.recipe, [*map(str, files), *overrides], resolved.profile)
+    if options.on == "local":
+        return _launch_here(plan, cuda, dry_run=options.dry_run)
+    folder = Path.cwd()
+    if options.on == "slurm":
+        text = batch_script(plan, folder)
+    elif options.on == "kubernetes":
+        text = manifests(plan, files, folder)
+    else:
+        text = ray_program(plan, folder)
+    if options.dry_run:
+        print(text, end="")
+        return 0
+    options.output.mkdir(parents=True, exist_ok=True)
+    file = options.output / f"{resolved.recipe.run}{SUFFIXES[options.on]}"
+    atomic_write(file, text.encode(), mode=PRIVATE_MODE)
+    print("\n".join(plan.described()))
+    print(f"submit it: {SUBMIT[options.on]} {shlex.quote(str(file))}", flush=True)
+    return 0
+
+
+def _launch_here(plan: LaunchPlan, cuda: CudaDevices, *, dry_run: bool) -> int:
+    commands = local_commands(plan, cuda)
+    print("\n".join(command.shown() for command in commands), flush=True)
+    return 0 if dry_run else launch_here(commands, Path(plan.recipe.folder) / f"{plan.recipe.run}.hosts")
+
+
+def _devices_there(files: list[Path], overrides: list[str]) -> CudaDevices:
+    """Returns the devices of the run's host, which choose the profile; an invalid number is reported with the recipe's other errors."""
+    gpus = written_value(files, overrides, ("hosts", "run", "gpus"))
+    return pretended_cuda(str(gpus if isinstance(gpus, int) and gpus > 0 else 0))

@@ -1,0 +1,118 @@
+"""Kubernetes: manifests of core kinds only, a Job for the run and one for each role of its workers.
+
+The recipe and the files of its agent are in a ConfigMap; the workers get them from the run, as everywhere.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from areal_actors.core.errors import RecipeError, SetupError
+from areal_actors.hosts.plan import LaunchPlan, Place, rendered
+from areal_actors.recipe.paths import LONGEST_PATH, NAMED, SHIPPED
+from areal_actors.recipe.recipe import Recipe
+from areal_actors.run.portable import PortableRecipe
+
+BUS_PORT, OBJECTS_PORT, GATEWAY_PORT = 4222, 4280, 8080
+RUNS = "/runs"
+LONGEST_RUN = 40
+"""Characters of a run's name; names of Kubernetes have at most 63."""
+MOST_BYTES = 900_000
+"""Size of the files; a ConfigMap has at most 1 MiB."""
+
+
+def manifests(plan: LaunchPlan, files: Sequence[Path], folder: Path) -> str:
+    """Returns the manifests of a plan, of which the recipe was read from `files` in `folder`.
+
+    Raises:
+        RecipeError: `[hosts]` names no image, or the run's name is too long.
+        SetupError: files of the recipe cannot be in a ConfigMap.
+    """
+    recipe = plan.recipe
+    if not recipe.hosts.image:
+        raise RecipeError("`hosts.image`: found none; name an image for Kubernetes, as `docker build --tag REGISTRY/areal .` makes it")
+    if len(recipe.run) > LONGEST_RUN:
+        raise RecipeError(f"`run`: found {len(recipe.run)} characters; Kubernetes takes at most {LONGEST_RUN} for the names of its objects")
+    name, bus = f"areal-{recipe.run}", recipe.bus
+    ports = {
+        "bus": bus.port or BUS_PORT,
+        "objects": bus.objects_port or OBJECTS_PORT,
+        "gateway": recipe.gateway.port or GATEWAY_PORT,
+    }
+    contents = _contents(recipe, files, folder)
+    words = [_inside(file, folder) for file in files]
+    after = plan.run.words[1 + len(files) :]
+    addresses = ("bus.host=0.0.0.0", *(f"bus.{key}={ports[name]}" for key, name in (("port", "bus"), ("objects_port", "objects"))))
+    gateway = ("gateway.host=0.0.0.0", f"gateway.port={ports['gateway']}", f"gateway.advertise={name}-run")
+    address = f"nats://{name}-run:{ports['bus']}/{recipe.run}"
+    return rendered(
+        "kubernetes.yaml.jinja",
+        plan=plan,
+        name=name,
+        token=secrets.token_hex(16),
+        files=contents,
+        ports=ports,
+        requests=_requests,
+        limits=_limits,
+        run_command=("areal", "run", *words, *after, f"folder={RUNS}", *addresses, *gateway),
+        join_command=lambda place: ("areal", "join", address, *place.words),
+    )
+
+
+def _contents(recipe: Recipe, files: Sequence[Path], folder: Path) -> Mapping[str, str]:
+    """Returns the recipe's files and those of its agent, by their path below the folder; the package's own are in the image."""
+    agent = PortableRecipe(recipe, folder).files.values()
+    found = {path.absolute() for path in (*files, *agent, *_named_files(msgspec.to_builtins(recipe))) if not _is_shipped(path, folder)}
+    contents: dict[str, str] = {}
+    for path in sorted(found):
+        try:
+            contents[_inside(path, folder)] = path.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise SetupError(f"{path}: a ConfigMap has text only; move it out of the folder of the agent, and into the image") from None
+    if (size := sum(len(content.encode()) for content in contents.values())) > MOST_BYTES:
+        largest = max(contents, key=lambda name: len(contents[name]))
+        raise SetupError(
+            f"the recipe's files have {size:,} bytes, the largest is {largest}; a ConfigMap takes {MOST_BYTES:,}: build them into the image"
+        )
+    return contents
+
+
+def _named_files(value: Any) -> Iterator[Path]:
+    """Yields the files that settings name: tasks, a chat template, an algorithm."""
+    if isinstance(value, dict | list | tuple):
+        for entry in value.values() if isinstance(value, dict) else value:
+            yield from _named_files(entry)
+    elif isinstance(value, str) and "." in value and len(value) < LONGEST_PATH and (found := NAMED.fullmatch(value)):
+        path = Path(found["path"])
+        if path.suffix and not path.is_absolute() and path.is_file():
+            yield path
+
+
+def _inside(file: Path, folder: Path) -> str:
+    """Returns how a container names a file: by its path below the folder, or as a recipe that comes with the package."""
+    if _is_shipped(file, folder):
+        return file.stem
+    path = Path.cwd() / file
+    if not path.is_relative_to(folder):
+        raise SetupError(f"{file} is not below {folder}: start `areal launch` in a folder with the recipe and its agent")
+    return path.relative_to(folder).as_posix()
+
+
+def _is_shipped(file: Path, folder: Path) -> bool:
+    """Returns True for a file of the package, unless the folder is that of its sources."""
+    path = file.absolute()
+    return path.is_relative_to(SHIPPED.parent) and not path.is_relative_to(folder)
+
+
+def _requests(place: Place) -> dict[str, Any]:
+    return {"cpu": str(place.cpus), **_limits(place)}
+
+
+def _limits(place: Place) -> dict[str, Any]:
+    memory = {"memory": f"{place.memory_gb}Gi"} if place.memory_gb else {}
+    return {**memory, **({"nvidia.com/gpu": str(place.gpus)} if place.gpus else {})}

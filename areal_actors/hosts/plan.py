@@ -1,0 +1,97 @@
+"""The commands of a launch: one `areal run`, and one `areal join` for each host that joins; every launcher adds its addresses."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from areal_actors.core.values import Value
+from areal_actors.recipe.recipe import Recipe
+
+TEMPLATES = Path(__file__).parent / "templates"
+PROGRAM = (sys.executable, "-m", "areal_actors")
+"""Start of a command on hosts that see this installation, over a shared file system or in the same image."""
+SAVING_SECONDS = 60
+"""Time beyond `watchdog.save_seconds` that an ending run has before it is killed."""
+
+
+class Place(Value):
+    """Equal hosts: their number, what each of them needs, and the words of its command after `areal`."""
+
+    name: str
+    count: int
+    gpus: int
+    cpus: int
+    memory_gb: int
+    words: tuple[str, ...]
+
+    def described(self) -> str:
+        """Returns number and size in words, without the command."""
+        parts = (f"{self.cpus} CPU cores", f"{self.gpus} GPUs" if self.gpus else "", f"{self.memory_gb} GiB" if self.memory_gb else "")
+        return f"{self.count} × {self.name}: {', '.join(filter(None, parts))}"
+
+
+class LaunchPlan(Value):
+    """A run with the hosts of its recipe."""
+
+    recipe: Recipe
+    run: Place
+    """The host of `areal run`."""
+    joined: tuple[Place, ...]
+    """Hosts of `areal join`; their words lack the address, which comes first."""
+
+    def ending_seconds(self) -> int:
+        """Returns the time that the run may need between SIGTERM and its end."""
+        return round(self.recipe.watchdog.save_seconds) + SAVING_SECONDS
+
+    def described(self) -> Iterator[str]:
+        """Yields one line for each kind of host."""
+        for place in (self.run, *self.joined):
+            yield f"{place.described()}: areal {' '.join(place.words)}"
+
+
+def launch_plan(recipe: Recipe, words: Sequence[str], profile: str) -> LaunchPlan:
+    """Returns the plan for a recipe that was read from these words of the command line, with this profile.
+
+    Every launch names the profile, because the machine that reads the recipe may have other devices than the run's host.
+    """
+    hosts = recipe.hosts
+    without = [f"actors.{role}.count=0" for role in hosts.joined()]
+    chosen = [f"profile={profile}"] if profile else []
+    run = Place(
+        name="run",
+        count=1,
+        gpus=hosts.run.gpus,
+        cpus=hosts.run.cpus,
+        memory_gb=hosts.run.memory_gb,
+        words=("run", *words, *chosen, *without),
+    )
+    joined = tuple(
+        Place(
+            name=role,
+            count=place.count,
+            gpus=place.gpus,
+            cpus=place.cpus,
+            memory_gb=place.memory_gb,
+            words=("--role", role, "--count", str(place.workers), "--wait", f"{hosts.wait_seconds:g}"),
+        )
+        for role, place in hosts.joined().items()
+    )
+    return LaunchPlan(recipe=recipe, run=run, joined=joined)
+
+
+def rendered(template: str, **values: Any) -> str:
+    """Returns a template of this folder with its values."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # noqa: S701 - scripts and YAML; every value is quoted for its language
+    )
+    return environment.get_template(template).render(**values)

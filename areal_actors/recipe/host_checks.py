@@ -1,0 +1,42 @@
+"""Validates `[hosts]`: roles that the run has, and devices that its workers use."""
+
+from __future__ import annotations
+
+import re
+
+from areal_actors.core.settings import SEVERAL
+from areal_actors.recipe.complaints import Problems, toml_value
+from areal_actors.recipe.recipe import Recipe
+from bus.users import without_credentials
+
+SLURM_OPTION = re.compile(r"--[a-z][a-z-]*(=\S+)?")
+SLURM_TAKEN = ("chdir", "cpus-per-task", "gpus-per-task", "job-name", "mem", "nodes", "ntasks", "open-mode", "output", "signal")
+"""Options that the script sets from other settings."""
+
+
+def host_problems(recipe: Recipe) -> Problems:
+    """Yields what keeps the hosts of a recipe from being launched."""
+    hosts = recipe.hosts
+    for role, joined in hosts.joined().items():
+        assert role in SEVERAL
+        if role in recipe.absent():
+            yield ("hosts", role, "count"), f"found {joined.count}, but this run has no {role}; write 0"
+    engines, width = hosts.inference_worker, recipe.generation.tensor_parallel
+    if engines.count and engines.gpus not in (0, width):
+        remedy = f"write gpus = {width}, and the number of engines as count"
+        yield (
+            ("hosts", "inference_worker", "gpus"),
+            f"found {engines.gpus}, but an engine has generation.tensor_parallel = {width}; {remedy}",
+        )
+    elif engines.count and engines.gpus and engines.workers > 1:
+        found = f"found {engines.workers}, but workers of one host would all take its first GPU"
+        yield ("hosts", "inference_worker", "workers"), f"{found}; write 1, and the number of engines as count"
+    if hosts.joined() and recipe.bus.url:
+        url = toml_value(without_credentials(recipe.bus.url))
+        yield ("bus", "url"), f"found {url}, but hosts that `areal launch` starts join the run's own server; remove it, or [hosts]"
+    for option in hosts.slurm:
+        name = option.removeprefix("--").partition("=")[0]
+        if not SLURM_OPTION.fullmatch(option):
+            yield ("hosts", "slurm"), f"found {toml_value(option)}; write options of sbatch as `--name=value`, without blanks"
+        elif name in SLURM_TAKEN:
+            yield ("hosts", "slurm"), f"found {toml_value(option)}, which the script sets itself from [hosts]; remove it"

@@ -1,0 +1,223 @@
+"""Files that `areal launch` writes are started: runs with real processes; the commands of Slurm are stand-ins, Ray is genuine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+from support.live_run import PATIENT, RECIPE, ROOT, SMALL, LiveRun
+from test_launch import LAUNCHERS, free_port
+
+from areal_actors.messages import RunFinished, StepCompleted, WorkerJoined, WorkerLeft
+
+pytestmark = pytest.mark.long
+HOSTS = ("hosts.inference_worker.count=1", "hosts.rollout_worker.count=1", "hosts.run.cpus=1")
+RAY = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_raylet_start_wait_time_s": "600",
+    "RAY_worker_register_timeout_seconds": "600",
+    "RAY_health_check_timeout_ms": "600000",
+    "RAY_agent_register_timeout_ms": "600000",
+}
+"""Variables of Ray: nothing is sent, and a busy machine has time."""
+SRUN = """#!/usr/bin/env bash
+# A stand-in for Slurm's srun: starts the tasks here, one after the other, and passes signals on.
+set -u
+group=0 tasks=1 output=/dev/stdout
+while [[ $1 == --* ]]; do
+    case $1 in
+    --ntasks=*) tasks=${1#*=} ;;
+    --het-group=*) group=${1#*=} ;;
+    --output=*) output=${1#*=} ;;
+    esac
+    shift
+done
+echo "srun: group $group: $tasks tasks" >>"$SRUN_LOG"
+pids=()
+for ((task = 0; task < tasks; task++)); do
+    file=${output//%t/$task}
+    "$@" >>"${file//%j/$SLURM_JOB_ID}" 2>&1 &
+    pids+=($!)
+done
+trap 'kill -TERM "${pids[@]}" 2>/dev/null' TERM
+status=0
+for pid in "${pids[@]}"; do
+    wait "$pid" || status=$?
+    while kill -0 "$pid" 2>/dev/null; do
+        status=0
+        wait "$pid" || status=$?
+    done
+done
+exit "$status"
+"""
+
+
+@pytest.fixture
+def started() -> Iterator[list[psutil.Process]]:
+    """Processes that a test starts; those that are left, and all below them, are ended after it."""
+    processes: list[psutil.Process] = []
+    yield processes
+    for process in processes:
+        try:
+            family = [*process.children(recursive=True), process]
+        except psutil.NoSuchProcess:
+            continue
+        for one in family:
+            one.kill()
+        process.wait()
+
+
+def launch(*words: str, folder: Path) -> str:
+    """Runs `areal launch` to its end; returns its output."""
+    command = [sys.executable, "-m", "areal_actors", "launch", str(RECIPE), *SMALL, f"folder={folder}", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def start(started: list[psutil.Process], command: list[str], output: Path, **changes: str) -> psutil.Popen:
+    with output.open("wb") as file:
+        process = psutil.Popen(
+            command,
+            cwd=changes.pop("cwd", str(ROOT)),
+            env={**os.environ, **changes},
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    started.append(process)
+    return process
+
+
+def until_printed(words: str, output: Path, process: psutil.Popen) -> None:
+    """Waits for words in the output of a process."""
+    until = time.monotonic() + PATIENT
+    while words not in output.read_text():
+        assert process.poll() is None, output.read_text()
+        assert time.monotonic() < until, output.read_text()
+        time.sleep(0.1)
+
+
+async def assert_joined(folder: Path, steps: int, roles: dict[str, int]) -> None:
+    """The run has done its steps with joined workers of these roles only, and all have left in order."""
+    run = LiveRun.__new__(LiveRun)
+    run.folder = folder / "gsm8k-grpo"
+    log = [event for _, event in await run.log()]
+    assert [event.step for event in log if isinstance(event, StepCompleted)] == list(range(1, steps + 1))
+    assert len([event for event in log if isinstance(event, RunFinished)]) == 1
+    joined = [event.role for event in log if isinstance(event, WorkerJoined)]
+    assert {role: joined.count(role) for role in joined} == roles
+    assert [event.reason for event in log if isinstance(event, WorkerLeft)] == [""] * len(joined)
+
+
+async def test_a_run_and_its_workers_are_started_on_this_machine(tmp_path, started):
+    command = [sys.executable, "-m", "areal_actors", "launch", str(RECIPE), "--on", "local", *SMALL, *HOSTS]
+    output = tmp_path / "output.txt"
+    process = start(started, [*command, "steps=2", f"folder={tmp_path}"], output)
+    assert process.wait(PATIENT) == 0, output.read_text()
+    assert "areal join nats://127.0.0.1:" in output.read_text()
+    await assert_joined(tmp_path, 2, {"inference_worker": 1, "rollout_worker": 1})
+    assert "run 'gsm8k-grpo' has ended" in (tmp_path / "gsm8k-grpo.hosts" / "rollout_worker-0.log").read_text()
+
+
+async def test_a_signal_ends_a_launch_on_this_machine_with_a_checkpoint(tmp_path, started):
+    command = [sys.executable, "-m", "areal_actors", "launch", str(RECIPE), "--on", "local", *SMALL, *HOSTS]
+    output = tmp_path / "output.txt"
+    process = start(started, [*command, "steps=100000", f"folder={tmp_path}"], output)
+    run = LiveRun.__new__(LiveRun)
+    run.folder, run.output_file, run.process, run.events = tmp_path / "gsm8k-grpo", output, process, []
+    async with run.listening():
+        await run.until(StepCompleted, 1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENT) == 130, output.read_text()
+    assert list((run.folder / "checkpoints").glob("step-*"))
+    assert run.processes_left() == []
+
+
+async def test_the_batch_script_runs_a_job(tmp_path, started):
+    launch("--on", "slurm", "--output", str(tmp_path), *HOSTS, "hosts.rollout_worker.count=2", "steps=2", folder=tmp_path)
+    script = (tmp_path / "gsm8k-grpo.sbatch").read_text()
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    (commands / "srun").write_text(SRUN)
+    (commands / "srun").chmod(0o755)
+    environment = {"PATH": f"{commands}:{os.environ['PATH']}", "SRUN_LOG": str(tmp_path / "srun.txt"), "SLURM_JOB_ID": str(os.getpid())}
+    place = script.replace("--output=areal", f"--output={tmp_path}/areal")
+    (tmp_path / "job.sh").write_text(place)
+    output = tmp_path / "output.txt"
+    job = start(started, ["bash", str(tmp_path / "job.sh")], output, **environment)
+    assert job.wait(PATIENT) == 0, output.read_text()
+    assert (tmp_path / "srun.txt").read_text().count("tasks") == 3
+    await assert_joined(tmp_path, 2, {"inference_worker": 1, "rollout_worker": 2})
+    workers = sorted(path.name for path in tmp_path.glob("areal-*.log"))
+    assert len(workers) == 3
+    assert all("has ended" in path.read_text() for path in tmp_path.glob("areal-*.log"))
+
+    # a run that cannot start ends the job, with its status, although workers wait for it
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        (tmp_path / "job.sh").write_text(place.replace(" steps=2 ", f" steps=2 gateway.port={taken.getsockname()[1]} "))
+        job = start(started, ["bash", str(tmp_path / "job.sh")], output, **environment)
+        assert job.wait(PATIENT) == 1, output.read_text()
+    assert "gateway.port: cannot listen on 0.0.0.0" in output.read_text()
+
+
+async def test_the_containers_of_the_manifests_run_as_processes(tmp_path, started):
+    ports = [f"{name}={free_port()}" for name in ("bus.port", "bus.objects_port", "gateway.port")]
+    manifests = launch(
+        *("--on", "kubernetes", "--dry-run", *HOSTS, "steps=2", "hosts.image=areal", "hosts.wait_seconds=600", *ports), folder=tmp_path
+    )
+    objects = list(yaml.safe_load_all(manifests))
+    token = next(one for one in objects if one["kind"] == "Secret")["stringData"]["token"]
+    contents = next(one for one in objects if one["kind"] == "ConfigMap")["data"]
+    service = next(one for one in objects if one["kind"] == "Service")["metadata"]["name"]
+    runs = tmp_path / "runs"
+    processes = []
+    for job in reversed([one for one in objects if one["kind"] == "Job"]):  # workers before their run
+        pod = job["spec"]["template"]["spec"]
+        there = tmp_path / job["metadata"]["name"]
+        there.mkdir()
+        for volume in pod["volumes"]:
+            for item in volume.get("configMap", {}).get("items", ()):
+                (there / item["path"]).parent.mkdir(parents=True, exist_ok=True)
+                (there / item["path"]).write_text(contents[item["key"]])
+        (container,) = pod["containers"]
+        assert container["env"] == [
+            {"name": "AREAL_JOIN_TOKEN", "valueFrom": {"secretKeyRef": {"name": "areal-gsm8k-grpo-join", "key": "token"}}}
+        ]
+        command = [word.replace(service, socket.gethostname()).replace("folder=/runs", f"folder={runs}") for word in container["command"]]
+        assert command[0] == "areal"
+        command[:1] = [str(Path(sys.executable).with_name("areal"))]
+        processes.append(start(started, command, there / "output.txt", AREAL_JOIN_TOKEN=token, cwd=str(there)))
+    assert [process.wait(PATIENT) for process in processes] == [0, 0, 0], [path.read_text() for path in tmp_path.glob("*/output.txt")]
+    await assert_joined(runs, 2, {"inference_worker": 1, "rollout_worker": 1})
+
+
+@pytest.mark.skipif(not LAUNCHERS.exists(), reason="`just environments launchers` makes the interpreter that this needs")
+async def test_the_ray_program_runs_on_ray(tmp_path, started):
+    launch("--on", "ray", "--output", str(tmp_path), *HOSTS, "steps=2", folder=tmp_path)
+    output = tmp_path / "output.txt"
+    # a port that is not fixed must be known within 15 s, which a busy machine does not keep
+    ports = ("--port", "--dashboard-agent-grpc-port", "--dashboard-agent-listen-port", "--metrics-export-port", "--runtime-env-agent-port")
+    fixed = {port: free_port() for port in ports}
+    head = [str(LAUNCHERS.with_name("ray")), "start", "--head", "--block", "--num-cpus=8", "--include-dashboard=false"]
+    cluster = start(started, [*head, *(f"{port}={number}" for port, number in fixed.items())], tmp_path / "ray.txt", **RAY)
+    address = f"127.0.0.1:{fixed['--port']}"
+    until_printed("Ray runtime started.", tmp_path / "ray.txt", cluster)
+    job = start(started, [str(LAUNCHERS), str(tmp_path / "gsm8k-grpo-ray.py")], output, **RAY, RAY_ADDRESS=address)
+    assert job.wait(PATIENT) == 0, output.read_text() + (tmp_path / "ray.txt").read_text()
+    await assert_joined(tmp_path, 2, {"inference_worker": 1, "rollout_worker": 1})
+    assert json.loads((tmp_path / "gsm8k-grpo" / "recipe.json").read_text())["actors"]["rollout_worker"]["count"] == 0
