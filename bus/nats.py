@@ -104,11 +104,10 @@ class NatsBus:
     ) -> NatsBus:
         """Connect to the bus of a run.
 
-        With `kinds`, the run's streams are provisioned for them, see `provision`. `name` is shown by the server.
-        `blobs` is the folder for bodies beyond 256 KiB, the same for all processes of the run, or a store that reaches it.
-        `retry_for_seconds` is the maximum wait of a message for an unavailable server before it is an error; `connect_timeout`
-        the maximum wait for the first connection. `url` may contain user and password. With `monitors`, implied by the user
-        `monitor`, the log is read without consumers, which that user may not create.
+        With `kinds`, the run's streams are provisioned for them, see `provision`. `name` is shown by the server. `blobs` is the folder for
+        bodies beyond 256 KiB, the same for all processes of the run, or a store that reaches it. `retry_for_seconds` is the maximum wait of
+        a message for an unavailable server before it is an error; `connect_timeout` that for the first connection. `url` may contain user and
+        password. With `monitors`, implied by the user `monitor`, the log is read without consumers, which that user may not create.
 
         Raises:
             ServerUnavailable: no server answers, it refused the credentials, or it is older than 2.12.
