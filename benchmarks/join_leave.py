@@ -211,12 +211,12 @@ class Outcome(msgspec.Struct, frozen=True):
     """Attempts that began on another worker again."""
     retried: int
     lost: int
-    """Episodes abandoned for good, and groups that never ended."""
+    """Episodes abandoned after all attempts, and groups that never ended."""
     twice: int
     equal: bool
     """True if every weight version was recomputed from the log to the same bytes."""
     accuracy: tuple[float, ...]
-    """Of held-out tasks, sampled, before and after."""
+    """Accuracy on held-out tasks, sampled, before and after."""
     outage_seconds: float
     """Longest time without a leader of the log."""
     step_seconds: float

@@ -106,7 +106,7 @@ class NatsBus:
 
         With `kinds`, the run's streams are provisioned for them, see `provision`. `name` is shown by the server. `blobs` is the folder for
         bodies beyond 256 KiB, the same for all processes of the run, or a store that reaches it. `retry_for_seconds` is the maximum wait of
-        a message for an unavailable server before it is an error; `connect_timeout` that for the first connection. `url` may contain user and
+        a message for an unavailable server before it is an error; `connect_timeout` that for the first connection. `url` may have user and
         password. With `monitors`, implied by the user `monitor`, the log is read without consumers, which that user may not create.
 
         Raises:

@@ -20,7 +20,7 @@ from areal_actors.messages import RunFinished
 from areal_actors.reader.run_files import run_folder
 from areal_actors.run.monitor import open_log
 from areal_actors.run.run_folder import RunFolder
-from areal_actors.track.traces import REQUESTS, Place, Span, Traces
+from areal_actors.track.traces import REQUESTS, SpanPlace, Span, Traces
 from bus.base import Bus
 from bus.recorded import read_log
 
@@ -159,7 +159,7 @@ class SpanSender:
         return self._sdk.ReadableSpan(
             span.name,
             context=self._context(span.place),
-            parent=self._context(Place(span.place.trace, span.parent)) if span.parent else None,
+            parent=self._context(SpanPlace(span.place.trace, span.parent)) if span.parent else None,
             resource=self._resource,
             attributes=span.attributes,
             links=[self._api.Link(self._context(place)) for place in span.links],
@@ -168,7 +168,7 @@ class SpanSender:
             end_time=int(span.end * NANOSECONDS),
         )
 
-    def _context(self, place: Place) -> Any:
+    def _context(self, place: SpanPlace) -> Any:
         sampled = self._api.TraceFlags(self._api.TraceFlags.SAMPLED)
         return self._api.SpanContext(int(place.trace, 16), int(place.span, 16), is_remote=False, trace_flags=sampled)
 

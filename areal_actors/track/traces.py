@@ -45,7 +45,7 @@ BEGINNINGS_KEPT = 100_000
 _KINDS = {kind.subject: kind for kind in KINDS}
 
 
-class Place(NamedTuple):
+class SpanPlace(NamedTuple):
     """A span in its trace, for children and links."""
 
     trace: str
@@ -58,13 +58,13 @@ class Span(NamedTuple):
     """A span as OpenTelemetry has it; times are seconds since the epoch."""
 
     name: str
-    place: Place
+    place: SpanPlace
     parent: str
     """Id of the parent in the same trace; empty for a root."""
     begin: float
     end: float
     attributes: Mapping[str, Any]
-    links: tuple[Place, ...] = ()
+    links: tuple[SpanPlace, ...] = ()
     error: str = ""
 
 
@@ -80,8 +80,8 @@ class TracedCall(NamedTuple):
 class Exported(NamedTuple):
     """An exported trajectory that is not yet trained or dropped."""
 
-    root: Place
-    export: Place
+    root: SpanPlace
+    export: SpanPlace
     time: float
     reward: float
 
@@ -89,7 +89,7 @@ class Exported(NamedTuple):
 class TracedBatch(NamedTuple):
     """A batch whose step is not completed."""
 
-    place: Place
+    place: SpanPlace
     time: float
     members: tuple[Exported, ...]
 
@@ -114,7 +114,7 @@ class Traces:
         self._positions: dict[str, int] = {}
         """Position of the newest trajectory of each episode."""
         self._batches: dict[int, TracedBatch] = {}
-        self._weights: dict[int, tuple[Place, float]] = {}
+        self._weights: dict[int, tuple[SpanPlace, float]] = {}
         """Last span of each weight version, and its end: the step, then the publication."""
 
     def begin(self, envelope: Envelope) -> None:
@@ -169,9 +169,9 @@ class Traces:
     def _trace(self, *parts: object) -> str:
         return _digest(16, self._started, *parts)
 
-    def _root(self, episode: str, attempt: int) -> Place:
+    def _root(self, episode: str, attempt: int) -> SpanPlace:
         trace = self._trace("episode", episode, attempt)
-        return Place(trace, _digest(8, trace))
+        return SpanPlace(trace, _digest(8, trace))
 
     def _episode(
         self,
@@ -201,10 +201,10 @@ class Traces:
             id_, cause, time = score
             since = self._began.pop(cause, None)
             inferred = {} if since is not None else INFERRED
-            yield Span("score", Place(root.trace, _digest(8, id_)), root.span, since if since is not None else before, time, inferred)
+            yield Span("score", SpanPlace(root.trace, _digest(8, id_)), root.span, since if since is not None else before, time, inferred)
 
-    def _call(self, call: TracedCall, root: Place, before: float, sampled: Interaction | None) -> Iterator[Span]:
-        event, place = call.event, Place(root.trace, _digest(8, call.id))
+    def _call(self, call: TracedCall, root: SpanPlace, before: float, sampled: Interaction | None) -> Iterator[Span]:
+        event, place = call.event, SpanPlace(root.trace, _digest(8, call.id))
         generated = self._sampling.pop(call.cause, None)
         # The gateway's own actors exchange requests within their process: monitors see what they ask of an engine.
         asked = self._began.pop(call.cause, generated)
@@ -221,7 +221,10 @@ class Traces:
 
     def _export(self, envelope: Envelope, event: TrajectoryExported) -> Iterator[Span]:
         made = event.trajectory
-        root, export = self._root(made.episode, made.attempt), Place(self._root(made.episode, made.attempt).trace, _digest(8, envelope.id))
+        root, export = (
+            self._root(made.episode, made.attempt),
+            SpanPlace(self._root(made.episode, made.attempt).trace, _digest(8, envelope.id)),
+        )
         scored = self._scored.get(made.episode, ("", "", envelope.time))[2]
         sampled = {one.id: one for one in made.interactions}
         yield from self._episode(made.episode, made.attempt, envelope.time, reward=made.reward, sampled=sampled)
@@ -232,7 +235,7 @@ class Traces:
     def _drop(self, envelope: Envelope, event: TrajectoryDropped) -> Iterator[Span]:
         exported = self._exported.pop(self._positions.pop(event.episode, 0), None)
         if exported is not None:
-            place = Place(exported.root.trace, _digest(8, envelope.id))
+            place = SpanPlace(exported.root.trace, _digest(8, envelope.id))
             yield Span("drop", place, exported.root.span, exported.time, envelope.time, {"areal.reason": event.reason})
 
     # ------------------------------------------------------------ steps
@@ -242,13 +245,13 @@ class Traces:
         members = tuple(found for ref in refs if (found := self._exported.pop(ref.sequence, None)) is not None)
         for ref in refs:
             self._positions.pop(ref.episode, None)
-        place = Place(self._trace("step", event.step), _digest(8, envelope.id))
+        place = SpanPlace(self._trace("step", event.step), _digest(8, envelope.id))
         self._batches[event.step + 1] = TracedBatch(place, envelope.time, members)
 
     def _step(self, envelope: Envelope, event: StepCompleted) -> Iterator[Span]:
         batch = self._batches.pop(event.step, None)
         trace = batch.place.trace if batch else self._trace("step", event.step - 1)
-        place = Place(trace, _digest(8, envelope.id))
+        place = SpanPlace(trace, _digest(8, envelope.id))
         attributes: dict[str, Any] = {"areal.run": self.run, "areal.step": event.step}
         attributes |= {f"areal.{name}": value for name, value in event.metrics.items()}
         if batch is None:  # of a run that learns from examples, or of a log whose beginning was trimmed
@@ -260,26 +263,26 @@ class Traces:
             yield Span("batch", batch.place, "", oldest, batch.time, counted, links)
             yield Span("step", place, batch.place.span, batch.time, envelope.time, attributes)
             for member in batch.members:
-                used = Place(member.root.trace, _digest(8, member.export.span, envelope.id))
+                used = SpanPlace(member.root.trace, _digest(8, member.export.span, envelope.id))
                 yield Span("train", used, member.root.span, member.time, envelope.time, {"areal.step": event.step}, (place,))
         self._weights = {event.step: (place, envelope.time)} | dict(list(self._weights.items())[:1])
 
     def _of_weights(self, name: str, envelope: Envelope, version: int, *, keep: bool) -> Span:
         before, ended = self._weights[version]
-        place = Place(before.trace, _digest(8, envelope.id))
+        place = SpanPlace(before.trace, _digest(8, envelope.id))
         if keep:
             self._weights[version] = (place, envelope.time)
         return Span(name, place, before.span, min(ended, envelope.time), envelope.time, {"areal.weight_version": version})
 
 
-def _segments(call: Place, since: float, made: TracedCall, sampled: Interaction | None) -> Iterator[Span]:
+def _segments(call: SpanPlace, since: float, made: TracedCall, sampled: Interaction | None) -> Iterator[Span]:
     """Yield the parts of a completion that one weight version sampled; their times divide that of sampling by tokens."""
     versions = sampled.completion.versions if sampled else ()
     tokens, seconds = versions[-1].end if versions else 0, made.time - since
     for span in versions:
         attributes: dict[str, Any] = {"areal.weight_version": span.weight_version, "gen_ai.usage.output_tokens": span.end - span.start}
         attributes |= {"areal.worker": sampled.worker} if sampled and sampled.worker else {}
-        place = Place(call.trace, _digest(8, call.span, span.start))
+        place = SpanPlace(call.trace, _digest(8, call.span, span.start))
         yield Span("generate", place, call.span, since + seconds * span.start / tokens, since + seconds * span.end / tokens, attributes)
 
 
