@@ -20,7 +20,7 @@ from areal_actors.messages import RunFinished
 from areal_actors.reader.run_files import run_folder
 from areal_actors.run.monitor import open_log
 from areal_actors.run.run_folder import RunFolder
-from areal_actors.track.traces import REQUESTS, SpanPlace, Span, Traces
+from areal_actors.track.traces import REQUESTS, Span, SpanPlace, Traces
 from bus.base import Bus
 from bus.recorded import read_log
 
