@@ -115,7 +115,7 @@ class Decoder:
 
 @dataclass(frozen=True)
 class Work:
-    """Sizes of the training run."""
+    """Sizes of a run, and its bound."""
 
     steps: int
     batch_size: int

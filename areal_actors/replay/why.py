@@ -256,10 +256,10 @@ def _more_episodes(shares: TimeShares, recipe: Recipe) -> Iterator[str]:
     if (held := share(bounds, "weights")) >= MAIN:
         yield f'weights are still to be loaded in {held:.0%} of the waiting time: trainer.published_dtype = "bfloat16" halves their size'
     if (held := share(bounds, "steps")) >= MAIN:
-        more = (
-            "" if gate.surplus_groups or gate.max_staleness == 0 else ", and staleness_gate.surplus_groups waits less for the last of them"
+        yield (
+            f"in {held:.0%} of the waiting time all groups of the remaining steps are running: a longer run has less of it, and with "
+            f"staleness_gate.surplus_groups = {recipe.trainer.batch_size} asynchronous training does not wait for the slowest of them"
         )
-        yield f"in {held:.0%} of the waiting time all groups of the remaining steps are running already: a longer run has less of it{more}"
     if (held := share(bounds, "none")) >= MAIN:
         yield f"no bound of the gate is reached in {held:.0%} of the waiting time: groups start as fast as workers take them"
     lowest = min(limits(recipe), key=lambda one: one.episodes)
