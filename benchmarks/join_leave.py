@@ -298,7 +298,7 @@ def _outcome(name: str, scene: Scene, audit: Audit, steps: int, seconds: float) 
         equal=bool(audit.versions) and not audit.all_faults(),
         accuracy=tuple(event.accuracy for event in run.received(EvaluationCompleted) if event.mode == "sampled"),
         outage_seconds=max((event.seconds for event in run.received(BusRestarted)), default=0.0),
-        step_seconds=seconds / max(steps - 1, 1),
+        step_seconds=seconds / max(audit.steps - 1, 1),
         audit=audit.verdict(),
     )
     for fault in audit.all_faults()[:10]:
