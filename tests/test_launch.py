@@ -77,6 +77,11 @@ def test_the_batch_script_asks_for_what_the_hosts_need(capsys, monkeypatch):
     assert "actors.reward_worker.count" not in script
 
 
+def test_the_address_of_a_proxy_stays(capsys):
+    assert "gateway.advertise=$head" in written(capsys, "slurm")
+    assert "gateway.advertise=$head" not in written(capsys, "slurm", "gateway.advertise=http://proxy:80")
+
+
 def test_words_are_quoted_for_the_shell(capsys):
     script = written(capsys, "slurm", "run=a-b", 'task.columns={ question = "it\'s $HOME" }')
     words = shlex.split(script.split("areal_actors run ")[1].split("\\\n")[0])
@@ -111,7 +116,8 @@ def test_the_manifests_have_the_form_of_kubernetes(capsys, monkeypatch, tmp_path
 
 def test_the_manifests_give_the_pods_what_they_need(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
-    found = manifests(capsys, *HOSTS, "gateway.port=9000", recipe="recipes/gsm8k_grpo.toml")
+    proxy = "gateway.advertise=http://proxy:80"
+    found = manifests(capsys, *HOSTS, "gateway.port=9000", proxy, recipe="recipes/gsm8k_grpo.toml")
     run, workers = (found["Job", f"areal-gsm8k-grpo-{name}"]["spec"] for name in ("run", "rollout-worker"))
     assert (workers["parallelism"], workers["completions"], workers["backoffLimit"], run["backoffLimit"]) == (3, 3, 2, 0)
     main_pod, worker = run["template"]["spec"]["containers"][0], workers["template"]["spec"]["containers"][0]
@@ -121,7 +127,7 @@ def test_the_manifests_give_the_pods_what_they_need(capsys, monkeypatch):
     assert main_pod["resources"]["limits"] == {"memory": "16Gi"}
     ports = {port["name"]: port["port"] for port in found["Service", "areal-gsm8k-grpo-run"]["spec"]["ports"]}
     assert ports == {"bus": 4222, "objects": 4280, "gateway": 9000}
-    assert {"bus.port=4222", "bus.objects_port=4280", "gateway.port=9000", "folder=/runs"} <= set(main_pod["command"])
+    assert {"bus.port=4222", "bus.objects_port=4280", "gateway.port=9000", "folder=/runs", proxy} <= set(main_pod["command"])
     for pod in (main_pod, worker):
         assert pod["env"][0]["name"] == JOIN_TOKEN
         assert pod["env"][0]["valueFrom"]["secretKeyRef"]["name"] == "areal-gsm8k-grpo-join"

@@ -48,7 +48,8 @@ def manifests(plan: LaunchPlan, files: Sequence[Path], folder: Path) -> str:
     words = [_inside(file, folder) for file in files]
     after = plan.run.words[1 + len(files) :]
     addresses = ("bus.host=0.0.0.0", *(f"bus.{key}={ports[name]}" for key, name in (("port", "bus"), ("objects_port", "objects"))))
-    gateway = ("gateway.host=0.0.0.0", f"gateway.port={ports['gateway']}", f"gateway.advertise={name}-run")
+    advertised = recipe.gateway.advertise or f"{name}-run"
+    gateway = ("gateway.host=0.0.0.0", f"gateway.port={ports['gateway']}", f"gateway.advertise={advertised}")
     address = f"nats://{name}-run:{ports['bus']}/{recipe.run}"
     return rendered(
         "kubernetes.yaml.jinja",

@@ -18,6 +18,7 @@ from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.supervision import draw_tree, processes_of
 from areal_actors.tasks.sources import is_on_hub
 from areal_actors.training.algorithms.base import INITIAL
+from bus.users import without_credentials
 
 TEMPLATE_MODULES = ("areal_actors.gateway.template_settings", "areal_actors.tokenization.tokenizer")
 INLINE_TABLES = ("supervisors", "actors")
@@ -166,7 +167,7 @@ def _checkpoint(recipe: Recipe) -> str:
 
 
 def _processes(recipe: Recipe, gateway: str = "") -> Iterator[tuple[str, str]]:
-    yield "bus", recipe.bus.url or "a nats-server of this run, on a free port of 127.0.0.1"
+    yield "bus", without_credentials(recipe.bus.url) or "a nats-server of this run, on a free port of 127.0.0.1"
     if gateway:
         yield "gateway", gateway
     yield "folder", str(Path(recipe.folder) / recipe.run)

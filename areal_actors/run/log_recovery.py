@@ -29,6 +29,7 @@ from bus.log_check import LogCheck, check_log, is_missing
 from bus.log_rewrite import aside_name, copy_log, copy_values, create_empty_queue, exchange, finish_exchange, keys, unfinished_store
 from bus.nats import DUPLICATE_SECONDS, NatsBus
 from bus.server import has_users, resolve_server
+from bus.users import without_credentials
 
 POSITION = "_position."
 BEYOND = "beyond-the-log"
@@ -99,7 +100,7 @@ async def _check_elsewhere(url: str, recipe: Recipe, folder: RunFolder) -> Recov
         found = await _checked(bus, recipe, folder, AnsweredEvents())
         positions = await _positions(bus)
         if problem := _problem(found, positions, _late_checkpoints(folder, found.end)):
-            raise SetupError(_unusable(recipe, folder, f"{problem}, on a server that this run does not own ({url})"))
+            raise SetupError(_unusable(recipe, folder, f"{problem}, on a server that this run does not own ({without_credentials(url)})"))
         return Recovered(problem="", queued=await queued_attempts(bus.streams), published=_published(positions))
 
 
