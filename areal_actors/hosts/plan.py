@@ -50,8 +50,9 @@ class LaunchPlan(Value):
 
     def described(self) -> Iterator[str]:
         """Yields one line for each kind of host."""
-        for place in (self.run, *self.joined):
-            yield f"{place.described()}: areal {' '.join(place.words)}"
+        yield f"{self.run.described()}: areal {' '.join(self.run.words)}"
+        for place in self.joined:
+            yield f"{place.described()}: areal join ADDRESS {' '.join(place.words)}"
 
 
 def launch_plan(recipe: Recipe, words: Sequence[str], profile: str) -> LaunchPlan:
