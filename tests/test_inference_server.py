@@ -229,6 +229,22 @@ def test_stopping_a_server_ends_its_whole_tree(tmp_path):
     assert psutil.wait_procs(family, 20)[1] == []
 
 
+@pytest.mark.parametrize("notices", ["ended", "was_killed", "stop"])
+def test_what_a_killed_guard_leaves_of_a_server_is_killed(tmp_path, notices):
+    process = server_process(tmp_path, CHILDREN.replace("os.setsid()", "os.getpid()"))
+    until_it_prints(process, "it serves")
+    family = psutil.Process(process._guard.pid).children(recursive=True)
+    assert len(family) == 2
+    os.kill(process._guard.pid, signal.SIGKILL)
+    family[0].kill()
+    os.waitid(os.P_PID, process._guard.pid, os.WEXITED | os.WNOWAIT)
+    assert family[1].is_running()
+    assert getattr(process, notices)() is not False
+    assert psutil.wait_procs(family, 20)[1] == []
+    assert process.was_killed()
+    process.stop()
+
+
 def test_a_server_ends_with_the_process_that_started_it_even_if_that_is_killed(tmp_path):
     program = f"""
         import sys, time

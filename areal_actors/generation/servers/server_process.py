@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -33,6 +34,7 @@ ADMIN_SECONDS = 60.0
 TAIL_BYTES = 8192
 TAIL_LINES = 12
 STOP_SECONDS = 10.0
+POLL_SECONDS = 0.02
 SIGNALLED = 128
 """The exit status of a program that a signal ended is above this."""
 LINE_BYTES = 64 * 2**20
@@ -70,14 +72,23 @@ class ServerProcess:
 
     def ended(self) -> str:
         """Returns how the server ended, with the end of its output; empty while it runs."""
-        status = self._guard.poll()
+        status = self._poll()
         if status is None:
             return ""
         return f"{self.name} ended with status {status} after {time.monotonic() - self.began:.0f} s; the end of {self.log}:\n{self.tail()}"
 
     def was_killed(self) -> bool:
         """True if the server was ended by a signal, such as the kernel's for lack of memory."""
-        return (self._guard.poll() or 0) > SIGNALLED
+        status = self._poll() or 0
+        return status < 0 or status > SIGNALLED
+
+    def _poll(self) -> int | None:
+        """Returns the exit status, None while the server runs. A guard that was killed leaves processes of the server, which are killed."""
+        known, status = self._guard.returncode, self._guard.poll()
+        if known is None and status is not None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._guard.pid, signal.SIGKILL)
+        return status
 
     def tail(self, lines: int = TAIL_LINES) -> str:
         """Returns the last lines of the server's output since it was started."""
@@ -93,10 +104,12 @@ class ServerProcess:
         assert self._guard.stdin is not None
         with suppress(OSError):
             self._guard.stdin.close()
-        try:
-            self._guard.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._guard.kill()
+        deadline = time.monotonic() + STOP_SECONDS
+        while self._poll() is None and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        if self._guard.returncode is None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._guard.pid, signal.SIGKILL)
             self._guard.wait()
 
 
