@@ -111,7 +111,7 @@ def busy_loops(count: int) -> Iterator[None]:
 
 async def measure(case: str, agent: str, at_once: int, steps: int, folder: Path) -> dict[str, Any]:
     """Run until the last step."""
-    plan = recipe(at_once, steps, folder)
+    plan = recipe(at_once, steps, folder, {})
     plan = msgspec.structs.replace(plan, steps=steps, task=msgspec.structs.replace(plan.task, agent=agent))
     counts = RunCounts()
     async with system(plan, RunFolder(folder / plan.run)) as (bus, _):

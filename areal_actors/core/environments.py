@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
+from areal_actors.core.programs import environment_command
+
 FOLDER = Path(__file__).parent / "environment_host"
 
 
@@ -22,7 +24,7 @@ class EnvironmentHost(NamedTuple):
 
     def install(self, setting: str) -> str:
         """Command that creates its interpreter, and the setting that names it."""
-        return f'`just environments {self.library}` and write {setting} = ".environments/{self.library}/bin/python"'
+        return f'`{environment_command(self.library)}` and write {setting} = ".environments/{self.library}/bin/python"'
 
 
 HOSTS = {

@@ -10,7 +10,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
 import numpy as np
 
 from areal_actors.core.errors import SetupError
@@ -19,6 +18,7 @@ from areal_actors.core.values import Interaction
 from areal_actors.display.recall import restore_fold, trimmed_notice
 from areal_actors.display.run_state import RunState
 from areal_actors.messages import EpisodeAbandoned, EpisodeEvaluated, InteractionRecorded
+from areal_actors.messages.fields import fields_of
 from areal_actors.reader.records import EndedEpisode, Records
 from areal_actors.reader.run_files import run_folder
 from areal_actors.reader.table import Table
@@ -279,7 +279,7 @@ def _recorded(one: InteractionRecorded) -> dict[str, Any]:
 
 def _event(envelope: Envelope) -> dict[str, Any]:
     row = {field: getattr(envelope, field) for field in EVENTS if field != "message"}
-    return row | {"message": json.dumps(_plain(msgspec.msgpack.decode(envelope.body, strict=False)), ensure_ascii=False)}
+    return row | {"message": json.dumps(_plain(fields_of(envelope)), ensure_ascii=False)}
 
 
 def _plain(value: Any) -> Any:

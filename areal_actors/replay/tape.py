@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from areal_actors.messages import KINDS
+from areal_actors.messages.fields import fields_of
 from areal_actors.runtime.actor import Actor, Tick
 from areal_actors.runtime.message_ids import HandlingIds, message_id
 from bus import errors
@@ -207,4 +208,4 @@ def _envelope_of(entry: TapeEntry) -> Envelope:
 
 
 def _format(envelope: Envelope) -> str:
-    return f"{envelope.subject} {msgspec.json.encode(msgspec.msgpack.decode(envelope.body), enc_hook=bytes.hex).decode()[:500]}"
+    return f"{envelope.subject} {msgspec.json.encode(fields_of(envelope), enc_hook=bytes.hex).decode()[:500]}"

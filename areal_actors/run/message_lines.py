@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from areal_actors.messages.fields import fields_of
 from bus.base import Bus, Envelope
 from bus.subjects import matches
 
@@ -45,7 +46,7 @@ async def each_message(bus: Bus, subjects: str, handle: Callable[[Envelope], Non
 def readable_line(envelope: Envelope) -> str:
     """Returns time, position, subject, sender and shortened content."""
     place = f" #{envelope.sequence}" if envelope.sequence else ""
-    content = f"in {envelope.claim}" if envelope.claim else json.dumps(_shortened(_content(envelope)), ensure_ascii=False)
+    content = f"in {envelope.claim}" if envelope.claim else json.dumps(_shortened(fields_of(envelope)), ensure_ascii=False)
     return f"{clock(envelope.time)}{place} {envelope.subject} from {envelope.sender}: {content}"
 
 
@@ -62,7 +63,7 @@ def json_line(envelope: Envelope) -> str:
         "id": envelope.id,
         "cause": envelope.cause,
         "claim": envelope.claim,
-        "message": None if envelope.claim else _content(envelope),
+        "message": None if envelope.claim else fields_of(envelope),
     }
     return msgspec.json.encode(described).decode()
 
@@ -70,10 +71,6 @@ def json_line(envelope: Envelope) -> str:
 def clock(at: float) -> str:
     """Returns the local time of day."""
     return time.strftime("%H:%M:%S", time.localtime(at))
-
-
-def _content(envelope: Envelope) -> Any:
-    return msgspec.msgpack.decode(envelope.body)
 
 
 def _shortened(value: Any) -> Any:

@@ -8,11 +8,10 @@ from collections import OrderedDict
 from contextlib import suppress
 from typing import Any
 
-import msgspec
-
 from areal_actors.core.errors import SetupError
 from areal_actors.core.values import unpack_ids
 from areal_actors.messages import EpisodeAbandoned, EpisodeEvaluated, EpisodeScored, TrajectoryExported
+from areal_actors.messages.fields import fields_of
 from areal_actors.replay.call_tree import tree
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.web.rows import EpisodeRow
@@ -158,7 +157,7 @@ def _matches(envelope: Envelope, wanted: str) -> bool:
 
 
 def _event(envelope: Envelope) -> dict[str, Any]:
-    message = msgspec.msgpack.decode(envelope.body, strict=False) if envelope.body else {"claim": envelope.claim}
+    message = fields_of(envelope) if envelope.body else {"claim": envelope.claim}
     return {
         "position": envelope.sequence,
         "time": envelope.time,

@@ -21,6 +21,7 @@ import structlog
 
 from areal_actors.core.errors import EngineError, EngineUnavailable, RequestError, SetupError
 from areal_actors.core.module_command import module_command
+from areal_actors.core.programs import environment_command
 from areal_actors.generation.settings import ServerSettings
 
 SERVER_SIDE = Path(__file__).with_name("server_side")
@@ -236,7 +237,7 @@ def interpreter(engine: str, settings: ServerSettings, root: Path) -> str:
     if not os.access(path, os.X_OK):
         raise SetupError(
             f'generation.engine = "{engine}": it is neither installed beside this program nor in {path.parent.parent}; run '
-            f"`just environments {engine}`, name an interpreter that has it in {key}, or a running server in generation.server.urls"
+            f"`{environment_command(engine)}`, name an interpreter that has it in {key}, or a running server in generation.server.urls"
         )
     return str(path)
 
