@@ -193,6 +193,11 @@ async def test_an_agent_that_fails_when_another_worker_has_its_episode_ends_noth
     assert await run_episode(send, Agent(AgentError("agent x raised: 410")), described=taken) == []
 
 
+@pytest.mark.parametrize("over", [SessionDescribed(refused=Refusal(status=410, reason="over")), SessionDescribed(state="abandoned")])
+async def test_an_agent_that_fails_because_its_episode_has_ended_ends_nothing_again(send, over):
+    assert await run_episode(send, Agent(AgentError("agent x raised: 410")), described=over) == []
+
+
 async def test_a_note_that_explains_where_the_time_went_takes_the_place_of_the_advice(send):
     class Held(Agent):
         async def run(self, task, *, base_url, api_key):

@@ -17,8 +17,8 @@ from bus.message import FrozenMeta
 
 BLAMED_SHARE = 0.5
 """Share of an attempt's time above which one call's wait is the cause of its failure."""
-UNKNOWN = 404
-"""Status of a session unknown to the gateway, or lost in its restart."""
+UNKNOWN, OVER = 404, 410
+"""Status of a session that the gateway does not know, as after its restart, and of one that is over."""
 
 
 class FailedAttempt(msgspec.Struct, metaclass=FrozenMeta):
@@ -45,13 +45,16 @@ class FailedAttempt(msgspec.Struct, metaclass=FrozenMeta):
 
 
 def attribute_failure(failed: FailedAttempt, described: SessionDescribed) -> EpisodeAbandoned | None:
-    """The end of an attempt, given the gateway's description of its session; None if another worker runs the episode now."""
-    if described.replaced_by:
+    """The end of an attempt, given the gateway's description of its session.
+
+    None if another worker runs the episode now, or if the attempt has ended in the log, as surplus or with its lease: the agent failed
+    because its session was over.
+    """
+    refused = described.refused
+    if described.replaced_by or described.state == "abandoned" or (refused is not None and refused.status == OVER):
         return None
-    if described.refused is not None and described.refused.status == UNKNOWN:
-        return _caused_by(
-            failed, "gateway", f"the gateway has lost the session, as it does when it is restarted ({described.refused.reason})"
-        )
+    if refused is not None and refused.status == UNKNOWN:
+        return _caused_by(failed, "gateway", f"the gateway has lost the session, as it does when it is restarted ({refused.reason})")
     if described.engine_failure:
         return _caused_by(failed, "engine", described.engine_failure)
     return _by_open_call(failed, described.open_calls)
