@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from support.samples import interaction
 
 from areal_actors.core.byte_planes import from_planes, planes_needed, to_planes
 from areal_actors.core.values import SamplingParams, TokenColumns, Trajectory, pack_ids
 from areal_actors.messages import Generate, TrajectoryExported
+from areal_actors.messages.fields import PACKED, fields_of
 from bus.base import Envelope, Stamp
 from bus.recorded import read_log
 
@@ -84,3 +86,20 @@ def test_planes_are_the_lowest_bytes_first():
     assert planes_needed(column) == 3
     assert to_planes(column, 3) == bytes([3, 6, 2, 5, 1, 4])
     assert from_planes(to_planes(column, 3), 3) == column
+
+
+def test_fields_of_a_message_are_those_of_its_kind_and_a_monitor_can_read_the_planes():
+    event = exported([3, 151_935, 7])
+    envelope = Envelope.seal(event, STAMP, "test")
+    assert set(PACKED.values()) == {Generate, TrajectoryExported}
+    assert fields_of(envelope) == msgspec.msgpack.decode(msgspec.msgpack.encode(event))
+    sent = msgspec.msgpack.decode(envelope.body)["trajectory"]["interactions"][0]
+    planes = sent["id_planes"]
+    columns = np.frombuffer(sent["completion"]["token_ids"], np.uint8).reshape(planes, -1).T
+    assert np.pad(columns, ((0, 0), (0, 4 - planes))).copy().view("<u4").ravel().tolist() == [3, 151_935, 7]
+
+
+def test_an_invalid_message_is_shown_as_it_was_sent():
+    body = msgspec.msgpack.encode({"trajectory": {"episode": 7}})
+    envelope = Envelope(subject=TrajectoryExported.subject, id="i", sender="s", time=0.0, run="r", checksum=0, body=body)
+    assert fields_of(envelope) == {"trajectory": {"episode": 7}}

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from areal_actors.messages import Generate, TrajectoryExported
+from areal_actors.messages import KINDS
 from bus.base import Envelope
+from bus.message import Message
 
-PACKED = {kind.subject: kind for kind in (Generate, TrajectoryExported)}
+PACKED = {kind.subject: kind for kind in KINDS if kind.packed is not Message.packed}
 """Messages that are sent in another form than that of their fields."""
 
 
 def fields_of(envelope: Envelope) -> Any:
-    """Returns the fields of a message, also of an unknown one; token columns are of four-byte values, however they were sent.
+    """Returns the fields of a message, also of an unknown or an invalid one; token columns are of four-byte values, however they were sent.
 
     Raises:
-        MsgspecError: the body is no message.
+        DecodeError: the body is no message.
     """
     body = envelope.body
     if kind := PACKED.get(envelope.subject):
-        body = msgspec.msgpack.encode(msgspec.msgpack.decode(body, type=kind))
+        with suppress(msgspec.ValidationError):
+            body = msgspec.msgpack.encode(msgspec.msgpack.decode(body, type=kind))
     return msgspec.msgpack.decode(body, strict=False)
