@@ -193,7 +193,7 @@ def test_files_are_written_for_their_user_only_and_the_command_is_printed(capsys
     file = tmp_path / "out" / f"gsm8k-grpo{suffix}"
     assert file.stat().st_mode & 0o777 == 0o600
     printed = capsys.readouterr().out
-    assert "3 × rollout_worker: 8 CPU cores: areal --role rollout_worker --count 2 --wait 900" in printed
+    assert "3 × rollout_worker: 8 CPU cores: areal join ADDRESS --role rollout_worker --count 2 --wait 900" in printed
     assert str(file) in printed.splitlines()[-1]
 
 
