@@ -5,8 +5,8 @@
 The gateway is real, in a separate process on its own core; NATS server, a scripted engine (64 tokens, after a configurable delay) and the
 load generator share the other core. The floors (baselines) alternate with it in the same run: an aiohttp server that sends a constant
 (`echo`), one that renders and tokenises every prompt anew with the tokenizers library (`minimal`) or with the gateway's own executor
-(`fast`), and a FastAPI version of `minimal`, if installed. Floors are stateless: no sessions, tokens or records. A prompt has 500 tokens
-and an answer 64, in a vocabulary of 24 thousand.
+(`fast`), and a FastAPI version of `minimal`, if installed. Floors are stateless: no sessions, tokens or records. So are the proxies of
+others (`gateway_peers.py`), if installed. A prompt has 500 tokens and an answer 64, in a vocabulary of 24 thousand.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -39,6 +40,7 @@ from gateway_load import (
     first_texts,
     message,
 )
+from gateway_peers import PEERS, Peer, peer
 from gateway_process import ANSWER_TOKENS
 from gateway_system import REST_CORE, Floor, GatewaySystem, floor, gateway_system, pin, sampled
 from gateway_tokenizer import Texts, tokenizer_folder
@@ -57,6 +59,8 @@ STREAM_DELAY_SECONDS = 0.1
 AGENTS = (1, 32, 100, 500)
 FLOORS = ("echo", "minimal", "fast", *(["fastapi"] if find_spec("fastapi") and find_spec("uvicorn") else []))
 MANY_TURNS_CASE = "many turns"
+FLOOR = "fast"
+"""Baseline of the multiples."""
 
 
 @dataclass(frozen=True)
@@ -146,10 +150,10 @@ class Workload:
             for connection in connections:
                 connection.close()
 
-    async def streamed(self, server: Server) -> Cost:
-        """Stream answers, a token every 10 ms; latency is that of the first text, minus the engine's delay."""
-        endpoints = await server.endpoints(self.sizes.calls // 2)
-        connections = await connect(endpoints[0], SIBLINGS)
+    async def streamed(self, server: Server, count: int, at_once: int) -> Cost:
+        """Stream `count` answers, a token every 10 ms; latency is that of the first text, minus the engine's delay."""
+        endpoints = await server.endpoints(count)
+        connections = await connect(endpoints[0], at_once)
         requests = [endpoint.request(self.prompt(stream=True)) for endpoint in endpoints]
         try:
             return await first_texts(server, requests, connections, STREAM_DELAY_SECONDS)
@@ -161,7 +165,8 @@ class Workload:
 async def measure_costs(work: Workload, folder: Path, model: Path, corpus: Path | None) -> dict[str, Any]:
     """Measure CPU time of all servers, alternating, with an engine that answers immediately."""
     async with AsyncExitStack() as stack:
-        servers: dict[str, Floor] = {kind: stack.enter_context(floor(kind, model, 0.0)) for kind in FLOORS}
+        servers: dict[str, Floor | Peer] = {kind: stack.enter_context(floor(kind, model, 0.0)) for kind in FLOORS}
+        servers |= {kind: stack.enter_context(peer(kind, model)) for kind in PEERS}
         ours = await stack.enter_async_context(gateway_system(folder, model, corpus, 0.0))
         every: list[Server] = [*servers.values(), ours]
         for server in every:
@@ -179,11 +184,14 @@ async def measure_costs(work: Workload, folder: Path, model: Path, corpus: Path 
     return figures
 
 
-async def _measure_round(work: Workload, ours: GatewaySystem, servers: dict[str, Floor]) -> dict[str, dict[str, Any]]:
+async def _measure_round(work: Workload, ours: GatewaySystem, servers: Mapping[str, Server]) -> dict[str, dict[str, Any]]:
     """Measure all servers once."""
     found: dict[str, dict[str, Any]] = {}
+    streams = max(IN_FLIGHT, work.sizes.calls // SIBLINGS)
     for kind, server in servers.items():
-        found[kind] = {"cold": (await work.cold(server)).cpu_ms}
+        found[kind] = {"cold": (await work.cold(server)).cpu_ms, "streamed": (await work.streamed(server, streams, IN_FLIGHT)).cpu_ms}
+        if kind == FLOOR:
+            found[kind]["warm"] = (await work.warm(server)).cpu_ms
         if kind != "echo":
             found[kind]["turns"] = await work.ten_turns(server, work.sizes.conversations)
     behind = {name: cpu_seconds(pid) for name, pid in ours.pids.items()}
@@ -194,6 +202,7 @@ async def _measure_round(work: Workload, ours: GatewaySystem, servers: dict[str,
             found["gateway"][name] = 1000 * (cpu_seconds(ours.pids[name]) - before) / work.sizes.calls
     found["gateway"]["warm"] = (await work.warm(ours)).cpu_ms
     found["gateway"]["turns"] = await work.ten_turns(ours, work.sizes.conversations)
+    found["gateway"]["streamed"] = (await work.streamed(ours, streams, IN_FLIGHT)).cpu_ms
     await ours.abandon_sessions()
     return found
 
@@ -233,23 +242,46 @@ async def measure_latency(work: Workload, folder: Path, model: Path, corpus: Pat
             await ours.abandon_sessions()
             found["gateway"][f"{count} agents"] = await work.concurrent_agents(ours, count)
     with floor("minimal", model, STREAM_DELAY_SECONDS) as server:
-        found["minimal"]["first text"] = await work.streamed(server)
+        found["minimal"]["first text"] = await work.streamed(server, work.sizes.calls // 2, SIBLINGS)
     async with gateway_system(folder, model, corpus, STREAM_DELAY_SECONDS) as ours:
-        found["gateway"]["first text"] = await work.streamed(ours)
+        found["gateway"]["first text"] = await work.streamed(ours, work.sizes.calls // 2, SIBLINGS)
     return found
+
+
+MULTIPLES = ("cold", "warm", "streamed", "turns")
+
+
+def multiples(costs: dict[str, Any]) -> list[list[object]]:
+    """Rows of every server's CPU time as multiples of the floor's, in the same run."""
+
+    def total(server: str, case: str) -> float:
+        found = costs[server].get(case, NOT_MEASURED)
+        return (sum(found) if isinstance(found, list) else found) or NOT_MEASURED
+
+    return [[server, *(total(server, case) / total(FLOOR, case) for case in MULTIPLES)] for server in costs]
 
 
 def show(costs: dict[str, Any], latency: dict[str, dict[str, Cost]]) -> None:
     """Print all tables."""
-    header = ["CPU ms of the server", "call, cold", "warm", "ten turns", "turn 1", "turn 10", "tenth / first", "calls/s a core"]
+    header = ["CPU ms of the server", "call, cold", "warm", "streamed", "ten turns", "turn 1", "turn 10", "tenth / first", "calls/s a core"]
     rows: list[list[object]] = []
     for server, found in costs.items():
         turns = found.get("turns") or [NOT_MEASURED] * TURNS
         cold = found["cold"] or NOT_MEASURED
         first = turns[0] or NOT_MEASURED
-        figures = [cold, found.get("warm", NOT_MEASURED), sum(turns), turns[0], turns[-1], turns[-1] / first, 1000 / cold]
+        figures = [
+            cold,
+            found.get("warm", NOT_MEASURED),
+            found["streamed"],
+            sum(turns),
+            turns[0],
+            turns[-1],
+            turns[-1] / first,
+            1000 / cold,
+        ]
         rows.append([server, *figures])
     print(table(header, rows), end="\n\n")
+    print(table(["multiples of " + FLOOR, *MULTIPLES], multiples(costs)), end="\n\n")
     ours = costs["gateway"]
     many = ours[MANY_TURNS_CASE]
     rest = [

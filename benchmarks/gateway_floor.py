@@ -2,14 +2,15 @@
 
     python benchmarks/gateway_floor.py echo|minimal|fast TOKENIZER_FOLDER DELAY_SECONDS
 
-`echo` reads the body and sends a constant. `minimal` applies the chat template and tokenises every prompt anew with the
-tokenizers library, `fast` with the gateway's own executor. All are stateless: no sessions, no records, no bus.
+`echo` reads the body and sends a constant, streamed where it is asked to. `minimal` applies the chat template and tokenises every
+prompt anew with the tokenizers library, `fast` with the gateway's own executor. All are stateless: no sessions, no records, no bus.
 Prints the port, and exits when standard input is closed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 import time
 from typing import Any
@@ -26,6 +27,7 @@ ANSWER_TOKENS = 64
 TOKEN_SECONDS = 0.01
 """Delay between two tokens of a streamed answer."""
 JSON = "application/json"
+STREAMED = (b'"stream":true', b'"stream": true')
 
 
 class Stub:
@@ -64,8 +66,10 @@ def application(kind: str, stub: Stub) -> web.Application:
     """The server of this kind."""
     constant = msgspec.json.encode(stub.answer(500))
 
-    async def echo(request: web.Request) -> web.Response:
-        await request.read()
+    async def echo(request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        if any(field in body for field in STREAMED):
+            return await streamed(request)
         return web.Response(body=constant, content_type=JSON)
 
     async def minimal(request: web.Request) -> web.StreamResponse:
@@ -73,6 +77,9 @@ def application(kind: str, stub: Stub) -> web.Application:
         prompt_tokens = await stub.prompt_tokens(body)
         if not body.get("stream"):
             return web.Response(body=msgspec.json.encode(stub.answer(prompt_tokens)), content_type=JSON)
+        return await streamed(request)
+
+    async def streamed(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         for _ in range(ANSWER_TOKENS):
@@ -81,13 +88,18 @@ def application(kind: str, stub: Stub) -> web.Application:
         await response.write(b"data: [DONE]\n\n")
         return response
 
+    async def described(_: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
     app = web.Application()
+    app.router.add_get("/{name}", described)  # a router asks for health and model before it forwards
     app.router.add_post("/v1/chat/completions", echo if kind == "echo" else minimal)
     return app
 
 
 async def serve(kind: str, folder: str, delay_seconds: float) -> None:
     """Serve until standard input is closed."""
+    logging.getLogger("aiohttp.server").setLevel(logging.CRITICAL)  # a router probes for HTTP/2
     runner = web.AppRunner(application(kind, Stub(folder, delay_seconds, fast=kind == "fast")), access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

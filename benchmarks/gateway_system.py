@@ -156,8 +156,10 @@ async def gateway_system(folder: Path, model: Path, corpus: Path | None, delay_s
         arguments = [str(delay_seconds), str(corpus or "")]
         address = run_folder.server()
         with (
-            _process("gateway_process.py", str(run_folder.path), "gateway", *arguments, core=SERVER_CORE, address=address) as gateway,
-            _process("gateway_process.py", str(run_folder.path), "inference_worker", *arguments, core=REST_CORE, address=address) as engine,
+            process_of("gateway_process.py", str(run_folder.path), "gateway", *arguments, core=SERVER_CORE, address=address) as gateway,
+            process_of(
+                "gateway_process.py", str(run_folder.path), "inference_worker", *arguments, core=REST_CORE, address=address
+            ) as engine,
         ):
             made = GatewaySystem(bus, {"gateway": gateway.pid, "inference_worker": engine.pid, "nats-server": server.pid})
             try:
@@ -190,13 +192,13 @@ class Floor:
 def floor(kind: str, model: Path, delay_seconds: float) -> Iterator[Floor]:
     """Start a baseline server: `echo`, `minimal`, `fast` or `fastapi`."""
     script = "gateway_fastapi.py" if kind == "fastapi" else "gateway_floor.py"
-    with _process(script, kind, str(model), str(delay_seconds), core=SERVER_CORE) as process:
+    with process_of(script, kind, str(model), str(delay_seconds), core=SERVER_CORE) as process:
         assert process.stdout is not None
         yield Floor(process.pid, int(process.stdout.readline()))
 
 
 @contextmanager
-def _process(script: str, *arguments: str, core: int, address: ServerAddress | None = None) -> Iterator[subprocess.Popen[bytes]]:
+def process_of(script: str, *arguments: str, core: int, address: ServerAddress | None = None) -> Iterator[subprocess.Popen[bytes]]:
     """Start a process pinned to a core; it ends with this context."""
     command = [sys.executable, str(Path(__file__).with_name(script)), *arguments]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT) as process:
