@@ -17,6 +17,7 @@ from areal_actors.core.values import WeightsLocation, unpack_ids
 from areal_actors.generation.abilities import ROUTES
 from areal_actors.generation.engine import NO_SLEEP, Arrival, GenerationEngine, PromptImages, SleepingEngine, refuse_unable
 from areal_actors.generation.engine_load import LoadReporter
+from areal_actors.generation.stream_pace import paced
 from areal_actors.messages import (
     EngineLoad,
     EngineLost,
@@ -253,7 +254,7 @@ class InferenceWorker(Actor):
             request_id, prompt, request.sampling, stream=request.stream, resumed_tokens=request.resumed_tokens, **options
         )
         async with aclosing(chunks):
-            async for chunk in chunks:
+            async for chunk in paced(chunks) if request.stream else chunks:
                 *more, rest = split_routes(chunk.routes)
                 for piece in more:
                     yield Generated(routes=piece)
