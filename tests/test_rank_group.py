@@ -16,6 +16,7 @@ from support.tiny_trainer import make_trainer, sequences_of, write_model
 
 from areal_actors.core.errors import RanksLost, UntrainableBatch
 from areal_actors.training.algorithms import Grpo
+from areal_actors.training.distributed.commands import Frames
 from areal_actors.training.distributed.group import RankGroup
 from areal_actors.training.settings import OptimizerSettings, TrainerSettings
 from areal_actors.weights.transfer import read_weights
@@ -89,6 +90,16 @@ def test_a_group_steps_publishes_saves_and_is_started_anew_as_a_whole_when_a_ran
     assert not set(before) & set(group.pids)
     assert close_to(group.step(batches[1]), expected[1])
     assert close_to(group.step(batches[2]), expected[2])
+
+
+def test_sequences_are_sent_once_for_all_ranks(group, batches, monkeypatch):
+    sent, send = [], Frames.send
+    monkeypatch.setattr(Frames, "send", lambda frames, body: (sent.append(len(body)), send(frames, body))[1])
+    group.logp(batches[0])
+    columns = sum(row.token_ids.nbytes for row in batches[0])
+    assert len(sent) == 2
+    assert max(sent) > columns
+    assert min(sent) < 100
 
 
 def hold(pid):

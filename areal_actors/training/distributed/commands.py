@@ -40,7 +40,14 @@ class MethodCall(msgspec.Struct, frozen=True, tag=True, kw_only=True):
     folder: str | None = None
 
 
-Command = Start | MethodCall
+class BroadcastCall(msgspec.Struct, frozen=True, tag=True, kw_only=True):
+    """A `MethodCall` with sequences, which the first rank broadcasts to the others: so the trainer's process sends them once."""
+
+    length: int
+    """Bytes of the encoded call."""
+
+
+Command = Start | MethodCall | BroadcastCall
 """Every rank executes a command at the same time."""
 
 

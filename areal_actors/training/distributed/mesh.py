@@ -38,6 +38,13 @@ def join_process_group(device: torch.device, seconds: float) -> None:
     dist.init_process_group(backend, timeout=timedelta(seconds=seconds))
 
 
+def broadcast_bytes(body: bytes | None, length: int) -> bytes:
+    """The bytes of the first rank, on every rank; the others pass None and the length. Call on every rank."""
+    column = torch.empty(length, dtype=torch.uint8) if body is None else torch.frombuffer(bytearray(body), dtype=torch.uint8)
+    dist.broadcast(column, src=0)
+    return body or column.numpy().tobytes()
+
+
 class Mesh:
     """Coordinates of this rank in the mesh, and its process groups."""
 

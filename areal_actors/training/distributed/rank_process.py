@@ -18,7 +18,19 @@ from typing import Any
 import msgspec
 
 from areal_actors.training.algorithms import AnyAlgorithm
-from areal_actors.training.distributed.commands import Command, Done, Failed, Frames, MethodCall, Reply, Start, decode, send_hello
+from areal_actors.training.distributed.commands import (
+    BroadcastCall,
+    Command,
+    Done,
+    Failed,
+    Frames,
+    MethodCall,
+    Reply,
+    Start,
+    decode,
+    send_hello,
+)
+from areal_actors.training.distributed.mesh import broadcast_bytes
 from areal_actors.training.distributed.sharded import ShardedRanks
 from areal_actors.training.settings import TrainerSettings
 from areal_actors.training.torch_trainer import TorchTrainer
@@ -43,7 +55,7 @@ def main(_: list[str]) -> None:
     while True:
         body = commands.get()
         try:
-            command: Command = decode(body, Command)
+            command = _received(body, ranks)
             if isinstance(command, Start):
                 trainer = _start(command)
                 reply: Reply = Done(weight_version=trainer.weight_version)
@@ -78,6 +90,17 @@ def _listen(frames: Frames, commands: queue.SimpleQueue[bytes]) -> None:
             commands.put(frames.receive())
     except EOFError:
         os._exit(LOST)
+
+
+def _received(body: bytes, ranks: int) -> Start | MethodCall:
+    """Decode a command; sequences reach the other ranks through the first."""
+    command: Command = decode(body, Command)
+    if isinstance(command, BroadcastCall):
+        call: MethodCall = decode(broadcast_bytes(None, command.length), MethodCall)
+        return call
+    if isinstance(command, MethodCall) and command.sequences is not None and ranks > 1:
+        broadcast_bytes(body, len(body))
+    return command
 
 
 def _start(command: Start) -> TorchTrainer:

@@ -20,7 +20,19 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from areal_actors.core import errors
 from areal_actors.core.errors import ArealError, EngineError, SetupError
 from areal_actors.core.module_command import module_command
-from areal_actors.training.distributed.commands import Command, Done, Failed, Frames, Hello, Reply, accept_hello, decode, encode
+from areal_actors.training.distributed.commands import (
+    BroadcastCall,
+    Command,
+    Done,
+    Failed,
+    Frames,
+    Hello,
+    MethodCall,
+    Reply,
+    accept_hello,
+    decode,
+    encode,
+)
 
 KEY = "AREAL_RANKS_KEY"
 ADDRESS = "AREAL_RANKS_ADDRESS"
@@ -77,15 +89,17 @@ class RankProcesses:
         return [self._hellos[rank].pid for rank in range(self._ranks)]
 
     def call(self, command: Command, what: str, seconds: float) -> Done:
-        """Send a command to every rank and wait for all; returns the reply of the first.
+        """Send a command to every rank and wait for all; returns the reply of the first. Sequences are sent to the first only.
 
         Raises:
             ArealError: all ranks raised the same error; or a rank failed, died or timed out, and all are `ended`.
         """
         body = encode(command)
-        for frames in self._frames.values():
+        has_sequences = isinstance(command, MethodCall) and command.sequences is not None
+        others = encode(BroadcastCall(length=len(body))) if has_sequences else body
+        for rank, frames in self._frames.items():
             with suppress(OSError):  # a closed connection is detected below
-                frames.send(body)
+                frames.send(others if rank else body)
         replies: dict[int, Reply | None] = {}
         until = time.monotonic() + seconds
         while len(replies) < self._ranks:
