@@ -46,7 +46,7 @@ async def test_a_streamed_chat_comes_in_chunks_and_ends_with_usage(harness):
     assert chunks[0].choices[0].delta.role == "assistant"
     pieces = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices and chunk.choices[0].delta.content]
     assert "".join(pieces) == "hi there"
-    assert len(chunks) > len(pieces) + 2  # before them the role, after them finish reason and usage
+    assert len(chunks) >= len(pieces) + 2  # after them finish reason and usage
     assert [chunk.choices[0].finish_reason for chunk in chunks if chunk.choices][-1] == "stop"
     assert chunks[-1].usage.completion_tokens == 9
     assert chunks[-1].choices == []

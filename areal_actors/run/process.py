@@ -17,24 +17,22 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 import structlog
 import uvloop
 
 from areal_actors.chaos.links import link_of
-from areal_actors.chaos.spoiling import SpoilingEngine
 from areal_actors.core.devices import memory_fraction
 from areal_actors.core.durable_files import atomic_write
 from areal_actors.core.errors import ArealError, CheckpointError, RecipeError, SetupError, StepMismatch
+from areal_actors.core.lazy import LazyModule
 from areal_actors.core.settings import TaskSettings
 from areal_actors.core.snapshots import SnapshotStore
-from areal_actors.gateway.session_manager import SessionManager
 from areal_actors.gateway.sessions.capacity import ExternalCapacity
 from areal_actors.generation.engine import EnginePlace
 from areal_actors.generation.inference_worker import InferenceWorker
-from areal_actors.generation.named import ENGINES_WITHOUT_TORCH, GenerationEngineFactory, engine_factory
 from areal_actors.generation.settings import SERVER_ENGINES, TENSOR_ENGINES
 from areal_actors.messages import ActorStopped
 from areal_actors.metrics.episode_log import EpisodeLog
@@ -42,12 +40,6 @@ from areal_actors.metrics.metrics_file import Metrics
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.supervision import joined_kind, processes_of
 from areal_actors.rewards import MODEL
-from areal_actors.rewards.acceptance import Acceptance
-from areal_actors.rewards.reward_pool import RewardPool
-from areal_actors.rewards.reward_worker import RewardWorker
-from areal_actors.rewards.rule_scorer import BOUNDED_RULES, RuleScorer
-from areal_actors.rollout.rollout_worker import RolloutWorker
-from areal_actors.rollout.runners import episodes_at_once, runner_of
 from areal_actors.run.connections import retry_seconds
 from areal_actors.run.fold_actors import FOLDS, BuildContext, Builder
 from areal_actors.run.joined import HURRY, blobs_of, finish_work, locate_of, report_reconnections
@@ -56,12 +48,31 @@ from areal_actors.run.run_folder import RunFolder, ServerAddress
 from areal_actors.runtime.actor import Actor
 from areal_actors.runtime.message_ids import message_id
 from areal_actors.runtime.runtime import Identity, Runtime
-from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.training.checkpointer import Checkpointer
 from bus.base import Stamp
 from bus.errors import BusError, PermissionDenied, ServerUnavailable
 from bus.nats import NatsBus
 from bus.recorded import Tape
+
+if TYPE_CHECKING:
+    from areal_actors.chaos import spoiling
+    from areal_actors.gateway import session_manager
+    from areal_actors.generation import named
+    from areal_actors.generation.named import GenerationEngineFactory
+    from areal_actors.rewards import acceptance, reward_pool, reward_worker, rule_scorer
+    from areal_actors.rollout import rollout_worker, runners
+    from areal_actors.tokenization import tokenizer
+else:  # with the actors that need them: a process, and the supervisor, load nothing else
+    spoiling = LazyModule("areal_actors.chaos.spoiling")
+    session_manager = LazyModule("areal_actors.gateway.session_manager")
+    named = LazyModule("areal_actors.generation.named")
+    acceptance = LazyModule("areal_actors.rewards.acceptance")
+    reward_pool = LazyModule("areal_actors.rewards.reward_pool")
+    reward_worker = LazyModule("areal_actors.rewards.reward_worker")
+    rule_scorer = LazyModule("areal_actors.rewards.rule_scorer")
+    rollout_worker = LazyModule("areal_actors.rollout.rollout_worker")
+    runners = LazyModule("areal_actors.rollout.runners")
+    tokenizer = LazyModule("areal_actors.tokenization.tokenizer")
 
 EXIT_FAILED = 3
 """Exit status of a process after an actor failed; the failure file has the reason."""
@@ -96,9 +107,9 @@ def _session_manager(context: BuildContext) -> Actor:
     """Capacity for external agents is granted by the gate in an online run, and fixed when a model is only served; otherwise none."""
     recipe, group_size = context.recipe, context.recipe.algorithm.group_size
     slots = recipe.concurrent_groups() * group_size if recipe.is_served() else 0
-    return SessionManager(
+    return session_manager.SessionManager(
         recipe.gateway,
-        ChatTokenizer.load,
+        tokenizer.ChatTokenizer.load,
         secret=context.folder.secret(),
         max_model_len=recipe.generation.max_model_len,
         concurrency=recipe.actors.session_manager.concurrency,
@@ -115,9 +126,9 @@ def _rollout_worker(context: BuildContext) -> Actor:
     recipe, task = context.recipe, context.recipe.task
     apart = task.runner == "subprocess" and recipe.evaluation.tasks > 0
     processes = task.processes + 1 if apart else task.processes
-    return RolloutWorker(
-        runner_of(msgspec.structs.replace(task, processes=processes), Path.cwd(), group_size=recipe.algorithm.group_size),
-        concurrency=episodes_at_once(task, recipe.actors.rollout_worker.concurrency),
+    return rollout_worker.RolloutWorker(
+        runners.runner_of(msgspec.structs.replace(task, processes=processes), Path.cwd(), group_size=recipe.algorithm.group_size),
+        concurrency=runners.episodes_at_once(task, recipe.actors.rollout_worker.concurrency),
         timeout_seconds=task.timeout_seconds,
         acceptance=acceptance_of(task),
         retry_rejected=task.retry_rejected,
@@ -127,18 +138,18 @@ def _rollout_worker(context: BuildContext) -> Actor:
 
 def _reward_worker(context: BuildContext) -> Actor:
     task = context.recipe.task
-    pool = RewardPool(task.reward, REWARD_PROCESSES, task.reward_timeout_seconds, options=task.reward_options)
-    scorer = RuleScorer(pool) if task.reward in BOUNDED_RULES else pool
-    return RewardWorker(scorer, concurrency=context.recipe.actors.reward_worker.concurrency, acceptance=acceptance_of(task))
+    pool = reward_pool.RewardPool(task.reward, REWARD_PROCESSES, task.reward_timeout_seconds, options=task.reward_options)
+    scorer = rule_scorer.RuleScorer(pool) if task.reward in rule_scorer.BOUNDED_RULES else pool
+    return reward_worker.RewardWorker(scorer, concurrency=context.recipe.actors.reward_worker.concurrency, acceptance=acceptance_of(task))
 
 
-def acceptance_of(task: TaskSettings) -> Acceptance | None:
+def acceptance_of(task: TaskSettings) -> acceptance.Acceptance | None:
     """Returns the filter of scored episodes; None if all are accepted."""
-    return Acceptance(task.should_accept, Path.cwd(), retry=task.retry_rejected) if task.should_accept else None
+    return acceptance.Acceptance(task.should_accept, Path.cwd(), retry=task.retry_rejected) if task.should_accept else None
 
 
 def inference_worker(engines: Mapping[str, GenerationEngineFactory]) -> Builder:
-    """Returns a builder of inference workers with these engines, besides engines from files."""
+    """Returns a builder of inference workers with these engines, besides those without torch and engines from files."""
 
     def build(context: BuildContext) -> Actor:
         recipe, run_folder = context.recipe, context.folder.path
@@ -149,9 +160,11 @@ def inference_worker(engines: Mapping[str, GenerationEngineFactory]) -> Builder:
         place = place._replace(routes="off" if recipe.is_served() else recipe.trainer.routing_replay)
         if (lora := recipe.trainer.lora) is not None and lora.published == "adapter":
             place = place._replace(adapter_rank=lora.rank, adapter_targets=lora.targets)
-        make = engine_factory(recipe.engine_settings(), engines, Path.cwd(), place)
+        make = named.engine_factory(recipe.engine_settings(), {**named.ENGINES_WITHOUT_TORCH, **engines}, Path.cwd(), place)
         return InferenceWorker(
-            (lambda model: SpoilingEngine(make(model), run_folder, context.instance)) if recipe.chaos.injects("bad_completion") else make,
+            (lambda model: spoiling.SpoilingEngine(make(model), run_folder, context.instance))
+            if recipe.chaos.injects("bad_completion")
+            else make,
             name=context.instance,
             concurrency=recipe.actors.inference_worker.concurrency,
             load_seconds=recipe.watchdog.load_seconds,
@@ -171,11 +184,11 @@ CPU_ACTORS: Mapping[str, Builder] = {
     **FOLDS,
     "checkpointer": _checkpointer,
     "metrics": lambda context: Metrics(context.folder.metrics),
-    "episode_log": lambda context: EpisodeLog(context.folder.episodes, ChatTokenizer.load),
+    "episode_log": lambda context: EpisodeLog(context.folder.episodes, tokenizer.ChatTokenizer.load),
     "session_manager": _session_manager,
     "rollout_worker": _rollout_worker,
     "reward_worker": _reward_worker,
-    "inference_worker": inference_worker(ENGINES_WITHOUT_TORCH),
+    "inference_worker": inference_worker({}),
 }
 """Builders of actors that need no tensors: their processes never load torch."""
 

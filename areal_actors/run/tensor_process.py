@@ -10,7 +10,6 @@ import time
 import msgspec
 
 from areal_actors.embedded.transformers import TransformersEngine
-from areal_actors.generation.named import ENGINES_WITHOUT_TORCH, GenerationEngineFactory
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.rewards import MODEL
 from areal_actors.rewards.reward_model import ModelScorer, SequenceClassifier
@@ -82,12 +81,10 @@ def _reward_worker(context: BuildContext) -> Actor:
     return RewardWorker(scorer, concurrency=context.recipe.actors.reward_worker.concurrency, acceptance=acceptance_of(task))
 
 
-ENGINES: dict[str, GenerationEngineFactory] = {**ENGINES_WITHOUT_TORCH, "transformers": TransformersEngine}
-"""All engines with a name."""
 TORCH_ACTORS: dict[str, Builder] = {
     **CPU_ACTORS,
     "trainer": _trainer,
-    "inference_worker": inference_worker(ENGINES),
+    "inference_worker": inference_worker({"transformers": TransformersEngine}),
     "reward_worker": _reward_worker,
 }
 """Builders of all actors; those of `CPU_ACTORS` too, in case a recipe places them here."""

@@ -9,17 +9,22 @@ import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
 from torch import Tensor
 
 from areal_actors.core.errors import SetupError
+from areal_actors.core.lazy import LazyModule
 from areal_actors.core.values import WeightsLocation
 from areal_actors.training.settings import LoraSettings
 from areal_actors.weights.adapters import Adapter, AdapterConfig, pair_factors, save_adapter, write_adapter
 from areal_actors.weights.weight_files import ADAPTER_PREFIX
+
+if TYPE_CHECKING:
+    import peft
+else:
+    peft = LazyModule("peft")
 
 NAME = "default"
 """peft's name for the only adapter of a model."""
@@ -41,7 +46,7 @@ class Lora:
             raise SetupError(
                 f"trainer.lora.targets: {', '.join(sorted(refused))} is not supported; name layers of the blocks, or none for all"
             )
-        config = LoraConfig(
+        config = peft.LoraConfig(
             r=settings.rank,
             lora_alpha=settings.alpha,
             target_modules=list(settings.targets) or "all-linear",
@@ -52,7 +57,7 @@ class Lora:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             try:
-                self._wrapped: PeftModel = get_peft_model(model, config)
+                self._wrapped: peft.PeftModel = peft.get_peft_model(model, config)
             except ValueError as error:
                 raise SetupError(f"trainer.lora.targets = {list(settings.targets)}: {error}") from error
         self._model_folder = model_folder
