@@ -50,7 +50,7 @@ from areal_actors.rollout.rollout_worker import RolloutWorker
 from areal_actors.rollout.runners import episodes_at_once, runner_of
 from areal_actors.run.connections import retry_seconds
 from areal_actors.run.fold_actors import FOLDS, BuildContext, Builder
-from areal_actors.run.joined import HURRY, blobs_of, finish_work, locate_of, report_reconnections
+from areal_actors.run.joined import HURRY, blobs_of, finish_work, pullers_of, report_reconnections
 from areal_actors.run.logs import log_to_file
 from areal_actors.run.run_folder import RunFolder, ServerAddress
 from areal_actors.runtime.actor import Actor
@@ -149,6 +149,7 @@ def inference_worker(engines: Mapping[str, GenerationEngineFactory]) -> Builder:
         place = place._replace(routes="off" if recipe.is_served() else recipe.trainer.routing_replay)
         if (lora := recipe.trainer.lora) is not None and lora.published == "adapter":
             place = place._replace(adapter_rank=lora.rank, adapter_targets=lora.targets)
+        locate, pull_images = pullers_of(context.folder, context.instance)
         make = engine_factory(recipe.engine_settings(), engines, Path.cwd(), place)
         return InferenceWorker(
             (lambda model: SpoilingEngine(make(model), run_folder, context.instance)) if recipe.chaos.injects("bad_completion") else make,
@@ -158,7 +159,8 @@ def inference_worker(engines: Mapping[str, GenerationEngineFactory]) -> Builder:
             start_seconds=recipe.generation.server.start_seconds if recipe.generation.engine in SERVER_ENGINES else 0.0,
             run_folder=run_folder,
             reports_load=adapted,
-            locate=locate_of(context.folder, context.instance),
+            locate=locate,
+            pull_images=pull_images,
         )
 
     return build
