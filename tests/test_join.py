@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 from support.live_run import PATIENT, ROOT, LiveRun
 from support.other_host import ISOLATED, Joiner, OtherHost
+from support.tiny_vision import CONTEXT, TOP_K, picture, write_vision_model
 
 from areal_actors.messages import (
     ActorStarted,
@@ -256,3 +258,33 @@ async def test_workers_that_cannot_join_are_refused_with_the_cause(live, other, 
     run.process.terminate()
     assert await run.ended() != 0
     assert "or run 'gsm8k-grpo' has ended" in refused("--credential", str(credential))
+
+
+LOOKING = """
+import base64
+from openai import AsyncOpenAI
+PICTURES = {pictures!r}
+
+async def look(task, *, base_url, api_key, http_client=None):
+    client = AsyncOpenAI(base_url=base_url, api_key=api_key, http_client=http_client, max_retries=0)
+    url = "data:image/png;base64," + PICTURES[len(task["question"]) % 2]
+    parts = [{{"type": "image_url", "image_url": {{"url": url}}}}, {{"type": "text", "text": "Which?"}}]
+    answer = await client.chat.completions.create(model="m", messages=[{{"role": "user", "content": parts}}])
+    return answer.choices[0].message.content or ""
+"""
+
+
+async def test_the_only_engine_of_a_model_with_vision_is_of_another_host(live, other, tmp_path):
+    agent = tmp_path / "looking" / "agent.py"
+    agent.parent.mkdir()
+    agent.write_text(LOOKING.format(pictures=[base64.b64encode(picture(seed)).decode() for seed in (1, 2)]))
+    model = write_vision_model(tmp_path / "model")
+    settings = (f"model={model}", f"task.agent={agent}:look", "warm_start.steps=0", "evaluation.tasks=0", "sampling.max_tokens=8")
+    limits = (f"generation.max_model_len={CONTEXT}", f"sampling.top_k={TOP_K}", "trainer.batch_size=2", "steps=2")
+    run = live(*settings, *limits, "actors.inference_worker.count=0")
+    joiner = other.join("--credential", str(await invited(run, other)), "--role", "inference_worker")
+    async with run.listening():
+        assert await run.ended() == 0, run.output() + joiner.output()
+    assert joiner.ended() == 0, joiner.output()
+    await assert_exact(run, 2)
+    assert list((run.folder / "images").iterdir())

@@ -1,4 +1,4 @@
-"""Files of a run on another host, over HTTP: folders that are pulled whole, and bodies of messages. All calls block.
+"""Files of a run on another host, over HTTP: folders that are pulled whole, images, and bodies of messages. All calls block.
 
 Errors are OSErrors: FileNotFoundError if something is not there any more, PermissionError if the token is refused.
 """
@@ -21,7 +21,7 @@ from areal_actors.core.values import Value
 
 T = TypeVar("T")
 
-FOLDERS, BLOBS = "/folders/", "/blobs/"
+FOLDERS, BLOBS, IMAGES = "/folders/", "/blobs/", "/images/"
 """Paths of the HTTP server."""
 CODE, MODEL, WEIGHTS = "code", "model", "weights-"
 """Names of folders; that of weights is followed by their version."""
@@ -70,6 +70,10 @@ class RemoteObjects:
     def remove(self, name: str) -> None:
         """Remove the body of a message, which may be missing."""
         self._call("DELETE", BLOBS + quote(name))
+
+    def read_image(self, digest: str) -> bytes:
+        """Returns an image of a prompt."""
+        return self._call("GET", IMAGES + quote(digest))
 
     def _pull_file(self, folder: str, name: str, stored: StoredFile, place: Path) -> None:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:

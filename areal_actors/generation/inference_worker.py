@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing, suppress
 from itertools import count
 from pathlib import Path
@@ -13,7 +13,7 @@ import msgspec
 import structlog
 
 from areal_actors.core.errors import EngineError, EngineUnavailable, ImageLost, RequestError, SetupError, WeightsSuperseded
-from areal_actors.core.values import WeightsLocation, unpack_ids
+from areal_actors.core.values import ImageRef, WeightsLocation, unpack_ids
 from areal_actors.generation.abilities import ROUTES
 from areal_actors.generation.engine import NO_SLEEP, Arrival, GenerationEngine, PromptImages, SleepingEngine, refuse_unable
 from areal_actors.generation.engine_load import LoadReporter
@@ -40,6 +40,8 @@ MakeEngine = Callable[[str], GenerationEngine]
 """Creates an engine for the model in a folder, with the weights of that folder; slow, runs in a thread."""
 Locate = Callable[[WeightsLocation, int], Awaitable[WeightsLocation]]
 """Returns the location on this host of a published version."""
+PullImages = Callable[[Sequence[ImageRef], ImageFolder], Awaitable[None]]
+"""Brings images to a folder of this host."""
 
 RECYCLE_SECONDS = 300.0
 """Time limit for a new engine to start and load weights; a request that waits longer gets an error."""
@@ -49,6 +51,8 @@ SHOWN_SECONDS = 10.0
 """Time between two reports of a server that is starting."""
 MAX_STARTS = 3
 """Consecutive starts of an inference server that may fail; some servers end themselves with SIGKILL when they cannot start."""
+IMAGES_SECONDS = 180.0
+"""Expected time for images to come from the run's host; each request for one has limits of its own."""
 ROUTES_LIMIT = 1 << 18
 """Most bytes of routes in one part of an answer."""
 MAX_FAILURES = 3
@@ -74,14 +78,15 @@ class InferenceWorker(Actor):
         run_folder: Path = Path(),
         reports_load: bool = False,
         locate: Locate | None = None,
+        pull_images: PullImages | None = None,
     ) -> None:
         """Loading weights, creation of the engine included, may take `load_seconds`; then the worker fails.
 
         An engine that is a server has `start_seconds` more to start. Paths in events are relative to `run_folder`.
-        With `reports_load` the worker publishes an `EngineLoad` for each change of its engine's load. `locate` finds published
-        weights on a host that does not share the trainer's folders.
+        With `reports_load` the worker publishes an `EngineLoad` for each change of its engine's load. `locate` and
+        `pull_images` bring published weights and images of prompts to a host that does not share the run's folders.
         """
-        self.locate = locate
+        self.locate, self.pull_images = locate, pull_images
         self.run_folder = run_folder
         self.make_engine = make_engine
         self.name = name
@@ -215,7 +220,7 @@ class InferenceWorker(Actor):
             yield Generated(error=f"{self.name} has no weights yet")
             return
         try:
-            async with aclosing(self._completion(engine, request, context.cause)) as parts:
+            async with aclosing(self._completion(engine, request, context)) as parts:
                 async for part in parts:
                     yield part
         except (RequestError, ImageLost) as error:
@@ -243,15 +248,15 @@ class InferenceWorker(Actor):
                 self.serving.clear()
             yield EngineLost(worker=self.name, reason=str(error))
 
-    async def _completion(self, engine: GenerationEngine, request: Generate, request_id: str) -> AsyncGenerator[Generated, None]:
+    async def _completion(self, engine: GenerationEngine, request: Generate, context: Context) -> AsyncGenerator[Generated, None]:
         refuse_unable(engine, request.sampling, request.images)
         prompt = unpack_ids(request.prompt_ids)
         asked = request.routes_from if ROUTES in engine.abilities else None
         options: dict[str, Any] = {} if asked is None else {"routes_from": asked}
         if request.images:
-            options["images"] = PromptImages(request.images, ImageFolder.of_run(self.run_folder))
+            options["images"] = await self._shown(request.images, context)
         chunks = engine.generate(
-            request_id, prompt, request.sampling, stream=request.stream, resumed_tokens=request.resumed_tokens, **options
+            context.cause, prompt, request.sampling, stream=request.stream, resumed_tokens=request.resumed_tokens, **options
         )
         async with aclosing(chunks):
             async for chunk in paced(chunks) if request.stream else chunks:
@@ -270,6 +275,14 @@ class InferenceWorker(Actor):
                     self.failures = 0
                     return
         raise EngineError("the engine ended the completion without a chunk that has a finish reason")
+
+    async def _shown(self, images: tuple[ImageRef, ...], context: Context) -> PromptImages:
+        """Returns a prompt's images, once this host has them."""
+        folder = ImageFolder.of_run(self.run_folder)
+        if self.pull_images is not None:
+            with context.waiting("images of a prompt", IMAGES_SECONDS):
+                await self.pull_images(images, folder)
+        return PromptImages(images, folder)
 
     @on
     def tick(self, _: Tick, context: Context) -> Iterator[Throughput | EngineStarting | EngineLoad]:

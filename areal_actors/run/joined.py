@@ -13,15 +13,14 @@ from signal import SIGUSR1
 import msgspec
 
 from areal_actors.core.durable_files import PRIVATE_MODE, atomic_write
-from areal_actors.core.errors import SetupError
-from areal_actors.core.model_config import has_vision
 from areal_actors.core.objects import RemoteObjects
-from areal_actors.core.values import Value, WeightsLocation
-from areal_actors.generation.inference_worker import InferenceWorker, Locate
+from areal_actors.core.values import Value
+from areal_actors.generation.inference_worker import InferenceWorker
 from areal_actors.messages import ActorStarted, ActorStopped
 from areal_actors.recipe.supervision import joined_kind
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.runtime.runtime import Runtime
+from areal_actors.vision.pulled import ImagePuller
 from areal_actors.weights.pulled import WeightsPuller
 from bus.base import Stamp
 from bus.claims import Blobs
@@ -62,20 +61,12 @@ def blobs_of(folder: RunFolder, process: str) -> Blobs:
     return folder.blobs if joined is None else RemoteObjects(joined.objects, joined.token, retry_for_seconds=BODY_RETRY_SECONDS)
 
 
-def locate_of(folder: RunFolder, process: str) -> Locate | None:
-    """Returns how an inference worker finds published weights; None if it shares the trainer's folders."""
-    joined = joined_worker(folder, process)
-    if joined is None:
-        return None
-    puller = WeightsPuller(RemoteObjects(joined.objects, joined.token), Path(joined.weights), folder.model, joined.share)
-
-    async def locate(location: WeightsLocation, weight_version: int) -> WeightsLocation:
-        found = await puller(location, weight_version)
-        if has_vision(found.model):
-            raise SetupError("the model sees images, which lie in the run's folder: inference workers of other hosts cannot read them")
-        return found
-
-    return locate
+def pullers_of(folder: RunFolder, process: str) -> tuple[WeightsPuller | None, ImagePuller | None]:
+    """Returns how an inference worker finds published weights and the images of prompts; None if it shares the run's folders."""
+    if (joined := joined_worker(folder, process)) is None:
+        return None, None
+    objects = RemoteObjects(joined.objects, joined.token)
+    return WeightsPuller(objects, Path(joined.weights), folder.model, joined.share), ImagePuller(objects)
 
 
 async def report_reconnections(bus: NatsBus, process: str, runtimes: Sequence[Runtime]) -> None:

@@ -1,4 +1,4 @@
-"""HTTP server of a run's files for workers of other hosts: code, model, weight versions, and large bodies of messages.
+"""HTTP server of a run's files for workers of other hosts: code, model, weights, images, and large bodies of messages.
 
 It has a thread and an event loop of its own, so that a large file delays nothing else; the kernel sends the files.
 """
@@ -18,7 +18,8 @@ import msgspec
 from aiohttp import web
 
 from areal_actors.core.errors import SetupError
-from areal_actors.core.objects import BLOBS, CODE, FOLDERS, MODEL, WEIGHTS, StoredFile, digest_of
+from areal_actors.core.objects import BLOBS, CODE, FOLDERS, IMAGES, MODEL, WEIGHTS, StoredFile, digest_of
+from areal_actors.vision.files import ImageFolder
 from areal_actors.weights.folders import SHARE, possible_folders, version_folder
 from bus.claims import BlobFolder
 
@@ -46,6 +47,7 @@ class ObjectServer:
         """Identity, by which a host recognises that it has the weights' folder itself."""
         self.port = 0
         self._weights = possible_folders(run, run_folder, weights_folder)
+        self._images = ImageFolder.of_run(run_folder)
         self._blobs = BlobFolder(run_folder / "blobs")
         self._digests: dict[tuple[Path, int, int], str] = {}
 
@@ -74,6 +76,7 @@ class ObjectServer:
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._check_token])
         app.router.add_get(FOLDERS + "{folder}", self._list)
         app.router.add_get(FOLDERS + "{folder}/{name:.+}", self._file)
+        app.router.add_get(IMAGES + "{digest:[0-9a-f]{32}}", self._image)
         for method, handler in (("PUT", self._put_blob), ("GET", self._get_blob), ("DELETE", self._delete_blob)):
             app.router.add_route(method, BLOBS + "{name}", handler)
         runner = web.AppRunner(app, access_log=None)
@@ -137,6 +140,12 @@ class ObjectServer:
         if not files:
             raise web.HTTPNotFound
         return files
+
+    async def _image(self, request: web.Request) -> web.StreamResponse:
+        path = self._images.file(request.match_info["digest"])
+        if not await asyncio.to_thread(path.is_file):
+            raise web.HTTPNotFound
+        return web.FileResponse(path)
 
     async def _put_blob(self, request: web.Request) -> web.Response:
         await asyncio.to_thread(self._blobs.write, _name(request), await request.read())

@@ -42,7 +42,7 @@ from areal_actors.recipe.supervision import joined_kind, processes_of
 from areal_actors.rewards import MODEL
 from areal_actors.run.connections import retry_seconds
 from areal_actors.run.fold_actors import FOLDS, BuildContext, Builder
-from areal_actors.run.joined import HURRY, blobs_of, finish_work, locate_of, report_reconnections
+from areal_actors.run.joined import HURRY, blobs_of, finish_work, pullers_of, report_reconnections
 from areal_actors.run.logs import log_to_file
 from areal_actors.run.run_folder import RunFolder, ServerAddress
 from areal_actors.runtime.actor import Actor
@@ -160,6 +160,7 @@ def inference_worker(engines: Mapping[str, GenerationEngineFactory]) -> Builder:
         place = place._replace(routes="off" if recipe.is_served() else recipe.trainer.routing_replay)
         if (lora := recipe.trainer.lora) is not None and lora.published == "adapter":
             place = place._replace(adapter_rank=lora.rank, adapter_targets=lora.targets)
+        locate, pull_images = pullers_of(context.folder, context.instance)
         make = named.engine_factory(recipe.engine_settings(), {**named.ENGINES_WITHOUT_TORCH, **engines}, Path.cwd(), place)
         return InferenceWorker(
             (lambda model: spoiling.SpoilingEngine(make(model), run_folder, context.instance))
@@ -171,7 +172,8 @@ def inference_worker(engines: Mapping[str, GenerationEngineFactory]) -> Builder:
             start_seconds=recipe.generation.server.start_seconds if recipe.generation.engine in SERVER_ENGINES else 0.0,
             run_folder=run_folder,
             reports_load=adapted,
-            locate=locate_of(context.folder, context.instance),
+            locate=locate,
+            pull_images=pull_images,
         )
 
     return build
