@@ -4,7 +4,7 @@ import pytest
 from support.samples import abandoned, exported, loaded, published
 
 from areal_actors.core.settings import WatchdogSettings
-from areal_actors.messages import ActorFailed, ActorStopped, Heartbeat, StepCompleted, TrainerProgress, TrajectoryDropped, Wait
+from areal_actors.messages import ActorFailed, ActorStopped, Heartbeat, StepCompleted, TrainerProgress, TrajectoryDropped, Wait, WorkerLeft
 from areal_actors.run.watchdog import Watchdog
 
 SETTINGS = WatchdogSettings(stall_seconds=30.0, max_stall_seconds=300.0, max_failures_in_a_row=3, max_discarded_batches=2)
@@ -204,3 +204,16 @@ def test_failures_while_weights_do_not_load_name_the_weights():
         "3 episodes in a row failed after all retries; most common reason (3 times): timeout: as it happens; "
         "inference_worker-0 still serves weight version 0 while version 1 was published 9 s ago"
     )
+
+
+def test_a_role_of_other_hosts_without_a_worker_is_the_cause():
+    dog = watchdog(joined=["inference_worker", "rollout_worker"])
+    dog.receive(beat("inference_worker-10000"), 1.0)
+    sentence, _ = dog.stalled(40.0)
+    assert "no rollout_worker has joined: start one with `areal join --role rollout_worker`" in sentence
+    assert "no inference_worker has joined" not in sentence
+    dog.receive(beat("rollout_worker-10001"), 41.0)
+    dog.receive(WorkerLeft(worker="inference_worker-10000"), 42.0)
+    sentence, _ = dog.stalled(80.0)
+    assert "no rollout_worker has joined" not in sentence
+    assert "no inference_worker has joined" in sentence

@@ -11,9 +11,11 @@ import uuid
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
+import msgspec
 import psutil
 import structlog
 
+from areal_actors.core.settings import SEVERAL
 from areal_actors.messages import Heartbeat, RunStalled, WatchProbe
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.supervision import joined_kind
@@ -51,7 +53,15 @@ class HealthMonitor:
         self.bus, self.supervisor, self.publish, self.end = bus, supervisor, publish, end
         self.trains = not recipe.is_served()
         self.clock = WatchClock(time.monotonic())
-        self.watchdog = Watchdog(recipe.watchdog, 0.0, batch_size=recipe.trainer.batch_size, waits_for_clients=recipe.is_online())
+        placements = msgspec.structs.asdict(recipe.actors)
+        elsewhere = sorted(SEVERAL - recipe.absent()) if recipe.bus.host and not recipe.is_served() else []
+        self.watchdog = Watchdog(
+            recipe.watchdog,
+            0.0,
+            batch_size=recipe.trainer.batch_size,
+            waits_for_clients=recipe.is_online(),
+            joined=[role for role in elsewhere if not placements[role].count],
+        )
         self.liveness = Liveness(recipe.watchdog, lambda process: placed(recipe, process), activity_of)
         self.leases = Leases(recipe.watchdog)
         self.let_go: Callable[[str, str], None] = _nothing

@@ -8,7 +8,7 @@ It only receives messages; time is given in seconds of `WatchClock.watching`.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from areal_actors.core.settings import WatchdogSettings
@@ -31,7 +31,9 @@ from areal_actors.messages import (
     Wait,
     WeightsLoaded,
     WeightsPublished,
+    WorkerLeft,
 )
+from areal_actors.recipe.supervision import joined_kind
 from bus.message import Message
 
 INFERENCE_WORKER = "inference_worker"
@@ -103,9 +105,12 @@ class WeightVersions:
 class Watchdog:
     """A fold over events and heartbeats: the last progress, work discarded since, and consecutive failed episodes."""
 
-    def __init__(self, settings: WatchdogSettings, now: float, *, batch_size: int = 1, waits_for_clients: bool = False) -> None:
-        """A run that waits for external clients is never ended for lack of progress."""
+    def __init__(
+        self, settings: WatchdogSettings, now: float, *, batch_size: int = 1, waits_for_clients: bool = False, joined: Sequence[str] = ()
+    ) -> None:
+        """A run that waits for external clients is never ended for lack of progress; `joined` are roles that only other hosts serve."""
         self.settings = settings
+        self.joined = joined
         self.batch_size = batch_size
         self.waits_for_clients = waits_for_clients
         self.progressed_at = now
@@ -130,9 +135,9 @@ class Watchdog:
         match message:
             case Heartbeat():
                 self.beats[message.actor] = ReceivedBeat(message, now, sent)
-            case ActorFailed() | ActorStopped():
-                self.beats.pop(message.actor, None)
-                self.weights.loaded.pop(message.actor, None)
+            case ActorFailed(actor=actor) | ActorStopped(actor=actor) | WorkerLeft(worker=actor):
+                self.beats.pop(actor, None)
+                self.weights.loaded.pop(actor, None)
             case WeightsPublished():
                 self.weights.published(message.weight_version, now)
             case WeightsLoaded():
@@ -227,8 +232,14 @@ class Watchdog:
 
     def sentence(self, now: float) -> str:
         """Describes the missing progress, weights that are not loaded, and the wait of every actor."""
-        parts = [self._instead_of_progress(now), *self.weights.behind(self.beats, now), *waiting_for(self.beats, now)]
+        parts = [self._instead_of_progress(now), *self._unserved(), *self.weights.behind(self.beats, now), *waiting_for(self.beats, now)]
         return "; ".join(parts)
+
+    def _unserved(self) -> Iterator[str]:
+        """Yields one part for each role of other hosts without a live worker."""
+        for role in self.joined:
+            if not any(joined_kind(actor) == role for actor in self.beats):
+                yield f"no {role} has joined: start one with `areal join --role {role}`, with this start's join.json"
 
     def _instead_of_progress(self, now: float) -> str:
         if not (groups := sum(map(len, self.dropped.values()))):
