@@ -121,9 +121,9 @@ async def system(plan: Recipe, folder: RunFolder) -> AsyncIterator[tuple[NatsBus
 
 
 @contextmanager
-def processes(folder: RunFolder, names: list[str]) -> Iterator[dict[str, psutil.Process]]:
+def processes(folder: RunFolder, names: list[str], program: str = "orchestration_process.py") -> Iterator[dict[str, psutil.Process]]:
     """Start the processes with these names; they end with this context."""
-    script = str(Path(__file__).with_name("orchestration_process.py"))
+    script = str(Path(__file__).with_name(program))
     started: dict[str, subprocess.Popen[bytes]] = {}
     try:
         for name in names:

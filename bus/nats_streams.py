@@ -39,6 +39,8 @@ RETRY_SECONDS: Final = 30.0
 STREAM_NOT_FOUND: Final = 10059
 _MESSAGE_NOT_FOUND: Final = 10037
 _READS_AT_ONCE: Final = 64
+_MOST_READERS: Final = 1_000_000
+"""Consumers that a log may have, one for each actor that reads it: unstated, nats-server 2.15 allows 1,000."""
 
 _NO_LEADER: Final = "the stream has no leader"
 _NO_QUORUM: Final = "does a majority of the cluster's servers run, with room on their disks? see their logs"
@@ -108,7 +110,8 @@ class Streams:
         events = [self.prefix + kind.subject for kind in kinds if issubclass(kind, Event)]
         work = [self.prefix + kind.subject for kind in kinds if issubclass(kind, Work)]
         if events:
-            limits: Json = {"retention": "limits", "deny_delete": True, "compression": "s2" if compress else "none"}
+            limits: Json = {"retention": "limits", "deny_delete": True, "max_consumers": _MOST_READERS}
+            limits["compression"] = "s2" if compress else "none"
             await self._ensure({"name": self.log, "subjects": events, **limits, **kept})
         if work:
             await self._ensure({"name": self.queue, "subjects": work, "retention": "workqueue", **kept})

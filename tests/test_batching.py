@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import random
 
 import msgspec
@@ -55,12 +56,14 @@ def test_an_episode_that_ends_again_changes_nothing(again):
     def end(assembly):
         return assembly.exported(0, member("0.0", tokens=99)) if again == "exported" else assembly.lost(0, "0.0")
 
-    open_ = BatchAssembler(group_size=2).exported(0, member("0.0"))
-    assert end(open_) == open_
-    complete = open_.lost(0, "0.1")
-    assert end(complete) == complete
-    trained = complete.weights_published(0).formed(list(complete.complete.values()))
-    assert end(trained) == trained
+    def changes_nothing(assembly):
+        before = copy.deepcopy(assembly)
+        return end(assembly) == before
+
+    assembly = BatchAssembler(group_size=2).exported(0, member("0.0"))
+    assert changes_nothing(assembly)
+    assert changes_nothing(assembly.lost(0, "0.1"))
+    assert changes_nothing(assembly.weights_published(0).formed(list(assembly.complete.values())))
 
 
 def test_the_oldest_groups_leave_first_and_of_equals_the_first_granted():

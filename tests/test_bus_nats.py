@@ -231,6 +231,14 @@ async def test_a_kind_that_the_run_was_not_provisioned_for_is_a_named_error(serv
     await bus.close()
 
 
+async def test_a_log_has_more_readers_than_the_server_allows_by_default(bus: NatsBus) -> None:
+    log, readers = bus.streams.log, 1001
+    reader = {"stream_name": log, "config": {"ack_policy": "none", "mem_storage": True}}
+    for _ in range(readers):
+        await bus.streams.api(f"CONSUMER.CREATE.{log}", reader)
+    assert (await bus.streams.api(f"STREAM.INFO.{log}", {}))["state"]["consumer_count"] == readers
+
+
 async def test_a_full_store_is_a_named_error_and_loses_nothing(tmp_path: Path) -> None:
     server = await EmbeddedServer.start(tmp_path / "server", max_file_store=400_000)
     async with connected(server) as bus:

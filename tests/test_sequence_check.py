@@ -107,6 +107,6 @@ async def test_the_batcher_lets_an_empty_trajectory_of_an_older_log_pass(send):
     """Nothing poisonous enters the log any more, but an older log is resumed too."""
     made = [trajectory(f"0.{number}", msgspec.structs.replace(turn(), completion=TokenColumns())) for number in range(2)]
     batcher = Batcher(BatcherConfig(exit_policy="keep"), group_size=2, batch_size=1, max_staleness=1, steps=2)
-    batcher.assembler = batcher.assembler.weights_published(0)
+    batcher.assembler.weights_published(0)
     emitted = await send(batcher, *(TrajectoryExported(trajectory=one) for one in made))
     assert [type(one) for one in emitted] == [BatchFormed]

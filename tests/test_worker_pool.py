@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from contextlib import AsyncExitStack
 
 import pytest
@@ -210,3 +211,34 @@ async def test_who_is_cancelled_at_the_moment_in_which_the_worker_goes_stays_can
     with pytest.raises(asyncio.CancelledError):
         await listening
     assert parts.closed
+
+
+async def test_the_least_busy_of_many_workers_is_the_one_that_a_count_of_all_finds():
+    dice, pool, calls = random.Random(0), WorkerPool(), []
+    for number in range(20):
+        pool.loaded(f"w{number:02}", 0)
+    for _ in range(2000):
+        move = dice.random()
+        if calls and move < 0.45:
+            await calls.pop(dice.randrange(len(calls))).aclose()
+        elif move < 0.95:
+            expected = min(pool.versions, key=lambda worker: (pool.in_flight[worker], worker))
+            worker = await pool.choose(1.0)
+            assert worker == expected
+            calls.append(stack := AsyncExitStack())
+            await stack.enter_async_context(pool.count_call(worker))
+        else:
+            worker = dice.choice(sorted(pool.versions))
+            pool.lost(worker)
+            pool.loaded(worker, 1)
+
+
+async def test_a_worker_that_has_loaded_weights_is_no_longer_the_one_of_its_sessions():
+    pool = WorkerPool()
+    for worker in ("a", "b"):
+        pool.loaded(worker, 0)
+    async with pool.count_call("b", "s"):
+        pass
+    assert await pool.choose(1.0, "s") == "b"
+    pool.loaded("b", 1)
+    assert await pool.choose(1.0, "s") == "a"

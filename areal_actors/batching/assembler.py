@@ -1,13 +1,15 @@
 """Batch assembly: groups are completed, checked against the staleness bound and the filter, and batched oldest first.
 
-The assembler is an immutable value and a fold over events in log order: the same log gives the same batches. Invariants: a group
-is in at most one batch, and whole; no trained token is older than the bound unless the exit policy is `keep`; no group that the
-filter rejects is trained.
+The assembler is a fold over events in log order: the same log gives the same batches. Each method changes it by one event and returns
+it. It is changed in place, and a complete group is judged once for each bound, so that an event costs the same with ten groups as with ten
+thousand; a snapshot is its encoded copy. Invariants: a group is in at most one batch, and whole; no trained token is older than the bound
+unless the exit policy is `keep`; no group that the filter rejects is trained.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import heapq
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -143,7 +145,7 @@ class TrajectoryTotals(msgspec.Struct, metaclass=FrozenMeta):
         )
 
 
-class BatchAssembler(msgspec.Struct, metaclass=FrozenMeta):
+class BatchAssembler(msgspec.Struct, kw_only=True):
     """Groups from their first ended episode until they are in a batch or dropped."""
 
     group_size: int
@@ -151,7 +153,7 @@ class BatchAssembler(msgspec.Struct, metaclass=FrozenMeta):
     batches_formed: int = 0
     open: dict[int, PartialGroup] = {}
     complete: dict[int, PartialGroup] = {}
-    finished: frozenset[int] = frozenset()
+    finished: set[int] = set()
     """Numbers of groups whose episodes have all ended, from `finished_below` on; duplicate ends are ignored."""
     finished_below: int = 0
     trained: TrajectoryTotals = TrajectoryTotals()
@@ -163,10 +165,15 @@ class BatchAssembler(msgspec.Struct, metaclass=FrozenMeta):
     """Staleness bound while it is adapted (`OffPolicyChanged`); None for that of the recipe."""
     granted: dict[int, int] = {}
     """Weight version at the grant of each group that still runs; empty unless batches wait for them."""
+    judged: int | None = None
+    """Oldest weight version that could be trained when the complete groups were judged; None if they have to be judged again."""
+    unjudged: set[int] = set()
+    """Complete groups that were not judged since, or refused."""
 
     def granted_more(self, first: int, groups: int, weight_version: int) -> BatchAssembler:
         """Record the grant of groups, for which batches shall wait."""
-        return msgspec.structs.replace(self, granted={**self.granted, **dict.fromkeys(range(first, first + groups), weight_version)})
+        self.granted.update(dict.fromkeys(range(first, first + groups), weight_version))
+        return self
 
     def exported(self, group: int, member: TrajectoryInfo) -> BatchAssembler:
         """Add a trajectory; a second one of the same episode is ignored."""
@@ -186,15 +193,19 @@ class BatchAssembler(msgspec.Struct, metaclass=FrozenMeta):
 
     def with_group(self, group: PartialGroup) -> BatchAssembler:
         """Replace a group after one more of its episodes has ended."""
-        rest = {number: other for number, other in self.open.items() if number != group.number}
         if group.ended() < self.group_size:
-            return msgspec.structs.replace(self, open={**rest, group.number: group})
-        complete = {**self.complete, group.number: group} if group.members else self.complete
-        finished, below = self.finished | {group.number}, self.finished_below
-        while below in finished:
-            finished, below = finished - {below}, below + 1
-        granted = {number: version for number, version in self.granted.items() if number != group.number}
-        return msgspec.structs.replace(self, open=rest, complete=complete, finished=finished, finished_below=below, granted=granted)
+            self.open[group.number] = group
+            return self
+        self.open.pop(group.number, None)
+        self.granted.pop(group.number, None)
+        if group.members:
+            self.complete[group.number] = group
+            self.unjudged.add(group.number)
+        self.finished.add(group.number)
+        while self.finished_below in self.finished:
+            self.finished.remove(self.finished_below)
+            self.finished_below += 1
+        return self
 
     def oldest_sequence(self) -> int:
         """Returns the sequence of the oldest trajectory that may still be trained; 0 if there is none."""
@@ -203,20 +214,28 @@ class BatchAssembler(msgspec.Struct, metaclass=FrozenMeta):
 
     def weights_published(self, weight_version: int) -> BatchAssembler:
         """Record a weight version, after which the trainer is ready for its next batch."""
-        return msgspec.structs.replace(self, weight_version=max(weight_version, self.weight_version))
+        self.weight_version = max(weight_version, self.weight_version)
+        return self
 
     def to_drop(self, config: BatcherConfig, max_staleness: int, keeps: Filter | None = None) -> dict[int, Refusal]:
-        """Returns complete groups that may not be trained, by number, with the reason."""
-        bound = self.weight_version - max_staleness
-        refusals = {number: _refusal(group, config, bound, keeps) for number, group in self.complete.items()}
-        return {number: refusal for number, refusal in refusals.items() if refusal}
+        """Returns complete groups that may not be trained, by number, with the reason.
 
-    def without(self, refused: dict[int, Refusal]) -> BatchAssembler:
+        A group that may be trained is judged again only under another bound: `config` and `keeps` are always the same.
+        """
+        bound = self.weight_version - max_staleness
+        judged = self.complete if bound != self.judged else sorted(number for number in self.unjudged if number in self.complete)
+        refusals = {number: _refusal(self.complete[number], config, bound, keeps) for number in judged}
+        refused = {number: refusal for number, refusal in refusals.items() if refusal}
+        self.judged, self.unjudged = bound, set(refused)
+        return refused
+
+    def without(self, refused: Mapping[int, Refusal]) -> BatchAssembler:
         """Remove dropped groups."""
-        gone = [self.complete[number] for number in refused]
-        complete = {number: group for number, group in self.complete.items() if number not in refused}
-        filtered = self.filtered + sum(reason == "filtered" for reason in refused.values())
-        return msgspec.structs.replace(self, complete=complete, dropped=self.dropped.with_groups(gone), filtered=filtered)
+        if refused:
+            self.dropped = self.dropped.with_groups([self.complete.pop(number) for number in refused])
+            self.filtered += sum(reason == "filtered" for reason in refused.values())
+            self.unjudged -= refused.keys()
+        return self
 
     def next_batch(self, batch_size: int, *, max_staleness: int = 0, dynamic: bool = False) -> list[PartialGroup]:
         """Returns the oldest complete groups, if the trainer waits and there are enough; `dynamic` also counts the filtered ones.
@@ -226,8 +245,7 @@ class BatchAssembler(msgspec.Struct, metaclass=FrozenMeta):
         wanted = max(batch_size - self.filtered, 1) if dynamic else batch_size
         if self.batches_formed > self.weight_version or len(self.complete) < wanted:
             return []
-        oldest = sorted(self.complete.values(), key=lambda group: (group.oldest_version(), group.number))
-        chosen = oldest[:batch_size]
+        chosen = heapq.nsmallest(batch_size, self.complete.values(), key=lambda group: (group.oldest_version(), group.number))
         return [] if self.granted and self._waits(chosen, batch_size, max_staleness) else chosen
 
     def _waits(self, chosen: list[PartialGroup], batch_size: int, max_staleness: int) -> bool:
@@ -245,10 +263,11 @@ class BatchAssembler(msgspec.Struct, metaclass=FrozenMeta):
 
     def formed(self, groups: list[PartialGroup]) -> BatchAssembler:
         """Move these groups into a batch."""
-        numbers = {group.number for group in groups}
-        complete = {number: group for number, group in self.complete.items() if number not in numbers}
-        trained = self.trained.with_groups(groups)
-        return msgspec.structs.replace(self, complete=complete, batches_formed=self.weight_version + 1, trained=trained, filtered=0)
+        for group in groups:
+            del self.complete[group.number]
+        self.trained = self.trained.with_groups(groups)
+        self.batches_formed, self.filtered = self.weight_version + 1, 0
+        return self
 
 
 def _refusal(group: PartialGroup, config: BatcherConfig, bound: int, keeps: Filter | None) -> Refusal | None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import msgspec
-
 from areal_actors.batching.assembler import BatchAssembler, BatcherConfig, Filter, Refusal, TrajectoryInfo
 from areal_actors.messages import (
     BatchFormed,
@@ -67,28 +65,28 @@ class Batcher(Actor):
     @on
     def capacity_granted(self, event: CapacityGranted) -> None:
         if self.config.exit_policy == "wait":
-            self.assembler = self.assembler.granted_more(event.first_group, event.groups, event.weight_version)
+            self.assembler.granted_more(event.first_group, event.groups, event.weight_version)
 
     @on
     def trajectory_exported(self, event: TrajectoryExported, context: Context) -> Iterator[BatcherEvent]:
         trajectory = event.trajectory
-        self.assembler = self.assembler.exported(int(trajectory.group), TrajectoryInfo.of(trajectory, context.sequence, self.credit))
+        self.assembler.exported(int(trajectory.group), TrajectoryInfo.of(trajectory, context.sequence, self.credit))
         yield from self._advance()
 
     @on
     def episode_abandoned(self, event: EpisodeAbandoned) -> Iterator[BatcherEvent]:
         if event.work.purpose == "train" and event.work.attempts_left == 0:
-            self.assembler = self.assembler.lost(int(event.work.group), event.work.episode)
+            self.assembler.lost(int(event.work.group), event.work.episode)
         yield from self._advance()
 
     @on
     def weights_published(self, event: WeightsPublished) -> Iterator[BatcherEvent]:
-        self.assembler = self.assembler.weights_published(event.weight_version)
+        self.assembler.weights_published(event.weight_version)
         yield from self._advance()
 
     @on
     def off_policy_changed(self, event: OffPolicyChanged) -> Iterator[BatcherEvent]:
-        self.assembler = msgspec.structs.replace(self.assembler, max_staleness=event.max_staleness)
+        self.assembler.max_staleness = event.max_staleness
         yield from self._advance()
 
     def _advance(self) -> Iterator[BatcherEvent]:
@@ -100,13 +98,13 @@ class Batcher(Actor):
             for member in self.assembler.complete[number].members.values():
                 yield TrajectoryDropped(episode=member.episode, group=str(number), reason=reason)
         filtered = self.assembler.filtered
-        self.assembler = self.assembler.without(refused)
+        self.assembler.without(refused)
         if self.assembler.weight_version >= self.steps:
             return
         dynamic, bound = self.config.dynamic_batch, self.max_staleness
         if groups := self.assembler.next_batch(self.batch_size, max_staleness=bound, dynamic=dynamic):
             version, filtered_groups, oldest = self.assembler.weight_version, self.assembler.filtered, self.assembler.oldest_sequence()
-            self.assembler = self.assembler.formed(groups)
+            self.assembler.formed(groups)
             yield BatchFormed(
                 step=version,
                 groups=tuple(

@@ -6,6 +6,8 @@ What a call waits for is tracked, so that an agent's timeout is attributed to th
 from __future__ import annotations
 
 import asyncio
+import heapq
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Literal, TypeVar
@@ -18,8 +20,10 @@ T = TypeVar("T")
 
 REMEMBERED = 4096
 """Number of sessions whose last abandoned call is kept."""
-REMEMBERED_WORKERS = 16_384
+REMEMBERED_WORKERS = 65_536
 """Number of sessions whose last worker is kept; one that is forgotten goes to the least busy worker."""
+HEAP_FACTOR = 8
+"""Entries of the heap of workers for each of them, above which it is built again."""
 MARGIN_CALLS = 4
 MARGIN_SHARE = 1 / 8
 """A session stays with its worker while that has at most `MARGIN_CALLS` more calls in flight than the least busy worker, plus this
@@ -55,14 +59,18 @@ class WorkerPool:
         self.in_flight: dict[str, int] = {}
         self._gone: dict[str, WorkerExit] = {}
         self._changed = asyncio.Event()
-        self._last_worker: Recent[str, str] = Recent(REMEMBERED_WORKERS)
-        """The worker whose prefix cache holds the history of a session."""
+        self._last_worker: Recent[str, tuple[str, int]] = Recent(REMEMBERED_WORKERS)
+        """The worker whose prefix cache holds the history of a session, and its load of weights."""
+        self._loads: Counter[str] = Counter()
+        """Loads of weights by worker: what its prefix cache held before is gone."""
+        self._by_calls: list[tuple[int, str]] = []
+        """A heap of workers by calls in flight; entries with an earlier number of calls are skipped."""
 
     def loaded(self, worker: str, weight_version: int) -> None:
         """Record that a worker generates with this version; its prefix cache holds no more than its calls in flight."""
-        self._forget_sessions_of(worker)
+        self._loads[worker] += 1
         self.versions[worker] = weight_version
-        self.in_flight.setdefault(worker, 0)
+        self._count(worker, self.in_flight.get(worker, 0))
         self._gone.setdefault(worker, WorkerExit())
         self._changed.set()
 
@@ -71,15 +79,23 @@ class WorkerPool:
         if worker in self.versions:
             del self.versions[worker], self.in_flight[worker]
             self._gone.pop(worker).set()
-            self._forget_sessions_of(worker)
 
     def forget(self, session: str) -> None:
         """Have the session's next call go to the least busy worker."""
         self._last_worker.pop(session, None)
 
-    def _forget_sessions_of(self, worker: str) -> None:
-        for session in [session for session, last in self._last_worker.items() if last == worker]:
-            del self._last_worker[session]
+    def _count(self, worker: str, calls: int) -> None:
+        """Set the number of a worker's calls in flight."""
+        self.in_flight[worker] = calls
+        heapq.heappush(self._by_calls, (calls, worker))
+        if len(self._by_calls) > HEAP_FACTOR * len(self.in_flight):
+            self._by_calls = [(calls, worker) for worker, calls in self.in_flight.items()]
+            heapq.heapify(self._by_calls)
+
+    def _least_busy(self) -> str:
+        while self.in_flight.get(self._by_calls[0][1]) != self._by_calls[0][0]:
+            heapq.heappop(self._by_calls)
+        return self._by_calls[0][1]
 
     async def choose(self, seconds: float, session: str = "") -> str:
         """The session's last worker if it is within the margin, else the one with the fewest calls in flight; waits until there is one.
@@ -89,8 +105,11 @@ class WorkerPool:
         """
         if not self.versions:
             await self._until_up(seconds)
-        idle = min(self.versions, key=lambda worker: (self.in_flight[worker], worker))
-        last, fewest = self._last_worker.get(session, idle), self.in_flight[idle]
+        idle = self._least_busy()
+        last, loads = self._last_worker.get(session, (idle, self._loads[idle]))
+        if last not in self.in_flight or loads != self._loads[last]:
+            return idle
+        fewest = self.in_flight[idle]
         return last if self.in_flight[last] <= fewest + MARGIN_CALLS + fewest * MARGIN_SHARE else idle
 
     async def _until_up(self, seconds: float) -> None:
@@ -106,14 +125,14 @@ class WorkerPool:
     async def count_call(self, worker: str, session: str = "") -> AsyncIterator[WorkerExit]:
         """Count a completion of a session as in flight; yields the flag that the worker is gone. The session's next call stays there."""
         gone = self._gone[worker]
-        self.in_flight[worker] += 1
+        self._count(worker, self.in_flight[worker] + 1)
         try:
             yield gone
         finally:
             if worker in self.in_flight and self._gone.get(worker) is gone:
-                self.in_flight[worker] -= 1
+                self._count(worker, self.in_flight[worker] - 1)
                 if session:
-                    self._last_worker[session] = worker
+                    self._last_worker[session] = worker, self._loads[worker]
 
 
 async def until_gone(parts: AsyncGenerator[T, None], gone: WorkerExit, worker: str) -> AsyncGenerator[T, None]:

@@ -91,7 +91,7 @@ class StalenessGate(Actor):
         version = event.weight_version
         if self.evaluated_every and self.ledger.weight_version < version < self.steps and version % self.evaluated_every == 0 < version:
             self.awaited.add((version, self.evaluated_mode))
-        self.ledger = self.ledger.weights_published(version)
+        self.ledger.weights_published(version)
         yield from self._grants()
 
     @on
@@ -105,7 +105,7 @@ class StalenessGate(Actor):
 
     @on
     def weights_loaded(self, event: WeightsLoaded) -> Iterator[CapacityGranted]:
-        self.ledger = self.ledger.weights_loaded(event.worker, event.weight_version)
+        self.ledger.weights_loaded(event.worker, event.weight_version)
         yield from self._grants()
 
     @on
@@ -115,13 +115,13 @@ class StalenessGate(Actor):
 
     @on
     def trajectory_exported(self, event: TrajectoryExported) -> Iterator[CapacityGranted | ConcurrencyChanged]:
-        yield from self._ended(self.ledger.episode_ended(int(event.trajectory.group), event.trajectory.episode, exported=True))
+        yield from self._ended(event.trajectory.group, event.trajectory.episode, exported=True)
         yield from self._grants()
 
     @on
     def episode_abandoned(self, event: EpisodeAbandoned) -> Iterator[CapacityGranted | ConcurrencyChanged]:
         if event.work.purpose == "train" and event.work.attempts_left == 0:
-            yield from self._ended(self.ledger.episode_ended(int(event.work.group), event.work.episode, exported=False))
+            yield from self._ended(event.work.group, event.work.episode, exported=False)
         yield from self._grants()
 
     @on
@@ -133,16 +133,16 @@ class StalenessGate(Actor):
 
     @on
     def trajectory_dropped(self, event: TrajectoryDropped) -> Iterator[CapacityGranted]:
-        self.ledger = self.ledger.group_dropped(int(event.group))
+        self.ledger.group_dropped(int(event.group))
         yield from self._grants()
 
     @on
     def batch_formed(self, event: BatchFormed) -> None:
-        self.ledger = self.ledger.batch_formed(frozenset(event.group_numbers()))
+        self.ledger.batch_formed(frozenset(event.group_numbers()))
 
     @on
     def actor_gone(self, event: ActorFailed | ActorStopped) -> Iterator[CapacityGranted]:
-        self.ledger = self.ledger.worker_gone(event.actor)
+        self.ledger.worker_gone(event.actor)
         self.limit = None if self.limit is None else self.limit.worker_gone(event.actor)
         yield from self._grants()
 
@@ -160,10 +160,11 @@ class StalenessGate(Actor):
         """Number of groups that may run at once now."""
         return self.most if self.limit is None else self.limit.groups
 
-    def _ended(self, ledger: Ledger) -> Iterator[ConcurrencyChanged]:
-        """Continue with the ledger after the end of an episode, which may be the end of its group."""
-        running, self.ledger = len(self.ledger.running), ledger
-        if self.limit is not None and len(ledger.running) < running:
+    def _ended(self, group: str, episode: str, *, exported: bool) -> Iterator[ConcurrencyChanged]:
+        """Record the end of an episode, which may be the end of its group."""
+        running = len(self.ledger.running)
+        self.ledger.episode_ended(int(group), episode, exported=exported)
+        if self.limit is not None and len(self.ledger.running) < running:
             limit, full = self.limit.group_ended(limited=running >= self.limit.groups), self.limit.is_full()
             yield from self._limited(limit, "an engine is still full" if full else "a group has ended and the engines have room")
 
@@ -182,7 +183,7 @@ class StalenessGate(Actor):
         if self.stopped or self.awaited or not groups:
             return
         first = self.ledger.granted
-        self.ledger = self.ledger.granted_more(groups)
+        self.ledger.granted_more(groups)
         yield CapacityGranted(first_group=first, groups=groups, weight_version=self.ledger.weight_version)
 
     def status(self) -> dict[str, float | str]:

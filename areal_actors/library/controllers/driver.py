@@ -294,13 +294,13 @@ class Driver:
             self._scheduler.weights(message.weight_version)
         elif isinstance(message, WeightsLoaded):
             self._loaded[message.worker] = message.weight_version
-            self._scheduler.ledger = self._scheduler.ledger.weights_loaded(message.worker, message.weight_version)
+            self._scheduler.ledger.weights_loaded(message.worker, message.weight_version)
             await self._admit()
         elif isinstance(message, ActorStarted) and message.actor.startswith(INFERENCE):
             self._loaded.setdefault(message.actor, -1)
         elif isinstance(message, ActorFailed | ActorStopped):
             self._loaded.pop(message.actor, None)
-            self._scheduler.ledger = self._scheduler.ledger.worker_gone(message.actor)
+            self._scheduler.ledger.worker_gone(message.actor)
             await self._admit()
 
     async def _handle_abandoned(self, lost: EpisodeAbandoned) -> None:

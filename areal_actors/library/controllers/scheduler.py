@@ -74,9 +74,9 @@ class RolloutScheduler:
     def admit(self) -> list[RunEpisode]:
         """Admit waiting groups in order, until a limit is reached; returns their episodes."""
         first = self.ledger.granted
-        self.ledger = self.ledger.granted_more(min(self.room()[0], self.waiting()))
+        self.ledger.granted_more(min(self.room()[0], self.waiting()))
         if self.recipe.batcher.exit_policy == "wait":
-            self.assembler = self.assembler.granted_more(first, self.ledger.granted - first, self.ledger.weight_version)
+            self.assembler.granted_more(first, self.ledger.granted - first, self.ledger.weight_version)
         return [
             first_attempt(self.name(number), member, task, self.recipe.sampling, self.recipe.task.retries)
             for number, task in [(number, self._waiting.popleft()) for number in range(first, self.ledger.granted)]
@@ -90,16 +90,16 @@ class RolloutScheduler:
         trajectory = event.trajectory
         if (number := self.number(trajectory.group)) is None:
             return None
-        self.assembler = self.assembler.exported(number, TrajectoryInfo.of(trajectory, sequence, self.credit))
-        self.ledger = self.ledger.episode_ended(number, trajectory.episode, exported=True)
+        self.assembler.exported(number, TrajectoryInfo.of(trajectory, sequence, self.credit))
+        self.ledger.episode_ended(number, trajectory.episode, exported=True)
         return number if self.has_ended(number) else None
 
     def lost(self, event: EpisodeAbandoned) -> int | None:
         """Note an episode that failed after all retries; returns like `exported`."""
         if (number := self.number(event.work.group)) is None:
             return None
-        self.assembler = self.assembler.lost(number, event.work.episode)
-        self.ledger = self.ledger.episode_ended(number, event.work.episode, exported=False)
+        self.assembler.lost(number, event.work.episode)
+        self.ledger.episode_ended(number, event.work.episode, exported=False)
         return number if self.has_ended(number) else None
 
     def has_ended(self, number: int) -> bool:
@@ -108,8 +108,8 @@ class RolloutScheduler:
 
     def weights(self, weight_version: int) -> None:
         """Note a new weight version."""
-        self.ledger = self.ledger.weights_published(weight_version)
-        self.assembler = self.assembler.weights_published(weight_version)
+        self.ledger.weights_published(weight_version)
+        self.assembler.weights_published(weight_version)
 
     def dropped(self) -> list[TrajectoryDropped]:
         """Drop complete groups that must not be trained any more; returns the events."""
@@ -119,9 +119,9 @@ class RolloutScheduler:
             for number, reason in refused.items()
             for member in self.assembler.complete[number].members.values()
         ]
-        self.assembler = self.assembler.without(refused)
+        self.assembler.without(refused)
         for number in refused:
-            self.ledger = self.ledger.group_dropped(number)
+            self.ledger.group_dropped(number)
         return events
 
     def used_up(self) -> str:
@@ -146,8 +146,8 @@ class RolloutScheduler:
 
     def _batch(self, groups: Sequence[PartialGroup]) -> RolloutBatch:
         filtered = self.assembler.filtered
-        self.assembler = self.assembler.formed(list(groups))
-        self.ledger = self.ledger.batch_formed(frozenset(group.number for group in groups))
+        self.assembler.formed(list(groups))
+        self.ledger.batch_formed(frozenset(group.number for group in groups))
         version, masks = self.ledger.weight_version, self.recipe.batcher.exit_policy != "keep"
         return RolloutBatch(
             run=self.run,
