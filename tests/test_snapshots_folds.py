@@ -14,7 +14,8 @@ from test_simulation import variant
 
 from areal_actors.core.snapshots import Snapshot
 from areal_actors.core.values import WeightsLocation
-from areal_actors.gateway.session_manager import GatewayState, SessionManager
+from areal_actors.gateway.gateway_state import GatewayState
+from areal_actors.gateway.session_manager import SessionManager
 from areal_actors.gateway.sessions.registry import RegistryState
 from areal_actors.messages import (
     KINDS,

@@ -58,6 +58,14 @@ class SessionError(ArealError):
     """Raised when a session is unknown, over, or belongs to another key."""
 
 
+class SessionElsewhere(SessionError):
+    """The session is at another gateway of the run."""
+
+    def __init__(self, named: str, owner: str) -> None:
+        """`named`: the session, as the message names it; `owner`: its gateway."""
+        super().__init__(f"{named} is at another gateway, {owner}: send its requests to the base_url that came with the session")
+
+
 class RequestError(ArealError):
     """Raised when a request's field is invalid or not supported; `field` is its name, `code` is OpenAI's error code."""
 

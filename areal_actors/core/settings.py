@@ -121,7 +121,8 @@ class GatewaySettings(Config):
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: Port = 0
-    """Port to listen on; 0 selects a free one."""
+    """Port to listen on; 0 selects a free one. With `actors.session_manager.count` above 1, the port of the first gateway: the others
+    take the next ones."""
     admin_key: str = ""
     """Key for the endpoints that start and export sessions; empty generates one for the run, in the file `admin_key` of its folder."""
     idle_timeout_seconds: PositiveFloat = 600.0
@@ -154,6 +155,14 @@ class GatewaySettings(Config):
     max_body_mb: PositiveInt = 16
     """Maximum size of a request body, in MiB. JSON is decoded in one piece, which may block the gateway for 10 ms per MiB."""
     images: ImageSettings = ImageSettings()
+
+    def numbered(self, number: int) -> GatewaySettings:
+        """Returns the settings of one of several gateways: each has its own port."""
+        return msgspec.structs.replace(self, port=self.port + number if self.port else 0)
+
+    def urls(self, count: int) -> str:
+        """Returns the URLs of that number of gateways with fixed ports."""
+        return ", ".join(self.url(self.port + number) for number in range(count))
 
     def url(self, port: int) -> str:
         """Returns the URL of a gateway that listens on this port."""
@@ -261,8 +270,9 @@ class Placement(Config):
     """One line of `[actors]`: number and placement of an actor's instances."""
 
     count: NonNegativeInt = 1
-    """Number of instances. Unstated, inference workers take the CUDA devices that the trainer leaves. 0 starts none: an online run has
-    no rollout workers, a supervised run no gateway, `areal serve` no trainer; with `bus.host` all workers may be those of other hosts."""
+    """Number of instances. Unstated, inference workers take the CUDA devices that the trainer leaves. Several session managers are several
+    gateways, which share the episodes out by their groups. 0 starts none: an online run has no rollout workers, a supervised run no
+    gateway, `areal serve` no trainer; with `bus.host` all workers may be those of other hosts."""
     concurrency: PositiveInt = 1
     """Maximum number of messages that one instance handles at once. Unset, `staleness_gate.max_concurrent` is divided among the rollout
     workers, and gateway and inference workers accept as many calls; `areal check` prints the effective limit."""
@@ -318,6 +328,9 @@ SERVING = frozenset({"session_manager", "inference_worker"})
 
 SEVERAL = frozenset({"rollout_worker", "reward_worker", "inference_worker"})
 """Actors that may have several instances: they share work and have no state."""
+
+COUNTED = SEVERAL | {"session_manager"}
+"""Actors that may have several instances; gateways divide the sessions among them."""
 
 FOLDING = frozenset(
     {

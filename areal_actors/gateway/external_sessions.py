@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
+
+import msgspec
 
 from areal_actors.core.errors import SessionError
+from areal_actors.core.gateways import ONLY, GatewayShare, gateway_of_session
 from areal_actors.core.settings import GatewaySettings
-from areal_actors.core.values import Interaction, SamplingParams, Task
+from areal_actors.core.values import SamplingParams, Task
 from areal_actors.gateway.conversations.turns import path_to, token_ids_of
 from areal_actors.gateway.sessions.capacity import ExternalCapacity, ExternalSessionsState, ExternalSlots, GroupSlot
 from areal_actors.gateway.sessions.episode_end import Ending, episode_of, outcome, unused
 from areal_actors.gateway.sessions.keys import session_key
 from areal_actors.gateway.sessions.registry import SessionRegistry
-from areal_actors.gateway.sessions.table import FinishedSession, Session
+from areal_actors.gateway.sessions.table import FinishedSession, Session, summaries
+from areal_actors.gateway.sharing import ASK_SECONDS, SOON_SECONDS, ask_first, misdirected, unavailable
 from areal_actors.gateway.worker_pool import InFlightCalls, WorkerPool
 from areal_actors.messages import (
     ActorStarted,
@@ -29,7 +33,6 @@ from areal_actors.messages import (
     EpisodeAbandoned,
     GetInteraction,
     GetTrajectory,
-    InteractionSummary,
     InteractionTokens,
     Refusal,
     ReserveCapacity,
@@ -47,8 +50,8 @@ from areal_actors.messages import (
 from areal_actors.rewards.acceptance import Acceptance
 from areal_actors.runtime.actor import Actor, Context, Emits, on
 
-SOON_SECONDS, LATER_SECONDS = 1.0, 5.0
-"""`Retry-After` of a short wait, and of a wait for training progress."""
+LATER_SECONDS = 5.0
+"""`Retry-After` of a wait for training progress."""
 
 
 class ExternalSessions(Actor):
@@ -62,13 +65,15 @@ class ExternalSessions(Actor):
         secret: bytes,
         sampling: SamplingParams,
         acceptance: Acceptance | None = None,
+        share: GatewayShare = ONLY,
     ) -> None:
-        """`acceptance` decides which ended sessions are trained; without it all are."""
+        """`acceptance` decides which ended sessions are trained, without it all are; `share`: this one of several gateways."""
+        self.share = share
         self.config = config
         self.secret = secret
         self.sampling = sampling
         self.acceptance = acceptance
-        self.registry = SessionRegistry(secret, kept=config.finished_sessions_cached)
+        self.registry = SessionRegistry(secret, kept=config.finished_sessions_cached, share=share)
         self.pool = WorkerPool()
         self.open_calls = InFlightCalls()
         self.caught_up = False
@@ -80,13 +85,17 @@ class ExternalSessions(Actor):
         rest of the log has the same state as one that reads the whole log."""
         self.ending: set[str] = set()
         self.session_ended = asyncio.Condition()
+        self.session_opened = asyncio.Condition()
+        """Notified when gateway 0 has started a session for this one."""
 
     # ---------------------------------------------------------------- requests of agents
 
     @on
-    def reserve_capacity(self, _: ReserveCapacity, context: Context) -> Iterator[CapacityReserved]:
+    async def reserve_capacity(self, request: ReserveCapacity, context: Context) -> Emits[CapacityReserved]:
         if refused := self._unavailable():
             yield CapacityReserved(refused=refused)
+        elif self.share.number:
+            yield await ask_first(request, CapacityReserved, context)
         elif not self.slots.capacity.reserve(context.now, self.config.reservation_ttl_seconds):
             yield CapacityReserved(refused=_no_capacity("no slot is free"))
         else:
@@ -101,19 +110,50 @@ class ExternalSessions(Actor):
         if unfinished is not None:
             async for ending in self._end(unfinished, context):
                 yield ending
+        if self.share.number:
+            yield await self._started_by_first(request, context)
+            return
         if (slot := self.slots.capacity.next_slot(request.task)) is None:
             yield SessionCreated(refused=_no_capacity(f"no group is left for task '{request.task}'"))
             return
-        work = self._work(slot)
-        lease = self.config.idle_timeout_seconds
-        key = request.api_key or session_key(self.secret, f"outside {slot.session}")
-        self.registry.open(
-            Session(id=slot.session, api_key=key, work=work, lease_seconds=lease, expires=context.now + lease, external=True)
-        )
-        started = SessionStarted(session=slot.session, work=work, member=slot.member, index=slot.index, key=self.registry.digest(key))
+        name = self.share.mark(slot.session, request.gateway)
+        key = request.api_key or self.share.mark(session_key(self.secret, f"outside {slot.session}"), request.gateway)
+        digest = self.registry.digest(key)
+        started = SessionStarted(session=name, work=self._work(slot), member=slot.member, index=slot.index, key=digest)
+        if request.gateway == self.share.number:
+            self._open(started, context.now)
+        else:
+            self.registry.remember(digest, name)
         self.slots.start(started, context.now, reserved=True)
         yield started
-        yield SessionCreated(session=slot.session, api_key=key)
+        yield SessionCreated(session=name, api_key=key)
+
+    def _open(self, started: SessionStarted, now: float) -> None:
+        lease = self.config.idle_timeout_seconds
+        self.registry.open(
+            Session(
+                id=started.session,
+                api_key="",
+                key=started.key,
+                work=started.work,
+                lease_seconds=lease,
+                expires=now + lease,
+                external=True,
+            )
+        )
+
+    async def _started_by_first(self, request: StartSession, context: Context) -> SessionCreated:
+        """Have gateway 0 start a session for this one; the log brings it."""
+        created = await ask_first(msgspec.structs.replace(request, gateway=self.share.number), SessionCreated, context)
+        if created.refused is not None:
+            return created
+        try:
+            with context.waiting(f"session {created.session} in the log", ASK_SECONDS):
+                async with asyncio.timeout(ASK_SECONDS), self.session_opened:
+                    await self.session_opened.wait_for(lambda: self.registry.find(created.session) is not None)
+        except TimeoutError:
+            return SessionCreated(refused=unavailable(f"session {created.session} was started, but the log has not brought it here"))
+        return created
 
     def _refusal(self, request: StartSession, unfinished: Session | None) -> Refusal | None:
         size = self.slots.capacity.group_size
@@ -125,7 +165,16 @@ class ExternalSessions(Actor):
         if unfinished is not None and not (request.replace and unfinished.external and unfinished.id not in self.ending):
             reason = f"'api_key' opens session {unfinished.id}, which is unfinished: end it, or send \"replace\": true to end and export it"
             return Refusal(status=409, reason=reason, field="api_key")
+        if request.api_key and self.share.count > 1 and (other := self._open_elsewhere(request)):
+            reason = f"'api_key' opens session {other} of {gateway_of_session(other)}, which is unfinished: end it there"
+            return Refusal(status=409, reason=reason, field="api_key")
         return None
+
+    def _open_elsewhere(self, request: StartSession) -> str:
+        """An unfinished session with the key of a request, neither here nor where it is to start; empty if there is none."""
+        digest, there = self.registry.digest(request.api_key), (self.share, GatewayShare(number=request.gateway, count=self.share.count))
+        with_key = (started.session for started in self.slots.started.values() if started.key == digest)
+        return next((session for session in with_key if not any(share.owns_session(session) for share in there)), "")
 
     def _unavailable(self) -> Refusal | None:
         """The refusal if no session may start now."""
@@ -160,7 +209,7 @@ class ExternalSessions(Actor):
                 session=session.id,
                 task=session.work.task.id,
                 state=session.state,
-                interactions=_summaries(session.interactions(), session.rewards, session.client_sessions()),
+                interactions=summaries(session.interactions(), session.rewards, session.client_sessions()),
                 running=session.running,
                 lease_seconds=session.lease_seconds,
                 expires_in=session.expires - context.now,
@@ -170,7 +219,7 @@ class ExternalSessions(Actor):
         elif (kept := self.registry.find_finished(request.session)) is not None:
             turns = kept.trajectory.interactions if kept.trajectory is not None else ()
             yield SessionDescribed(
-                session=kept.id, task=kept.task, state=kept.state, detail=kept.detail, interactions=_summaries(turns, {}, {})
+                session=kept.id, task=kept.task, state=kept.state, detail=kept.detail, interactions=summaries(turns, {}, {})
             )
         else:
             yield SessionDescribed(refused=self._unknown(request.session), replaced_by=self.registry.replaced_by(request.session))
@@ -232,6 +281,8 @@ class ExternalSessions(Actor):
             return
 
     def _unknown(self, session: str) -> Refusal:
+        if owner := self.share.elsewhere(session):
+            return misdirected(session, owner)
         if self.registry.is_known(session):
             return Refusal(status=410, reason=f"session {session} is over and no longer kept (gateway.finished_sessions_cached)")
         return Refusal(status=404, reason=f"there is no session '{session}'", field="session_id")
@@ -255,6 +306,8 @@ class ExternalSessions(Actor):
         """Record that an episode was exported, or abandoned after all retries; idempotent."""
         exported = ending.trajectory if isinstance(ending, TrajectoryExported) else None
         if (started := self.slots.ended(episode_of(ending), exported=exported is not None)) is None:
+            return
+        if not self.share.owns_session(started.session):
             return
         live = self.registry.find(started.session)
         self.registry.add_finished(
@@ -286,7 +339,8 @@ class ExternalSessions(Actor):
             lost = unused(session)
             yield lost
             await self.record_end(lost)
-        for slot in self.slots.capacity.missing(context.now, self.config.idle_timeout_seconds):
+        late = self.slots.capacity.missing(context.now, self.config.idle_timeout_seconds) if self.share.number == 0 else []
+        for slot in late:
             within = f"{self.config.idle_timeout_seconds:g} s"
             detail = f"no session was started within {within} of the first session of its group (task '{slot.task}')"
             self.slots.capacity.ended(slot.episode)
@@ -303,12 +357,16 @@ class ExternalSessions(Actor):
             slots.capacity.grant(event.first_group, event.groups)
 
     @on
-    def session_started(self, event: SessionStarted, context: Context) -> None:
-        """Fold the event; sessions that this process started itself are known already."""
+    async def session_started(self, event: SessionStarted, context: Context) -> None:
+        """Fold the event; sessions that this process started itself are known already, those that gateway 0 started for it open now."""
         self.logged.start(event, context.now)
         if event.work.episode not in self.slots.started and not self.registry.is_finished(event.work.episode):
             self.slots.start(event, context.now)
             self.registry.remember(event.key, event.session)
+            if self.caught_up and not context.replayed and self.share.number and self.share.owns_session(event.session):
+                self._open(event, context.now)
+                async with self.session_opened:
+                    self.session_opened.notify_all()
 
     async def fold_end(self, ending: TrajectoryExported | EpisodeAbandoned) -> None:
         """Fold the end of an episode from the log."""
@@ -327,8 +385,11 @@ class ExternalSessions(Actor):
         """Abandon lost sessions: this gateway's own start follows all earlier events in the log."""
         if context.replayed or self.caught_up or event.actor.rpartition("-")[0] != self.kind() or event.pid != os.getpid():
             return
+        if self.share.count > 1 and event.actor != self.share.name:
+            return
         self.caught_up = True
-        for started in [started for started in self.slots.started.values() if self.registry.find(started.session) is None]:
+        own = [started for started in self.slots.started.values() if self.share.owns_session(started.session)]
+        for started in [started for started in own if self.registry.find(started.session) is None]:
             detail = f"the gateway was restarted, and the tokens of session {started.session} were lost"
             lost = EpisodeAbandoned(work=started.work, reason="session", detail=detail)
             yield lost
@@ -337,24 +398,3 @@ class ExternalSessions(Actor):
 
 def _no_capacity(reason: str) -> Refusal:
     return Refusal(status=429, reason=f"{reason}; retry when sessions have ended and training has progressed", retry_after=LATER_SECONDS)
-
-
-def _summaries(turns: Sequence[Interaction], rewards: dict[str, float], names: dict[str, str]) -> tuple[InteractionSummary, ...]:
-    """Summaries of calls without tokens; `rewards` override the calls' own, `names` are those of their conversations at the client."""
-    lengths: dict[str, int] = {}
-    summaries: list[InteractionSummary] = []
-    for interaction in turns:
-        prompt = lengths.get(interaction.prefix, 0) + len(interaction.prompt_suffix) // 4
-        lengths[interaction.id] = prompt + len(interaction.completion)
-        summaries.append(
-            InteractionSummary(
-                id=interaction.id,
-                parent=interaction.parent,
-                prompt_tokens=prompt,
-                completion_tokens=len(interaction.completion),
-                finish_reason=interaction.finish_reason,
-                reward=rewards.get(interaction.id, interaction.reward),
-                client_session=names.get(interaction.id, ""),
-            )
-        )
-    return tuple(summaries)

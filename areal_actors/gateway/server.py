@@ -18,7 +18,7 @@ import structlog
 from aiohttp import hdrs, web
 
 import areal_actors
-from areal_actors.core.errors import RequestError, SessionError, SetupError
+from areal_actors.core.errors import RequestError, SessionElsewhere, SessionError, SetupError
 from areal_actors.core.settings import GatewaySettings
 from areal_actors.gateway.listening import HttpConnection
 from areal_actors.gateway.protocols import DIALECTS, dialect_of_path
@@ -34,6 +34,8 @@ BODY_SECONDS = 30.0
 """Time limit for a request's body; slower or broken bodies would hold a connection for nothing."""
 SHUTDOWN_SECONDS = 5.0
 """Grace period of in-flight calls when the gateway stops."""
+MISDIRECTED = 421
+"""HTTP status of requests for a session of another gateway."""
 STOPPING = "the gateway is stopping; retry when it is back"
 JSON_TYPES = ("application/json", "text/json", "text/plain", "application/octet-stream", "application/x-www-form-urlencoded")
 """The last three are defaults of HTTP clients such as curl."""
@@ -308,7 +310,7 @@ async def errors_in_dialect_format(request: web.Request, handler: Handler) -> we
         status, message = _status_of(request, refused), _refusal_message(request, refused)
         headers = {name: value for name, value in refused.headers.items() if name in {hdrs.ALLOW, hdrs.CONNECTION}}
     except SessionError as error:
-        status, message = 401, str(error)
+        status, message = MISDIRECTED if isinstance(error, SessionElsewhere) else 401, str(error)
     except NoResponder:
         status, message = 503, STOPPING
     except web.RequestPayloadError as error:

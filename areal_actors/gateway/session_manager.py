@@ -16,20 +16,21 @@ from pathlib import Path
 import structlog
 
 from areal_actors.core.errors import EngineError, RequestError, SessionError, SetupError
+from areal_actors.core.gateways import ONLY, GatewayShare
 from areal_actors.core.settings import GatewaySettings
-from areal_actors.core.values import SamplingParams, Value
+from areal_actors.core.values import SamplingParams
 from areal_actors.gateway.chat_model import LoadTokenizer, load_served_model
 from areal_actors.gateway.completion import ModelCall, ServedModel, complete, with_images_stored
 from areal_actors.gateway.completion_check import CompletionFault, PublishedVersions
 from areal_actors.gateway.external_sessions import ExternalSessions
+from areal_actors.gateway.gateway_state import GatewayState
 from areal_actors.gateway.image_intake import ImageIntake
 from areal_actors.gateway.server import Gateway, LongWork
 from areal_actors.gateway.session_routes import add_session_routes
 from areal_actors.gateway.sessions.calls import call_digest, digest_of, interaction_recorded, name_of, sampling_seed
-from areal_actors.gateway.sessions.capacity import ExternalCapacity, ExternalSessionsState
+from areal_actors.gateway.sessions.capacity import ExternalCapacity
 from areal_actors.gateway.sessions.episode_end import Ending, outcome
 from areal_actors.gateway.sessions.keys import admin_key, session_key
-from areal_actors.gateway.sessions.registry import RegistryState
 from areal_actors.gateway.sessions.table import CLOSED_STATES, Session
 from areal_actors.gateway.worker_pool import InFlightCall
 from areal_actors.messages import (
@@ -49,9 +50,11 @@ from areal_actors.messages import (
     ModelRequest,
     ModelResponsePart,
     OpenSession,
+    ReserveCapacity,
     RewardSet,
     SessionOpened,
     SetReward,
+    StartSession,
     ToolsRefused,
     TrajectoryExported,
     WeightsLoaded,
@@ -66,22 +69,11 @@ logger = structlog.get_logger(__name__)
 Answers = ModelResponsePart | InteractionRecorded | CompletionRefused
 
 
-class GatewayState(Value):
-    """Snapshot of the session manager: all but live sessions, whose tokens are lost with it."""
-
-    book: RegistryState
-    outside: ExternalSessionsState
-    model: str = ""
-    published: int = -1
-    workers: dict[str, int] = {}
-    """Weight version by inference worker."""
-
-
 class SessionManager(ExternalSessions):
     """At most one session per episode is alive; an episode is exported at most once."""
 
     state_type = GatewayState
-    asks = (Generate,)
+    asks = (Generate, StartSession, ReserveCapacity)
     tick_seconds = 1.0
 
     def __init__(
@@ -99,10 +91,11 @@ class SessionManager(ExternalSessions):
         seed: int = 0,
         run_folder: Path = Path(),
         records_routes: bool = False,
+        share: GatewayShare = ONLY,
     ) -> None:
         """With `capacity`, external agents have sessions; paths in events are relative to `run_folder`."""
-        capacity = capacity or ExternalCapacity(0)
-        super().__init__(config, capacity, secret=secret, sampling=sampling or SamplingParams(), acceptance=acceptance)
+        capacity, sampling = capacity or ExternalCapacity(0), sampling or SamplingParams()
+        super().__init__(config, capacity, secret=secret, sampling=sampling, acceptance=acceptance, share=share)
         self.load_tokenizer = load_tokenizer
         self.seed = seed
         self.run_folder, self.records_routes = run_folder, records_routes
@@ -147,7 +140,7 @@ class SessionManager(ExternalSessions):
         """Serve the gateway."""
         if self.serve_http:
             admin = admin_key(self.secret, self.config.admin_key)
-            routes = partial(add_session_routes, admin_key=admin, open_metrics=self.config.is_local())
+            routes = partial(add_session_routes, admin_key=admin, open_metrics=self.config.is_local(), own_address=self.share.count > 1)
             self.gateway = Gateway(self.config, submit, self.registry.session_of_key, routes, self.long_work)
             await self.gateway.start()
 
@@ -163,16 +156,19 @@ class SessionManager(ExternalSessions):
 
     @on
     def open_session(self, request: OpenSession, context: Context) -> Iterator[SessionOpened]:
-        work = request.work
-        if refused := self.registry.refusal(work):
-            yield SessionOpened(refused=refused)
+        work, gateways = request.work, self.share.count
+        if not self.share.owns_group(work.group):
+            yield SessionOpened(gateways=gateways)
             return
-        name = f"{work.episode}-{work.attempt}-{context.cause[:8]}"
-        key = session_key(self.secret, name)
+        if refused := self.registry.refusal(work):
+            yield SessionOpened(refused=refused, gateways=gateways)
+            return
+        name = self.share.mark(f"{work.episode}-{work.attempt}-{context.cause[:8]}")
+        key = self.share.mark(session_key(self.secret, name))
         session = Session(id=name, api_key=key, work=work, lease_seconds=request.lease_seconds, expires=context.now + request.lease_seconds)
         self.registry.open(session)
         root = self.gateway.root if self.gateway else "http://gateway"
-        yield SessionOpened(session=name, base_url=f"{root}/{name}/v1", api_key=key)
+        yield SessionOpened(session=name, base_url=f"{root}/{name}/v1", api_key=key, gateways=gateways)
 
     @on
     async def model_request(
@@ -300,6 +296,8 @@ class SessionManager(ExternalSessions):
     @on
     def episode_scored(self, event: EpisodeScored, context: Context) -> Iterator[Ending | InteractionRecorded]:
         yield from self._take_unreported()
+        if not self.share.owns_group(event.work.group):
+            return
         session = self.registry.find(event.session)
         if session is None:
             if not self.registry.is_superseded(event.work):
@@ -350,7 +348,7 @@ class SessionManager(ExternalSessions):
         is_first = self.served is None
         self._load_chat(event.location.model)
         await self.published.publish(event.weight_version)
-        if is_first and self.served is not None and (error := self.served.tools.error):
+        if is_first and self.share.number == 0 and self.served is not None and (error := self.served.tools.error):
             logger.warning("requests with tools are refused", model=self.model, reason=error)
             yield ToolsRefused(model=self.model, format=self.served.tools.format, reason=error)
 
@@ -386,9 +384,7 @@ class SessionManager(ExternalSessions):
         yield GatewayDescribed(
             missing=", ".join(name for name in ready if not ready[name]),
             sessions=self.registry.count_by_state(),
-            exported=self.slots.exported,
-            abandoned=self.slots.abandoned,
-            room=self.slots.capacity.room(context.now),
+            **(self.slots.counts(context.now) if self.share.number == 0 else {}),
             in_hand=self.pool.in_flight,
             refused_completions=dict(self.refused),
         )

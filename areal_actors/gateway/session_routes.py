@@ -46,7 +46,7 @@ MSGPACK = "application/msgpack"
 MSGPACK_NAMES = (MSGPACK, "application/x-msgpack", "application/vnd.msgpack")
 
 
-def add_session_routes(app: web.Application, gateway: Gateway, *, admin_key: str, open_metrics: bool) -> None:
+def add_session_routes(app: web.Application, gateway: Gateway, *, admin_key: str, open_metrics: bool, own_address: bool = False) -> None:
     """Serve the session protocol: admin endpoints at the root, those of a session also below its name.
 
     Args:
@@ -54,8 +54,9 @@ def add_session_routes(app: web.Application, gateway: Gateway, *, admin_key: str
         gateway: finds the session of a request, and sends questions to the session manager.
         admin_key: key of the endpoints that start and export sessions.
         open_metrics: serve `/metrics` without a key; otherwise it requires the admin key.
+        own_address: give a session the gateway's address; otherwise the one by which the client reached it.
     """
-    endpoints = SessionEndpoints(gateway, admin_key, open_metrics=open_metrics)
+    endpoints = SessionEndpoints(gateway, admin_key, open_metrics=open_metrics, own_address=own_address)
     app.router.add_post("/grant_capacity", endpoints.grant_capacity)
     app.router.add_post("/rl/start_session", endpoints.start_session)
     app.router.add_post("/export_trajectories", endpoints.export_trajectories)
@@ -72,8 +73,8 @@ def add_session_routes(app: web.Application, gateway: Gateway, *, admin_key: str
 class SessionEndpoints:
     """One method per endpoint."""
 
-    def __init__(self, gateway: Gateway, admin_key: str, *, open_metrics: bool) -> None:
-        self.gateway, self.admin_key, self.open_metrics = gateway, admin_key, open_metrics
+    def __init__(self, gateway: Gateway, admin_key: str, *, open_metrics: bool, own_address: bool) -> None:
+        self.gateway, self.admin_key, self.open_metrics, self.own_address = gateway, admin_key, open_metrics, own_address
 
     async def grant_capacity(self, request: web.Request) -> web.Response:
         """Reserve a slot. These endpoints ignore the content type, so that `curl -d` needs no header."""
@@ -90,7 +91,8 @@ class SessionEndpoints:
             raise RequestError("'api_key' is the admin key; give the session a key of its own, or leave it out for a new one", "api_key")
         question = StartSession(task=asked.task_id, api_key=asked.api_key or "", group_size=asked.group_size or 0, replace=asked.replace)
         given = await self._ask(question)
-        url = base_url(f"{request.scheme}://{readable(request.host)}", given.session)
+        origin = self.gateway.root if self.own_address else f"{request.scheme}://{readable(request.host)}"
+        url = base_url(origin, given.session)
         return as_json({"session_id": given.session, "api_key": given.api_key, "base_url": url})
 
     async def set_reward(self, request: web.Request) -> web.Response:

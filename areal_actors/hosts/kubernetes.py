@@ -44,6 +44,7 @@ def manifests(plan: LaunchPlan, files: Sequence[Path], folder: Path) -> str:
         "objects": bus.objects_port or OBJECTS_PORT,
         "gateway": recipe.gateway.port or GATEWAY_PORT,
     }
+    ports |= {f"gateway-{number}": ports["gateway"] + number for number in range(1, recipe.actors.session_manager.count)}
     contents = _contents(recipe, files, folder)
     words = [_inside(file, folder) for file in files]
     after = plan.run.words[1 + len(files) :]

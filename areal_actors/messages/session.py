@@ -72,6 +72,8 @@ class StartSession(Request[SessionCreated]):
     """Group size expected by the agent; 0 accepts any."""
     replace: bool = False
     """True to end and export an unfinished session with this key; otherwise the request is refused."""
+    gateway: int = 0
+    """Number of the gateway at which the session is; gateway 0 starts it."""
 
 
 class SessionClosed(Reply):

@@ -13,9 +13,8 @@ from typing import NamedTuple
 import msgspec
 
 from areal_actors.core.model_config import context_of
-from areal_actors.core.settings import CONCURRENT, KEEP_REASONING, SEVERAL
+from areal_actors.core.settings import CONCURRENT, COUNTED, SEVERAL
 from areal_actors.embedded.settings import CONTEXT as EMBEDDED_CONTEXT
-from areal_actors.gateway.sessions.keys import weakness
 from areal_actors.generation.abilities import ENGINE_ABILITIES, ROUTES, UNROUTED_REMEDY, WEIGHT_CHANNELS
 from areal_actors.generation.settings import (
     ENGINES,
@@ -32,6 +31,7 @@ from areal_actors.recipe.chaos_checks import chaos_problems
 from areal_actors.recipe.complaints import Problems, is_installed, nearest, toml_value
 from areal_actors.recipe.environment_checks import environment_problems, misplaced_problems
 from areal_actors.recipe.example_checks import example_problems, length_problems, served_problems
+from areal_actors.recipe.gateway_checks import gateway_problems
 from areal_actors.recipe.host_checks import host_problems
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.reward_checks import reward_problems
@@ -42,7 +42,6 @@ from areal_actors.recipe.trainer_checks import trainer_problems
 from areal_actors.rewards import MODEL
 from areal_actors.tasks import huggingface as library
 from areal_actors.tasks import sources
-from areal_actors.tokenization.tool_parsers.families import FORMAT_NAMES
 from areal_actors.training.algorithms.base import INITIAL
 from areal_actors.training.algorithms.custom import CustomAlgorithm
 
@@ -78,7 +77,7 @@ def problems(recipe: Recipe, *, serving: bool = False) -> list[RecipeProblem]:
             (serving, served_problems(recipe)),
             (examples, example_problems(recipe)),
             (True, length_problems(recipe)),
-            (True, _gateway(recipe)),
+            (True, gateway_problems(recipe)),
             (True, _engine(recipe)),
             (not examples, _lengths(recipe)),
             (episodes, _training(recipe)),
@@ -189,16 +188,6 @@ def _online(recipe: Recipe) -> Problems:
             yield ("task", name), f"found {toml_value(found)}, but external agents bring their own tasks and rewards; leave it out"
     if tasks := recipe.evaluation.tasks:
         yield ("evaluation", "tasks"), f"found {tasks}, but an online run has no held-out tasks; write `tasks = 0`"
-
-
-def _gateway(recipe: Recipe) -> Problems:
-    if problem := weakness(recipe.gateway.admin_key, recipe.gateway.host):
-        yield ("gateway", "admin_key"), f"found {problem}; leave it out to generate one, or write a long random one"
-    template, form = recipe.gateway.chat_template, recipe.gateway.tool_format
-    if template not in ("", KEEP_REASONING) and not Path(template).expanduser().is_file():
-        yield ("gateway", "chat_template"), f"found {toml_value(template)}, which is no file; name a Jinja file, or `{KEEP_REASONING}`"
-    if form not in FORMAT_NAMES:
-        yield ("gateway", "tool_format"), f"found {toml_value(form)}; {nearest(form, FORMAT_NAMES)}"
 
 
 def _engine(recipe: Recipe) -> Problems:
@@ -390,7 +379,7 @@ def _placement(recipe: Recipe, *, serving: bool) -> Problems:
             yield (*key, "count"), f"found {count}, but {run} has no {name}; leave it out"
         if count == 0 and not (absent or serving or (recipe.bus.host and name in SEVERAL)):
             yield (*key, "count"), f"found 0, but a run needs its {name}; write `count = 1`"
-        if count > 1 and name not in SEVERAL:
+        if count > 1 and name not in COUNTED:
             yield (*key, "count"), f"found {count}, but a run has one {name}; write `count = 1`"
         if concurrency > 1 and name not in CONCURRENT:
             yield (*key, "concurrency"), f"found {concurrency}, but {name} handles one message at a time; write `concurrency = 1`"

@@ -64,8 +64,14 @@ def _of_episodes(recipe: Recipe) -> Iterator[tuple[str, str]]:
     yield "limit", lowest_limit(recipe)
     yield "evaluation", _evaluation(recipe)
     yield "checkpoint", _checkpoint(recipe)
-    gateway = f"{recipe.gateway.host}, {f'port {recipe.gateway.port}' if recipe.gateway.port else 'a free port'}"
-    yield from _processes(recipe, gateway=gateway)
+    yield from _processes(recipe, gateway=f"{recipe.gateway.host}, {_ports(recipe)}")
+
+
+def _ports(recipe: Recipe) -> str:
+    port, count = recipe.gateway.port, recipe.actors.session_manager.count
+    if count > 1:
+        return f"ports {port} to {port + count - 1}" if port else f"{count} free ports"
+    return f"port {port}" if port else "a free port"
 
 
 def _examples(recipe: Recipe) -> Iterator[tuple[str, str]]:

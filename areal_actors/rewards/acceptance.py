@@ -11,6 +11,7 @@ import msgspec
 
 from areal_actors.core.agent_host.faults import format_error
 from areal_actors.core.errors import AgentError, RecipeError
+from areal_actors.core.gateways import gateway_of_session
 from areal_actors.core.loading import load_named
 from areal_actors.messages import DescribeSession, EpisodeAbandoned, RunEpisode, SessionDescribed
 from areal_actors.runtime.actor import Context
@@ -25,7 +26,8 @@ async def describe_session(session: str, context: Context) -> SessionDescribed:
     Raises:
         BusError: the session manager does not answer.
     """
-    return await context.ask(DescribeSession(session=session), timeout=ASK_SECONDS, retry_for_seconds=ASK_SECONDS)
+    question, gateway = DescribeSession(session=session), gateway_of_session(session)
+    return await context.ask(question, timeout=ASK_SECONDS, to=gateway, retry_for_seconds=ASK_SECONDS)
 
 
 def rewards_set(described: SessionDescribed) -> dict[str, float]:

@@ -7,6 +7,7 @@ import asyncio
 import msgspec
 
 from areal_actors.core.errors import AgentError
+from areal_actors.core.gateways import gateway_of_group
 from areal_actors.messages import (
     AgentReturned,
     DescribeSession,
@@ -65,6 +66,8 @@ class RolloutWorker(Actor):
         self.acceptance = acceptance
         self.retry_rejected = retry_rejected
         self.weight_version = -1
+        self.gateways = 1
+        """Number of gateways, as the last one asked reported it."""
 
     async def start(self, submit: Submit) -> None:  # noqa: ARG002 - it sends itself no message
         """Load the agent; one that cannot be loaded ends the run here."""
@@ -81,8 +84,7 @@ class RolloutWorker(Actor):
     @on
     async def run_episode(self, work: RunEpisode, context: Context) -> Emits[Outcome | Report]:
         try:
-            question = OpenSession(work=work, lease_seconds=self.timeout_seconds + LEASE_GRACE_SECONDS)
-            opened = await context.ask(question, timeout=10.0, retry_for_seconds=GATEWAY_PATIENCE_SECONDS)
+            opened = await self._open_session(work, context)
         except BusError as error:
             yield EpisodeAbandoned(work=work, reason="session", detail=f"no session could be opened: {error}")
             return
@@ -102,6 +104,16 @@ class RolloutWorker(Actor):
             yield outcome
         for report in self.runner.blocked():
             yield report
+
+    async def _open_session(self, work: RunEpisode, context: Context) -> SessionOpened:
+        """Open a session at the gateway of the group: any gateway reports how many there are, and so which one that is."""
+        question = OpenSession(work=work, lease_seconds=self.timeout_seconds + LEASE_GRACE_SECONDS)
+        while True:
+            to = gateway_of_group(work.group, self.gateways)
+            opened = await context.ask(question, timeout=10.0, to=to, retry_for_seconds=GATEWAY_PATIENCE_SECONDS)
+            self.gateways = opened.gateways
+            if opened.session or opened.refused:
+                return opened
 
     @on
     async def evaluate_episode(self, held_out: EvaluateEpisode, context: Context) -> Emits[Outcome | Report]:

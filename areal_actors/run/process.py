@@ -27,6 +27,7 @@ from areal_actors.chaos.links import link_of
 from areal_actors.core.devices import memory_fraction
 from areal_actors.core.durable_files import atomic_write
 from areal_actors.core.errors import ArealError, CheckpointError, RecipeError, SetupError, StepMismatch
+from areal_actors.core.gateways import GatewayShare
 from areal_actors.core.lazy import LazyModule
 from areal_actors.core.settings import TaskSettings
 from areal_actors.core.snapshots import SnapshotStore
@@ -106,9 +107,10 @@ def _checkpointer(context: BuildContext) -> Actor:
 def _session_manager(context: BuildContext) -> Actor:
     """Capacity for external agents is granted by the gate in an online run, and fixed when a model is only served; otherwise none."""
     recipe, group_size = context.recipe, context.recipe.algorithm.group_size
+    share = GatewayShare(number=int(context.instance.rpartition("-")[2]), count=recipe.actors.session_manager.count)
     slots = recipe.concurrent_groups() * group_size if recipe.is_served() else 0
     return session_manager.SessionManager(
-        recipe.gateway,
+        recipe.gateway.numbered(share.number),
         tokenizer.ChatTokenizer.load,
         secret=context.folder.secret(),
         max_model_len=recipe.generation.max_model_len,
@@ -119,6 +121,7 @@ def _session_manager(context: BuildContext) -> Actor:
         seed=recipe.seed,
         run_folder=context.folder.path,
         records_routes=recipe.trainer.routing_replay != "off" and not recipe.is_served(),
+        share=share,
     )
 
 

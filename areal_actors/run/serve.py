@@ -29,7 +29,7 @@ LONGEST_NAME = 64
 ENDED, FAILED = 0, 1
 
 BANNER = """\
-serving {model} at {root}, {sessions} sessions at once; Ctrl-C ends
+serving {model} at {addresses}, {sessions} sessions at once; Ctrl-C ends
 admin key: {key}
 
 A session from a shell:
@@ -145,6 +145,7 @@ class _Serving(Launch):
         sys.stdout.write(
             BANNER.format(
                 model=recipe.model,
+                addresses=recipe.gateway.urls(recipe.actors.session_manager.count),
                 root=recipe.gateway.url(recipe.gateway.port),
                 sessions=recipe.concurrent_groups() * recipe.algorithm.group_size,
                 key=self.folder.admin_key(recipe),

@@ -82,26 +82,34 @@ def with_port(recipe: Recipe) -> Recipe:
     Raises:
         SetupError: the port is in use.
     """
-    return msgspec.structs.replace(recipe, gateway=msgspec.structs.replace(recipe.gateway, port=_free_port(recipe.gateway)))
+    port = _free_port(recipe.gateway, max(recipe.actors.session_manager.count, 1))
+    return msgspec.structs.replace(recipe, gateway=msgspec.structs.replace(recipe.gateway, port=port))
 
 
-def _free_port(gateway: GatewaySettings) -> int:
+def _free_port(gateway: GatewaySettings, count: int) -> int:
+    """Returns the first of `count` free ports in a row."""
     for candidate in (secrets.choice(STABLE_PORTS) for _ in range(TRIES if gateway.port == 0 else 0)):
         with contextlib.suppress(OSError):
-            return _bound(gateway.host, candidate)
-    try:
-        return _bound(gateway.host, gateway.port)
-    except OSError as error:
-        raise SetupError(
-            f"gateway.port: cannot listen on {gateway.host}:{gateway.port} ({error.strerror}); set another port, or 0 to take a free one"
-        ) from error
+            return _bound(gateway.host, candidate, count)
+    for number in range(count):
+        try:
+            _bound(gateway.host, gateway.port + number, 1)
+        except OSError as error:
+            place = f"{gateway.host}:{gateway.port + number}"
+            raise SetupError(
+                f"gateway.port: cannot listen on {place} ({error.strerror}); set another port, or 0 to take a free one"
+            ) from error
+    return _bound(gateway.host, gateway.port, count)
 
 
-def _bound(host: str, port: int) -> int:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind((host, port))
-        return int(probe.getsockname()[1])
+def _bound(host: str, port: int, count: int) -> int:
+    with contextlib.ExitStack() as probes:
+        for number in range(count):
+            probe = probes.enter_context(socket.socket())
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((host, port + number))
+            port = port or int(probe.getsockname()[1])
+        return port
 
 
 class RunServer:

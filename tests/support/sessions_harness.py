@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import aiohttp
 from support.samples import SAMPLING, interaction, letters
 
+from areal_actors.core.gateways import ONLY
 from areal_actors.core.settings import GatewaySettings
 from areal_actors.gateway.conversations.turns import ConversationTurn, Prompt
 from areal_actors.gateway.session_manager import SessionManager
@@ -25,10 +26,11 @@ ADMIN = admin_key(SECRET)
 class SessionsHarness:
     """One gateway after the other on one bus, as a run has it."""
 
-    def __init__(self, config=None, *, group_size=1, slots=0, bus=None):
+    def __init__(self, config=None, *, group_size=1, slots=0, bus=None, share=ONLY):
         self.config = config or GatewaySettings()
         self.group_size, self.slots = group_size, slots
         self.bus = bus or MemoryBus()
+        self.share = share
         self.now = 1000.0
         self.count = 0
         self.task = None
@@ -36,10 +38,16 @@ class SessionsHarness:
     async def start(self):
         capacity = ExternalCapacity(self.group_size, slots=self.slots)
         self.manager = SessionManager(
-            self.config, lambda folder: letters(), secret=SECRET, max_model_len=300, capacity=capacity, sampling=SAMPLING
+            self.config,
+            lambda folder: letters(),
+            secret=SECRET,
+            max_model_len=300,
+            capacity=capacity,
+            sampling=SAMPLING,
+            share=self.share,
         )
         self.manager.tick_seconds = 0.02
-        runtime = Runtime(self.manager, self.bus, Identity(instance="session_manager-0", process="p"), now=lambda: self.now)
+        runtime = Runtime(self.manager, self.bus, Identity(instance=self.share.name, process="p"), now=lambda: self.now)
         self.task = asyncio.create_task(runtime.serve())
         await runtime.ready.wait()
         await self.until(lambda: self.manager.caught_up)

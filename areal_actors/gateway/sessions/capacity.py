@@ -190,6 +190,10 @@ class ExternalSlots:
             self.abandoned += not exported
         return started
 
+    def counts(self, now: float) -> dict[str, int]:
+        """Ended sessions of the whole run, and slots that can still be reserved."""
+        return {"exported": self.exported, "abandoned": self.abandoned, "room": self.capacity.room(now)}
+
     def snapshot(self) -> ExternalSessionsState:
         """The current state."""
         return msgspec.convert(self, ExternalSessionsState, from_attributes=True)

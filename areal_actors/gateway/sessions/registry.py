@@ -6,7 +6,8 @@ from collections import Counter, OrderedDict
 from hashlib import blake2b
 from typing import TypeVar
 
-from areal_actors.core.errors import SessionError
+from areal_actors.core.errors import SessionElsewhere, SessionError
+from areal_actors.core.gateways import ONLY, GatewayShare
 from areal_actors.core.values import Value
 from areal_actors.gateway.sessions.table import FinishedSession, Session
 from areal_actors.messages import RunEpisode
@@ -48,9 +49,12 @@ class RegistryState(Value):
 class SessionRegistry:
     """At most one live session per episode: a later attempt, or the same one redelivered, replaces the earlier session."""
 
-    def __init__(self, secret: bytes = b"", *, kept: int = 0) -> None:
-        """`secret` keys the digests, so that weak keys cannot be guessed from them; `kept`: number of finished sessions to keep."""
-        self._secret = secret
+    def __init__(self, secret: bytes = b"", *, kept: int = 0, share: GatewayShare = ONLY) -> None:
+        """`secret` keys the digests, so that weak keys cannot be guessed from them; `kept`: number of finished sessions to keep.
+
+        `share`: that of this gateway, if there are several.
+        """
+        self._secret, self._share = secret, share
         self._sessions: dict[str, Session] = {}
         self._of_episode: dict[str, str] = {}
         self._of_key: dict[bytes, str] = {}
@@ -88,7 +92,7 @@ class SessionRegistry:
             self.close(earlier)
             self._replaced[earlier.id] = session.id
         self._sessions[session.id] = session
-        self._of_key[self.digest(session.api_key)] = session.id
+        self._of_key[session.key or self.digest(session.api_key)] = session.id
         self._of_episode[session.work.episode] = session.id
 
     def find(self, session: str) -> Session | None:
@@ -114,7 +118,7 @@ class SessionRegistry:
     def close(self, session: Session, *, finished: bool = False) -> None:
         """Remove a session; with `finished` its episode gets no other."""
         self._sessions.pop(session.id, None)
-        key = self.digest(session.api_key)
+        key = session.key or self.digest(session.api_key)
         self._of_key.pop(key, None)
         self.remember(key, session.id)
         if self._of_episode.get(session.work.episode) == session.id:
@@ -176,8 +180,20 @@ class SessionRegistry:
         A path may have the session's key in place of its name: then the key of the request is not looked at.
 
         Raises:
+            SessionElsewhere: another gateway has the session.
             SessionError: there is no key, or it has no session, or another one.
         """
+        try:
+            found = self._session_of_key(api_key, session)
+        except SessionError:
+            if owner := self._share.elsewhere(session) or self._share.elsewhere(api_key):
+                raise SessionElsewhere("the session", owner) from None
+            raise
+        if owner := self._share.elsewhere(found):
+            raise SessionElsewhere(f"session {found}", owner)
+        return found
+
+    def _session_of_key(self, api_key: str, session: str) -> str:
         if session and session not in self._sessions and (named := self._session_of_digest(self.digest(session))) is not None:
             return named
         if not api_key:

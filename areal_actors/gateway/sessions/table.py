@@ -11,9 +11,10 @@ from typing import Literal
 import msgspec
 
 from areal_actors.core.errors import SessionError
+from areal_actors.core.gateways import without_mark
 from areal_actors.core.values import Interaction, Trajectory
 from areal_actors.gateway.conversations.turns import CANCELLED, ConversationTurn
-from areal_actors.messages import ModelResponsePart, RunEpisode
+from areal_actors.messages import InteractionSummary, ModelResponsePart, RunEpisode
 from areal_actors.sequences.build import last_trained
 from bus.message import FrozenMeta
 
@@ -61,11 +62,13 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
     """True if its agent has returned text and the score is pending."""
     external: bool = False
     """True if an external agent started it over HTTP and ends it; otherwise a rollout worker opened it and has it scored."""
+    key: bytes = b""
+    """Digest of its key, if another gateway started it, and only that is known here."""
 
     @property
     def label(self) -> str:
         """The session's name in any run of the same seed: the attempt, or the name from an external agent's task."""
-        return self.id if self.external else f"{self.work.episode}-{self.work.attempt}"
+        return without_mark(self.id) if self.external else f"{self.work.episode}-{self.work.attempt}"
 
     def interactions(self) -> list[Interaction]:
         """Completed calls, in order of completion."""
@@ -183,3 +186,24 @@ class FinishedSession(msgspec.Struct, metaclass=FrozenMeta):
     calls: int = 0
     """Number of completed calls."""
     trajectory: Trajectory | None = None
+
+
+def summaries(turns: Sequence[Interaction], rewards: dict[str, float], names: dict[str, str]) -> tuple[InteractionSummary, ...]:
+    """Summaries of calls without tokens; `rewards` override the calls' own, `names` are those of their conversations at the client."""
+    lengths: dict[str, int] = {}
+    summaries: list[InteractionSummary] = []
+    for interaction in turns:
+        prompt = lengths.get(interaction.prefix, 0) + len(interaction.prompt_suffix) // 4
+        lengths[interaction.id] = prompt + len(interaction.completion)
+        summaries.append(
+            InteractionSummary(
+                id=interaction.id,
+                parent=interaction.parent,
+                prompt_tokens=prompt,
+                completion_tokens=len(interaction.completion),
+                finish_reason=interaction.finish_reason,
+                reward=rewards.get(interaction.id, interaction.reward),
+                client_session=names.get(interaction.id, ""),
+            )
+        )
+    return tuple(summaries)

@@ -1,0 +1,42 @@
+"""Validates `[gateway]`, and the ports and addresses of several gateways."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from areal_actors.core.settings import KEEP_REASONING
+from areal_actors.gateway.sessions.keys import weakness
+from areal_actors.recipe.complaints import Problems, nearest, toml_value
+from areal_actors.recipe.recipe import Recipe
+from areal_actors.tokenization.tool_parsers.families import FORMAT_NAMES
+
+LAST_PORT = 65_535
+
+
+def gateway_problems(recipe: Recipe) -> Problems:
+    """Yields what keeps the gateways of a recipe from being started."""
+    if problem := weakness(recipe.gateway.admin_key, recipe.gateway.host):
+        yield ("gateway", "admin_key"), f"found {problem}; leave it out to generate one, or write a long random one"
+    template, form = recipe.gateway.chat_template, recipe.gateway.tool_format
+    if template not in ("", KEEP_REASONING) and not Path(template).expanduser().is_file():
+        yield ("gateway", "chat_template"), f"found {toml_value(template)}, which is no file; name a Jinja file, or `{KEEP_REASONING}`"
+    if form not in FORMAT_NAMES:
+        yield ("gateway", "tool_format"), f"found {toml_value(form)}; {nearest(form, FORMAT_NAMES)}"
+    if recipe.actors.session_manager.count > 1:
+        yield from _several(recipe)
+
+
+def _several(recipe: Recipe) -> Problems:
+    count, port, advertise = recipe.actors.session_manager.count, recipe.gateway.port, recipe.gateway.advertise
+    if "://" in advertise:
+        remedy = "name a host, to which each adds its port"
+        yield ("gateway", "advertise"), f"found {toml_value(advertise)}, which is one address for {count} gateways; {remedy}"
+    if not port:
+        return
+    last = port + count - 1
+    if last > LAST_PORT:
+        yield ("gateway", "port"), f"found {port}, but {count} gateways take ports up to {last}; write at most {LAST_PORT - count + 1}"
+    for name, taken in (("port", recipe.bus.port), ("objects_port", recipe.bus.objects_port)):
+        if port <= taken <= last:
+            found = f"found {port}, but {count} gateways take the ports from {port} to {last}, among them bus.{name} = {taken}"
+            yield ("gateway", "port"), f"{found}; write another"
