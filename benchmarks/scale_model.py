@@ -79,11 +79,11 @@ class Wall(msgspec.Struct, frozen=True, kw_only=True):
 
     def gpus(self, cluster: Cluster) -> int:
         """GPUs, in the proportion of this cluster, at which it is reached."""
-        return int(cluster.gpus * self.limit / self.used) if self.used else 10**9
+        return int(cluster.gpus * self.limit / self.used)
 
     def episodes(self, cluster: Cluster) -> float:
         """Episodes per second at which it is reached."""
-        return cluster.episodes_per_second * self.limit / self.used if self.used else math.inf
+        return cluster.episodes_per_second * self.limit / self.used
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True):
@@ -198,8 +198,8 @@ HEADER = ["wall", "used", "limit", "unit", "reached at GPUs", "episodes/s", "mov
 
 
 def rows(cluster: Cluster, costs: Costs) -> list[dict[str, Any]]:
-    """The walls, the nearest first."""
-    found = sorted(walls(cluster, costs), key=lambda wall: wall.gpus(cluster))
+    """The walls, the nearest first; one of which too little was measured is left out."""
+    found = sorted((wall for wall in walls(cluster, costs) if wall.used > 0), key=lambda wall: wall.gpus(cluster))
     return [
         {
             "wall": wall.name,
