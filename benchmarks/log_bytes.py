@@ -5,7 +5,8 @@
 A whole run as in `orchestration.py`, with an engine that draws token ids and log-probabilities at random. `store` is the size of the
 log over the number of exported episodes, and `compressed`, with `--compress`, that size in the proportion to which complete blocks of
 the log were compressed. `sent` is what the processes sent to the server, and `received` what it sent to them, by its own count: an event
-goes to every actor that handles its kind. Rows of messages are of events in the log: number, and bytes as they were sent.
+goes to every actor that handles its kind. Rows of messages are of events in the log: number, bytes as they were sent, bytes of the envelope
+(`whole`), and microseconds of CPU to pack and to unpack one.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from __future__ import annotations
 import argparse
 import asyncio
 import tempfile
+import time
 import urllib.request
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,9 +28,10 @@ import uvloop
 from history import append, parse_arguments, table
 from orchestration import EPISODES_A_STEP, LONGEST_SECONDS, RUN, SERVER, begin, count_reached, recipe, system
 
-from areal_actors.messages import InteractionRecorded, TrajectoryExported
+from areal_actors.messages import KINDS, InteractionRecorded, TrajectoryExported
 from areal_actors.run.run_folder import RunFolder
 from bus.nats import NatsBus
+from bus.payload import pack, unpack
 
 CONCURRENCY = 16
 QUICK = {"episodes": 64, "cases": ["short"]}
@@ -36,6 +40,8 @@ READ_TOGETHER = 256
 BLOCK_BYTES = 8 << 20
 """Size at which the server begins another block of a log."""
 LEAST_EPISODES = 16
+REPEATS = 200
+BY_SUBJECT = {kind.subject: kind for kind in KINDS}
 LEAST_SHARE = 0.005
 """Share of the store above which a kind of message is shown."""
 
@@ -79,7 +85,7 @@ async def measure(case: Case, episodes: int, folder: Path, *, compress: bool = F
     files = sorted((file for file in (place.nats / "store").rglob("*.blk") if log in file.parts), key=lambda file: int(file.stem))
     complete = sum(file.stat().st_size for file in files[:-1])
     share = complete / (BLOCK_BYTES * (len(files) - 1)) if compress and complete else None
-    read = kinds[TrajectoryExported.subject][0]
+    read = kinds[TrajectoryExported.subject].number
     return {
         "trained_tokens": case.trained,
         "store": round(stored),
@@ -89,7 +95,7 @@ async def measure(case: Case, episodes: int, folder: Path, *, compress: bool = F
         "sent": round(sent / run),
         "sent_a_token": round(sent / run / case.trained, 1),
         "received": round(received / run),
-        "kinds": {kind: {"number": round(number / read, 2), "bytes": round(size / number)} for kind, (number, size) in kinds.items()},
+        "kinds": {kind: found.each(read) for kind, found in kinds.items()},
     }
 
 
@@ -102,16 +108,47 @@ def traffic(place: RunFolder, server: psutil.Process) -> tuple[int, int]:
     return figures["in_bytes"], figures["out_bytes"]
 
 
-async def sizes(bus: NatsBus) -> dict[str, tuple[int, int]]:
-    """Number and bytes of the log's messages, by kind."""
-    found: dict[str, tuple[int, int]] = defaultdict(lambda: (0, 0))
+@dataclass
+class Sizes:
+    """Messages of one kind."""
+
+    number: int = 0
+    bytes: int = 0
+    whole: int = 0
+    sample: bytes = b""
+
+    def each(self, episodes: int) -> dict[str, float]:
+        """Number an episode, and means of a message; the time is that of one of them."""
+        envelope = unpack(self.sample, where="a sample")
+        kind = BY_SUBJECT[envelope.subject]
+        return {
+            "number": round(self.number / episodes, 2),
+            "bytes": round(self.bytes / self.number),
+            "whole": round(self.whole / self.number),
+            "pack_us": microseconds(lambda: pack(envelope, kind)),
+            "unpack_us": microseconds(lambda: unpack(self.sample, where="a sample")),
+        }
+
+
+def microseconds(call: Callable[[], object]) -> float:
+    """CPU time of a call."""
+    began = time.process_time()
+    for _ in range(REPEATS):
+        call()
+    return round(1e6 * (time.process_time() - began) / REPEATS, 1)
+
+
+async def sizes(bus: NatsBus) -> dict[str, Sizes]:
+    """The log's messages, by kind."""
+    found: dict[str, Sizes] = defaultdict(Sizes)
     last = await bus.streams.last_sequence()
     for start in range(1, last + 1, READ_TOGETHER):
         for message in await bus.streams.read(range(start, min(start + READ_TOGETHER, last + 1))):
             kind = (message.headers or {})["Nats-Subject"].removeprefix(bus.streams.prefix)
-            number, size = found[kind]
-            found[kind] = number + 1, size + len(message.data)
-    return dict(sorted(found.items(), key=lambda one: -one[1][1]))
+            one = found[kind]
+            one.number, one.bytes, one.sample = one.number + 1, one.bytes + len(message.data), message.data
+            one.whole += len(msgspec.msgpack.encode(unpack(message.data, where=kind)))
+    return dict(sorted(found.items(), key=lambda one: -one[1].bytes))
 
 
 def main() -> None:
@@ -131,7 +168,7 @@ def main() -> None:
     for name, case in found.items():
         shown = [(kind, one) for kind, one in case["kinds"].items() if one["number"] * one["bytes"] > LEAST_SHARE * case["store"]]
         print()
-        print(table([name, "an episode", "bytes each"], [[kind, one["number"], one["bytes"]] for kind, one in shown]))
+        print(table([name, *shown[0][1]], [[kind, *one.values()] for kind, one in shown]))
     if not arguments.no_history:
         append("log_bytes", {"episodes": arguments.episodes, "compress": arguments.compress, "cases": found})
 

@@ -16,8 +16,9 @@ from bus.base import Envelope
 from bus.claims import check_out
 from bus.errors import BusError, ClaimLost, LogDamaged
 from bus.message import FrozenMeta
-from bus.nats_reader import NatsLogReader, unpack
+from bus.nats_reader import NatsLogReader
 from bus.nats_streams import STREAM_NOT_FOUND, ApiError, Streams
+from bus.payload import unpack
 
 FIRST_MARK: Final = "_log.first"
 """Key of the sequence that the log was trimmed to, if it was."""

@@ -12,13 +12,13 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-import msgspec
 from nats.aio.msg import Msg
 
 from bus.durability import sync_store
 from bus.errors import LogUnavailable
 from bus.nats_reader import NatsLogReader
 from bus.nats_streams import Json, Streams
+from bus.payload import unpack
 
 _TOGETHER: Final = 64
 _UNFINISHED: Final = ".unfinished"
@@ -86,16 +86,8 @@ async def copy_log(source: Streams, target: Streams, first: int, end: int) -> No
         await reader.close()
 
 
-class _Head(msgspec.Struct):
-    subject: str
-    id: str
-
-
-_heads = msgspec.msgpack.Decoder(_Head)
-
-
 async def _append(target: Streams, payload: bytes) -> int:
-    head = _heads.decode(payload)
+    head = unpack(payload, where="the log")
     return await target.append(target.prefix + head.subject, payload, head.id)
 
 

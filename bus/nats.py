@@ -3,7 +3,7 @@
     areal.<run>.<subject>              events and work, stored by JetStream; requests to any instance; telemetry
     areal.<run>._.<address>.<subject>  requests to one instance
 
-Messages are envelopes in msgpack. Events and work carry their id in a header, by which the server deduplicates them.
+Messages are envelopes, packed (`payload`). Events and work carry their id in a header, by which the server deduplicates them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from contextlib import AbstractContextManager, aclosing, asynccontextmanager, su
 from pathlib import Path
 from typing import Final, TypeVar, cast
 
-import msgspec
 import structlog
 from nats.aio.msg import Msg
 
@@ -37,11 +36,12 @@ from bus.nats_connection import Connection, status
 from bus.nats_direct import read_directly, span_directly
 from bus.nats_inbox import Disconnected, Inbox
 from bus.nats_position import PositionWriter, stored_position
-from bus.nats_reader import NatsLogReader, unpack
+from bus.nats_reader import NatsLogReader
 from bus.nats_streams import RETRY_SECONDS, Streams
 from bus.nats_subscriptions import CANCELLED, subscribed
 from bus.nats_trimming import check_beginning, gap_error, marked_first, read_log, span_of, trim
 from bus.nats_work import NatsWorkQueue
+from bus.payload import pack, unpack
 from bus.subjects import check_key, check_pattern, check_run, check_token, matches
 from bus.users import MONITOR, user_of
 
@@ -190,7 +190,7 @@ class NatsBus:
         envelope = Envelope.seal(message, stamp, self.run)
         if len(envelope.body) > INLINE_LIMIT and self._blobs is not None:
             envelope = check_in(envelope, self._blobs)
-        return msgspec.msgpack.encode(envelope)
+        return pack(envelope, type(message))
 
     # ------------------------------------------------------------ requests
 

@@ -18,8 +18,8 @@ from bus.base import Envelope, LogSpan
 from bus.claims import check_out
 from bus.errors import LogUnavailable, ServerUnavailable
 from bus.nats_connection import status
-from bus.nats_reader import unpack
 from bus.nats_streams import Json, Streams
+from bus.payload import unpack
 
 _BATCH: Final = 64
 _BATCH_BYTES: Final = 4 << 20

@@ -20,9 +20,10 @@ from nats.aio.subscription import Subscription as NatsSubscription
 
 from bus.base import Envelope, History
 from bus.claims import check_out
-from bus.errors import BusError, CorruptMessage, LogDamaged, LogUnavailable, ServerUnavailable
+from bus.errors import BusError, LogDamaged, LogUnavailable, ServerUnavailable
 from bus.nats_connection import status
 from bus.nats_streams import STREAM_NOT_FOUND, ApiError, Json, Streams
+from bus.payload import unpack
 
 _BATCH: Final = 64
 """Events per fetch request."""
@@ -40,22 +41,6 @@ _INACTIVE_SECONDS: Final = 30
 was only slow or paused creates another, which continues after the last event received."""
 
 _logger = structlog.get_logger(__name__)
-_envelopes = msgspec.msgpack.Decoder(Envelope)
-
-
-def unpack(payload: bytes, *, where: str, sequence: int = 0) -> Envelope:
-    """Decode an envelope.
-
-    Raises:
-        CorruptMessage: the payload is not an envelope.
-    """
-    try:
-        envelope = _envelopes.decode(payload)
-    except msgspec.MsgspecError as error:
-        raise CorruptMessage(f"{where}: not an envelope: {error}") from error
-    if sequence:
-        msgspec.structs.force_setattr(envelope, "sequence", sequence)
-    return envelope
 
 
 class DeliveryInfo:

@@ -15,8 +15,9 @@ from bus.base import Envelope, LogSpan
 from bus.claims import remove_bodies
 from bus.delivery import trimmed_error
 from bus.errors import CorruptMessage, EventsTrimmed, LogDamaged, LogUnavailable
-from bus.nats_reader import NatsLogReader, unpack
+from bus.nats_reader import NatsLogReader
 from bus.nats_streams import Streams
+from bus.payload import unpack
 
 _MARK: Final = "_log.first"
 _READ_TOGETHER: Final = 256

@@ -23,8 +23,9 @@ from bus.delivery import Received
 from bus.errors import BusError, LogUnavailable, ServerUnavailable
 from bus.message import Message, Work
 from bus.nats_connection import Connection, status
-from bus.nats_reader import DeliveryInfo, unpack
+from bus.nats_reader import DeliveryInfo
 from bus.nats_streams import Json, Streams
+from bus.payload import unpack
 from bus.subjects import work_consumer
 
 _WAIT_SECONDS: Final = 5.0

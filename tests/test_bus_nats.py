@@ -168,7 +168,7 @@ async def test_a_reader_whose_consumer_the_server_forgot_continues(server: Embed
 
 async def test_many_readers_of_large_events_on_one_connection_do_not_lose_it(server: EmbeddedServer, bus: NatsBus) -> None:
     for n in range(150):
-        await bus.publish(Happened(n=n, load=bytes(200_000)), stamp())
+        await bus.publish(Happened(n=n, load=os.urandom(200_000)), stamp())
 
     async def read_all(name: str) -> list[int]:
         async with bus.events(Happened, consumer=name) as inbox:
@@ -197,9 +197,9 @@ async def test_listeners_that_leave_leave_nothing_on_the_server(server: Embedded
 
 async def test_without_a_blobs_folder_a_message_beyond_the_limit_is_refused_before_it_is_sent(bus: NatsBus) -> None:
     with pytest.raises(MessageTooLarge, match="blobs folder"):
-        await bus.publish(Happened(n=1, load=bytes((1 << 20) - 250)), stamp("an-id-in-the-headers-" * 3))
+        await bus.publish(Happened(n=1, load=os.urandom((1 << 20) - 250)), stamp("an-id-in-the-headers-" * 3))
     with pytest.raises(MessageTooLarge, match="blobs folder"):
-        await bus.request(Double(n=1, load=bytes(1 << 20)), stamp(), timeout=1)
+        await bus.request(Double(n=1, load=os.urandom(1 << 20)), stamp(), timeout=1)
     assert await bus.publish(Happened(n=2), stamp()) == 1
 
 
@@ -245,7 +245,7 @@ async def test_a_full_store_is_a_named_error_and_loses_nothing(tmp_path: Path) -
 
         async def fill() -> None:
             for n in range(100):
-                await bus.publish(Happened(n=n, load=bytes(20_000)), stamp())
+                await bus.publish(Happened(n=n, load=os.urandom(20_000)), stamp())
 
         with pytest.raises(LogUnavailable, match="free disk space"):
             await fill()

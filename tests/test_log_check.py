@@ -22,8 +22,8 @@ from bus.server import EmbeddedServer
 
 EVENTS = 2500
 LOG = "AREAL_test_LOG"
-SEVERAL_BLOCKS = "x" * 6000
-"""In the id, which stands in the envelope and in a header: 2,500 events fill more than three blocks."""
+SEVERAL_BLOCKS = "x" * 12000
+"""In the id, which stands whole in a header: 2,500 events fill more than three blocks."""
 
 
 @asynccontextmanager

@@ -24,8 +24,8 @@ from bus.base import Envelope
 from bus.claims import check_out
 from bus.errors import BusError
 from bus.log_rewrite import messages_of
-from bus.nats_reader import unpack
 from bus.nats_streams import Streams
+from bus.payload import unpack
 
 WITHOUT_ANSWERS = ("metrics", "episode_log", "task_source")
 """Actors that put no answers into the log; episodes to run are in the work queue."""

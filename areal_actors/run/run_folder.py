@@ -16,6 +16,7 @@ from areal_actors.core.values import Value
 from areal_actors.gateway.sessions.keys import admin_key
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.run_lock import LockHeld, holder, locked, share
+from bus.payload import DICTIONARIES
 
 LOCK = "lock"
 """Lock file that the launcher holds while the run lives; contains the launcher's process id."""
@@ -171,9 +172,9 @@ class RunFolder:
         return [path.name for path in found]
 
     def announce(self, server: ServerAddress, *, monitor: ServerAddress | None = None) -> None:
-        """Write the address of the bus, and that for monitors, by default the same: `monitor.json` may be handed out."""
-        for name, address in (("bus.json", server), ("monitor.json", monitor or server)):
-            self._private(name, msgspec.json.encode(address))
+        """Write the address of the bus; for monitors, by default the same with what reads messages: `monitor.json` may be handed out."""
+        self._private("bus.json", msgspec.json.encode(server))
+        self._private("monitor.json", msgspec.json.encode({**msgspec.to_builtins(monitor or server), "dictionaries": DICTIONARIES}))
 
     def invite(self, joiner: ServerAddress) -> Path:
         """Write the credential with which workers of other hosts join; returns the file, to be copied to them."""
