@@ -7,6 +7,7 @@ import math
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Final
+from urllib.parse import urlsplit
 
 import structlog
 from nats import errors as nats_errors
@@ -19,6 +20,7 @@ from bus.denials import Denials
 from bus.errors import MessageTooLarge, NoReply, ServerUnavailable
 from bus.nats_inbox import Disconnected, Inbox, Reconnected
 from bus.subjects import inbox_of
+from bus.tls import cause_of, client_context, encrypts
 from bus.users import credentials_of, servers_of, user_of, without_credentials
 
 OLDEST_SERVER: Final = (2, 12)
@@ -33,16 +35,27 @@ _BARRIER_SECONDS: Final = 30
 _logger = structlog.get_logger(__name__)
 
 
+class _EncryptedClient(Client):
+    """A client that sends no credentials in the clear: the library would, if a server's greeting does not ask for encryption."""
+
+    def _connect_command(self) -> bytes:
+        if not self._server_info.get("tls_required"):
+            raise nats_errors.Error("the server does not encrypt: write nats:// in place of tls://, or have it encrypt")
+        return super()._connect_command()
+
+
 class Connection:
     """A connection for publishing, subscriptions and request inboxes.
 
     All inboxes share one subscription, created by `open`.
     """
 
-    def __init__(self, name: str, user: str = "") -> None:
+    def __init__(self, name: str, url: str) -> None:
+        user = user_of(url)
         self._name = name
         self._loop = asyncio.get_running_loop()
-        self._client = Client()
+        self._url, self._tls = url, client_context(url)
+        self._client = Client() if self._tls is None else _EncryptedClient()
         self._nuid = NUID()
         self._inboxes: dict[str, Inbox] = {}
         self._inbox = inbox_of(user or "shared")
@@ -58,6 +71,8 @@ class Connection:
         self._giving_up: asyncio.Task[None] | None = None
         self._last_error = ""
         self._refused = asyncio.Event()
+        self._not_secure = ""
+        """Cause for which the connection cannot be encrypted."""
         self._next_warning = 0.0
         self.reconnected_at = -math.inf
         """Time of the last reconnection, by the event loop's clock."""
@@ -69,8 +84,7 @@ class Connection:
         Raises:
             ServerUnavailable: no server answers within `timeout` seconds, the credentials are refused, or the server is too old.
         """
-        user = user_of(url)
-        connection = cls(name, user)
+        connection = cls(name, url)
         try:
             await connection._connect(url, token, timeout)
             version = connection._client.connected_server_version
@@ -99,6 +113,8 @@ class Connection:
                 max_reconnect_attempts=-1,
                 pending_size=8 << 20,
                 skip_subject_validation=True,
+                tls=self._tls,
+                tls_handshake_first=bool(urlsplit(url).fragment),
             )
         )
         refused = asyncio.ensure_future(self._refused.wait())
@@ -116,6 +132,10 @@ class Connection:
                 with suppress(asyncio.CancelledError, Exception):
                     await connecting
         shown = without_credentials(url)
+        if self._not_secure:
+            raise ServerUnavailable(f"there is no encrypted connection to the server at {shown}: {self._not_secure}")
+        if self._tls is None and not self._refused.is_set() and await asyncio.to_thread(encrypts, url):
+            raise ServerUnavailable(f"the server at {shown} encrypts (bus.tls): take its address, tls://, from join.json or bus.json")
         if self._refused.is_set():
             raise ServerUnavailable(f"the server at {shown} refused the credentials of {self._name!r}: {self._last_error}")
         raise ServerUnavailable(
@@ -274,8 +294,8 @@ class Connection:
         for subscription in list(self._subscriptions):
             # If its last write fails, the client does not cancel their tasks.
             await self.unsubscribe(subscription)
-        # The client writes buffered messages to a transport that may be closed.
-        with suppress(nats_errors.Error, OSError, RuntimeError, TimeoutError):
+        # The client writes buffered messages to a transport that may be closed; a closed encrypted one of asyncio raises AttributeError.
+        with suppress(nats_errors.Error, OSError, RuntimeError, TimeoutError, AttributeError):
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await self._client.close()
         self._lose(f"the bus of {self._name!r} is closed")
@@ -289,6 +309,9 @@ class Connection:
 
     async def _on_error(self, error: Exception) -> None:
         self._last_error = str(error) or repr(error)
+        if not self._opened and (cause := cause_of(error, self._url)):
+            self._not_secure = cause
+            self._refused.set()
         if "authorization violation" in self._last_error.lower():
             self._refused.set()
             if self._opened:

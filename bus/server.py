@@ -18,6 +18,7 @@ from typing import Any, Final
 import msgspec
 
 from bus.errors import ServerKilled, ServerUnavailable
+from bus.tls import SCHEME, Certificate
 from bus.users import ACCOUNT, OWNER, BusUsers, owner_account
 
 _START_SECONDS: Final = 60.0
@@ -62,11 +63,13 @@ class EmbeddedServer:
         asked: Ports | None = None,
         sync_interval: str = DEFAULT_SYNC_INTERVAL,
         max_file_store: int = 0,
+        certificate: Certificate | None = None,
     ) -> None:
         self._process = process
         self._asked = asked or Ports()
         self._sync_interval = sync_interval
         self._max_file_store = max_file_store
+        self._certificate = certificate
         self.folder = folder
         self.token = token
         """Access token of a server without users."""
@@ -77,6 +80,8 @@ class EmbeddedServer:
         self.host = host
         local = LOOPBACK if host in EVERY_INTERFACE else host
         self.address = f"nats://{local}:{ports.client}"
+        if certificate is not None:
+            self.address = f"{SCHEME}://{local}:{ports.client}#{certificate.fingerprint}"
         self.url = self.address
         """Address with the owner's credentials, if the server has users."""
         if users is not None:
@@ -98,6 +103,7 @@ class EmbeddedServer:
         users: BusUsers | None = None,
         owner_only: bool = False,
         host: str = LOOPBACK,
+        certificate: Certificate | None = None,
     ) -> EmbeddedServer:
         """Start a server with its store in `folder`.
 
@@ -105,7 +111,8 @@ class EmbeddedServer:
         `users`, each has its own permissions; without, one token has all permissions. A store written under users, or a new
         one with `owner_only`, is accessible to its owner only, whose password is in `url`. `sync_interval` bounds the data
         loss of a power failure, with `always` the server syncs before each confirmation; a crash of the process loses
-        nothing. `max_file_store` is in bytes; 0 is the server's default. `host` is the address on which clients are accepted.
+        nothing. `max_file_store` is in bytes; 0 is the server's default. `host` is the address on which clients are accepted,
+        and with a `certificate` only those that encrypt; it is known to them by the fingerprint in `address`.
 
         Raises:
             ServerUnavailable: there is no binary, the folder cannot be written or is in use, a port is taken, or the
@@ -121,7 +128,7 @@ class EmbeddedServer:
             access = {"authorization": {"token": token}}
         else:
             access = {"accounts": users.config()}
-        config = {**_config(folder, host, ports or Ports(), sync_interval), **access}
+        config = {**_config(folder, host, ports or Ports(), sync_interval, certificate), **access}
         if max_file_store:
             config["jetstream"]["max_file_store"] = max_file_store
         process = await _spawn(binary, folder, config)
@@ -134,7 +141,7 @@ class EmbeddedServer:
             if "accounts" in access:
                 # The server has read the passwords, which must not stay on disk.
                 (folder / _CONFIG).unlink(missing_ok=True)
-        kept: dict[str, Any] = {"users": users, "owner": owner, "host": host, "asked": ports}
+        kept: dict[str, Any] = {"users": users, "owner": owner, "host": host, "asked": ports, "certificate": certificate}
         return cls(process, folder, token, found, sync_interval=sync_interval, max_file_store=max_file_store, **kept)
 
     async def restart(self) -> EmbeddedServer:
@@ -148,6 +155,7 @@ class EmbeddedServer:
             host=self.host,
             sync_interval=self._sync_interval,
             max_file_store=self._max_file_store,
+            certificate=self._certificate,
         )
 
     def load_users(self, users: BusUsers) -> None:
@@ -159,7 +167,7 @@ class EmbeddedServer:
             ServerUnavailable: the configuration cannot be written.
         """
         self.users = users
-        config = {**_config(self.folder, self.host, self._asked, self._sync_interval), "accounts": users.config()}
+        config = _config(self.folder, self.host, self._asked, self._sync_interval, self._certificate) | {"accounts": users.config()}
         if self._max_file_store:
             config["jetstream"]["max_file_store"] = self._max_file_store
         _write_config(self.folder, config)
@@ -218,9 +226,10 @@ def resolve_server(url: str | None = None) -> str | None:
     return url or os.environ.get("NATS_URL") or None
 
 
-def _config(folder: Path, host: str, ports: Ports, sync_interval: str) -> dict[str, Any]:
+def _config(folder: Path, host: str, ports: Ports, sync_interval: str, certificate: Certificate | None) -> dict[str, Any]:
     folder = folder.absolute()
     return {
+        **({"tls": certificate.config()} if certificate is not None else {}),
         "listen": f"[{host}]:{ports.client}" if ":" in host else f"{host}:{ports.client}",
         "http": f"{LOOPBACK}:{ports.monitoring}",
         "websocket": {"listen": f"{LOOPBACK}:{ports.websocket}", "no_tls": True},

@@ -21,6 +21,7 @@ import structlog
 from bus.errors import ServerKilled, ServerUnavailable
 from bus.message import FrozenMeta
 from bus.server import LOOPBACK, EmbeddedServer, Ports
+from bus.tls import Certificate
 from bus.users import BusUsers
 
 PROBE_SECONDS: Final = 1.0
@@ -91,6 +92,7 @@ class ServerKeeper:
         users: BusUsers | None = None,
         host: str = LOOPBACK,
         port: int = 0,
+        certificate: Certificate | None = None,
     ) -> Self:
         """Start a server and supervise it; one that is killed while it starts is restarted. `port` is for clients; 0: a free one.
 
@@ -98,7 +100,9 @@ class ServerKeeper:
             ServerUnavailable: it cannot be started.
         """
         ports = Ports(client=port) if port else None
-        start = partial(EmbeddedServer.start, folder, ports=ports, sync_interval=sync_interval, users=users, host=host)
+        start = partial(
+            EmbeddedServer.start, folder, ports=ports, sync_interval=sync_interval, users=users, host=host, certificate=certificate
+        )
         for _ in range(settings.max_restarts):
             with suppress(ServerKilled):
                 return await cls.keep(await start(), settings)

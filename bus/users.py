@@ -88,7 +88,7 @@ class BusUsers(msgspec.Struct, metaclass=FrozenMeta):
         return [name for name in self.permissions if name not in (OWNER, MONITOR)]
 
     def url(self, user: str, address: str) -> str:
-        """Returns the server's address `nats://host:port` with this user's name and password."""
+        """Returns the server's address, such as `nats://host:port`, with this user's name and password."""
         scheme, _, host = address.partition("://")
         return f"{scheme}://{quote(user)}:{self.passwords[user]}@{host}"
 
@@ -151,6 +151,7 @@ def servers_of(url: str) -> list[str]:
     The others may repeat scheme and credentials, which are the first one's for all.
     """
     scheme = url.partition("://")[0]
+    url = url.partition("#")[0]
     return [f"{scheme}://{one.rpartition('://')[2].rpartition('@')[2]}" for one in url.split(",") if one.strip()]
 
 
@@ -166,5 +167,5 @@ def credentials_of(url: str) -> dict[str, Any]:
 
 
 def without_credentials(url: str) -> str:
-    """Returns a URL, or several separated by commas, without credentials, for errors and logs."""
-    return ",".join(re.sub(r"(?<=//)[^/@]*@", "", one) for one in url.split(","))
+    """Returns a URL, or several separated by commas, without credentials and fingerprint, for errors and logs."""
+    return ",".join(re.sub(r"(?<=//)[^/@]*@", "", one) for one in url.partition("#")[0].split(","))

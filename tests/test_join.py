@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -258,6 +259,33 @@ async def test_workers_that_cannot_join_are_refused_with_the_cause(live, other, 
     run.process.terminate()
     assert await run.ended() != 0
     assert "or run 'gsm8k-grpo' has ended" in refused("--credential", str(credential))
+
+
+async def test_workers_join_an_encrypted_run_that_they_know_by_its_fingerprint(live, other):
+    run = live("steps=3", "bus.tls=true", *NO_WORKERS)
+    credential = await invited(run, other)
+    given = json.loads(credential.read_text())["url"]
+    (login, place), fingerprint = given.removeprefix("tls://").partition("#")[0].split("@"), given.partition("#")[2]
+    token = login.partition(":")[2]
+    for words, cause in (
+        ((f"tls://{place}/gsm8k-grpo#{'0' * 64}", "--token", token), "its certificate has the fingerprint"),
+        ((f"tls://{place}/gsm8k-grpo", "--token", token), "a token does not show whether its server is that of the run"),
+        ((f"nats://{place}/gsm8k-grpo", "--token", token), "encrypts (bus.tls): take its address, tls://, from join.json"),
+    ):
+        refused = other.join(*words)
+        assert refused.ended() == 1
+        assert cause in refused.output()
+    joiners = [
+        other.join("--credential", str(credential), "--role", "inference_worker"),
+        other.join(f"tls://{place}/gsm8k-grpo#{fingerprint}", "--token", token, "--role", "rollout_worker"),
+        other.join("--credential", str(credential), "--role", "reward_worker"),
+    ]
+    async with run.listening():
+        assert await run.ended() == 0, run.output() + "".join(joiner.output() for joiner in joiners)
+    assert [joiner.ended() for joiner in joiners] == [0, 0, 0]
+    await assert_exact(run, 3)
+    assert f"/gsm8k-grpo#{fingerprint} --credential join.json" in run.output()
+    assert not (run.folder / "tls" / "key.pem").exists()
 
 
 LOOKING = """

@@ -23,7 +23,8 @@ from areal_actors.messages import KINDS, ActorFailed, Generate, WeightsPublished
 from areal_actors.recipe.load import load
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.supervision import joined_kind
-from areal_actors.run.join import join_address, recipe_here
+from areal_actors.run.join import recipe_here
+from areal_actors.run.join_address import join_address
 from areal_actors.run.liveness import Leases
 from areal_actors.run.object_server import ObjectServer
 from areal_actors.run.portable import PortableRecipe

@@ -7,8 +7,9 @@ import time
 
 from areal_actors.cli.arguments import Options
 from areal_actors.core.settings import JOIN_TOKEN
-from areal_actors.run.join import JoinOptions, join_address
+from areal_actors.run.join import JoinOptions
 from areal_actors.run.join import join as serve
+from areal_actors.run.join_address import join_address
 
 POLL_SECONDS = 0.5
 

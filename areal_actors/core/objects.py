@@ -6,10 +6,11 @@ Errors are OSErrors: FileNotFoundError if something is not there any more, Permi
 from __future__ import annotations
 
 import shutil
+import ssl
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from http.client import HTTPConnection, HTTPException, HTTPResponse
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 from urllib.parse import quote, urlsplit
@@ -18,6 +19,7 @@ import msgspec
 import xxhash
 
 from areal_actors.core.values import Value
+from bus.tls import client_context
 
 T = TypeVar("T")
 
@@ -46,7 +48,9 @@ class RemoteObjects:
     """The files of a run, as its HTTP server gives them."""
 
     def __init__(self, url: str, token: str, *, retry_for_seconds: float = RETRY_FOR_SECONDS) -> None:
-        self.url, self._token, self._retry_for_seconds = url, token, retry_for_seconds
+        """`url`: `http://host:port`, or `https://host:port#FINGERPRINT` of a server that encrypts."""
+        self.url, self._token, self._retry_for_seconds = url.partition("#")[0], token, retry_for_seconds
+        self._context = client_context(url)
 
     def __str__(self) -> str:
         return self.url
@@ -106,6 +110,8 @@ class RemoteObjects:
     def _exchange(self, method: str, path: str, body: bytes, receive: Callable[[HTTPResponse], T]) -> T:
         parts = urlsplit(self.url)
         connection = HTTPConnection(parts.hostname or "", parts.port, timeout=READ_SECONDS)
+        if self._context is not None:
+            connection = HTTPSConnection(parts.hostname or "", parts.port, timeout=READ_SECONDS, context=self._context)
         try:
             connection.request(method, path, body=body or None, headers={"Authorization": f"Bearer {self._token}"})
             answer = connection.getresponse()
@@ -116,7 +122,9 @@ class RemoteObjects:
             if answer.status >= 300:
                 raise OSError(f"{self.url}{path}: status {answer.status}: {answer.read(1000).decode(errors='replace')}")
             return receive(answer)
-        except HTTPException as error:
+        except ssl.SSLCertVerificationError as error:
+            raise PermissionError(f"{self.url} is not the server of the run: {error.args[-1]}") from error
+        except (HTTPException, ssl.SSLError) as error:
             raise ConnectionError(f"{self.url}{path}: {type(error).__name__} {error}") from error
         finally:
             connection.close()

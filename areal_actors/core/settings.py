@@ -123,6 +123,11 @@ class GatewaySettings(Config):
     port: Port = 0
     """Port to listen on; 0 selects a free one. With `actors.session_manager.count` above 1, the port of the first gateway: the others
     take the next ones."""
+    certificate: str = ""
+    """PEM file of a certificate with which the gateway encrypts; empty: plain HTTP. Agents verify it, for the host of `advertise` or
+    `host`, by the authorities of their system or of the file in the variable `SSL_CERT_FILE`; see docs/scaling.md."""
+    certificate_key: str = ""
+    """PEM file of the key of `certificate`."""
     admin_key: str = ""
     """Key for the endpoints that start and export sessions; empty generates one for the run, in the file `admin_key` of its folder."""
     idle_timeout_seconds: PositiveFloat = 600.0
@@ -169,7 +174,8 @@ class GatewaySettings(Config):
         if "://" in self.advertise:
             return self.advertise.rstrip("/")
         host = self.advertise or {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
-        return f"http://[{host}]:{port}" if ":" in host and not host.startswith("[") else f"http://{host}:{port}"
+        scheme = "https" if self.certificate else "http"
+        return f"{scheme}://[{host}]:{port}" if ":" in host and not host.startswith("[") else f"{scheme}://{host}:{port}"
 
     def is_local(self) -> bool:
         """True if the gateway is reachable from this machine only."""
@@ -181,7 +187,8 @@ class BusSettings(Config):
 
     url: str = ""
     """URL of a running server, `nats://host:port`, or `nats://user:password@host:port` if it has users; empty starts one for this run,
-    with a user and password for each process. Of a cluster list several: `nats://user:password@host1:port,host2:port,host3:port`."""
+    with a user and password for each process. Of a cluster list several: `nats://user:password@host1:port,host2:port,host3:port`.
+    `tls://` encrypts; the certificate is verified by the authorities of the system, or of the file in the variable `SSL_CERT_FILE`."""
     replicas: PositiveInt = 1
     """Servers of the cluster of `url` that each keep the log, the work queue and the values: 3 survive the loss of one server,
     5 of two. See docs/scaling.md."""
@@ -190,6 +197,9 @@ class BusSettings(Config):
     host: str = ""
     """Address on which the run accepts workers of other hosts (`areal join`): one of this host, or `0.0.0.0` for all of its interfaces.
     Empty: the loopback interface only, and no worker can join. See docs/scaling.md."""
+    tls: bool = False
+    """Encrypt what other hosts exchange with the run's own server and with its HTTP server of files. The run makes a certificate at each
+    start, and `join.json` has its fingerprint, so that workers verify it; no other setting is needed. See docs/scaling.md."""
     port: Port = 0
     """Port of the run's own server; 0 selects a free one."""
     objects_port: Port = 0

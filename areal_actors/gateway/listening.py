@@ -3,13 +3,37 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
+from pathlib import Path
 from typing import Any, Final
 
 from aiohttp import web
 
+from areal_actors.core.errors import SetupError
+from areal_actors.core.settings import GatewaySettings
+from bus.tls import Certificate
+
 TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 # Clients do not compress requests, and aiohttp waits forever for the rest of a truncated compressed body.
 OPTIONS: Final[dict[str, Any]] = {"access_log": None, "auto_decompress": False}
+
+
+def encryption(config: GatewaySettings) -> ssl.SSLContext | None:
+    """Returns the context of a gateway that encrypts; None for plain HTTP.
+
+    Raises:
+        SetupError: certificate or key cannot be used.
+    """
+    if not config.certificate:
+        return None
+    files = (Path(config.certificate).expanduser(), Path(config.certificate_key).expanduser())
+    try:
+        return Certificate(certificate=files[0], key=files[1], fingerprint="").context()
+    except OSError as error:
+        raise SetupError(
+            f"gateway.certificate, gateway.certificate_key: cannot be used ({error}); name PEM files of a certificate and of its key, "
+            "which has no password"
+        ) from error
 
 
 class HttpConnection(web.RequestHandler):

@@ -20,7 +20,7 @@ from aiohttp import hdrs, web
 import areal_actors
 from areal_actors.core.errors import RequestError, SessionElsewhere, SessionError, SetupError
 from areal_actors.core.settings import GatewaySettings
-from areal_actors.gateway.listening import HttpConnection
+from areal_actors.gateway.listening import HttpConnection, encryption
 from areal_actors.gateway.protocols import DIALECTS, dialect_of_path
 from areal_actors.gateway.protocols.base import Dialect
 from areal_actors.gateway.protocols.openapi import GATEWAY_ENDPOINTS, openapi
@@ -114,8 +114,9 @@ class Gateway:
         """Listen.
 
         Raises:
-            SetupError: the port is taken.
+            SetupError: the port is taken, or the certificate cannot be used.
         """
+        secure = encryption(self.config)
         app = web.Application(client_max_size=self.config.max_body_mb * 2**20, middlewares=[suspend_head_timer, errors_in_dialect_format])
         for prefix in PREFIXES:
             for dialect in DIALECTS:
@@ -133,7 +134,7 @@ class Gateway:
         connection = partial(HttpConnection, self._runner.server, self.config.head_seconds)
         loop = asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(connection, self.config.host, self.config.port, backlog=BACKLOG)
+            self._server = await loop.create_server(connection, self.config.host, self.config.port, backlog=BACKLOG, ssl=secure)
         except OSError as error:
             await self._runner.cleanup()
             raise SetupError(

@@ -41,6 +41,8 @@ class Objects(Value):
     """Token of this worker, sent in the header `Authorization`."""
     share: str = ""
     """Identity of the server's files: a host that finds it beside the weights shares their folder."""
+    fingerprint: str = ""
+    """SHA-256 of the server's certificate, in hexadecimal digits; empty if it does not encrypt."""
 
 
 class JoinAnswer(Reply):

@@ -27,7 +27,7 @@ def chaos_problems(recipe: Recipe) -> Problems:
                 yield ("chaos", kind, "targets"), f"found {toml_value(target)}; {nearest(target, known)}"
             elif target == SERVER and recipe.bus.url:
                 yield ("chaos", kind, "targets"), f'found "{SERVER}", but the server of bus.url is not this run\'s own; leave it out'
-    if chaos.injects("partition") and (recipe.bus.url.startswith("tls://") or "," in recipe.bus.url):
+    if chaos.injects("partition") and (recipe.bus.tls or recipe.bus.url.startswith("tls://") or "," in recipe.bus.url):
         yield (
             ("chaos", "partition", "per_minute"),
             "found a rate, but a link to a server with TLS cannot be cut, nor one to a cluster; leave it out",

@@ -27,6 +27,7 @@ from areal_actors.generation.settings import (
     is_here,
 )
 from areal_actors.recipe.agent_checks import agent_problems, dotted_parts
+from areal_actors.recipe.bus_checks import bus_problems
 from areal_actors.recipe.chaos_checks import chaos_problems
 from areal_actors.recipe.complaints import Problems, is_installed, nearest, toml_value
 from areal_actors.recipe.environment_checks import environment_problems, misplaced_problems
@@ -47,8 +48,6 @@ from areal_actors.training.algorithms.custom import CustomAlgorithm
 
 DATASETS = ("arithmetic", sources.GSM8K)
 EMBEDDED = "embedded"
-MIN_LEASE_SECONDS, MAX_LEASE_SECONDS = 1.0, 60.0
-"""Bounds of a work item's lease in seconds; a lease as long as an attempt at an episode is also valid."""
 
 
 class RecipeProblem(NamedTuple):
@@ -357,15 +356,7 @@ def _best(recipe: Recipe) -> Problems:
 def _amounts(recipe: Recipe) -> Problems:
     if not 0 <= recipe.seed < 2**63:
         yield ("seed",), f"found {recipe.seed}; write a whole number from 0 to 2**63 - 1"
-    if (url := recipe.bus.url) and not url.startswith(("nats://", "tls://")):
-        yield ("bus", "url"), f'found {toml_value(url)}; write `nats://host:port`, or "" for a server of this run\'s own'
-    key, lease, attempt = ("bus", "lease_seconds"), recipe.bus.lease_seconds, recipe.task.timeout_seconds
-    if lease < MIN_LEASE_SECONDS:
-        found = f"found {lease:g}, but a busy worker may renew its leases a second late, and its episodes would run twice"
-        yield key, f"{found}; write at least {MIN_LEASE_SECONDS:g}"
-    elif lease > (most := max(attempt, MAX_LEASE_SECONDS)):
-        found = f"found {lease:g}, but after a worker's death its episodes wait for the whole lease"
-        yield key, f"{found}, and an attempt takes at most task.timeout_seconds = {attempt:g}; write at most {most:g}"
+    yield from bus_problems(recipe)
 
 
 def _placement(recipe: Recipe, *, serving: bool) -> Problems:

@@ -20,6 +20,8 @@ def gateway_problems(recipe: Recipe) -> Problems:
     template, form = recipe.gateway.chat_template, recipe.gateway.tool_format
     if template not in ("", KEEP_REASONING) and not Path(template).expanduser().is_file():
         yield ("gateway", "chat_template"), f"found {toml_value(template)}, which is no file; name a Jinja file, or `{KEEP_REASONING}`"
+    if bool(recipe.gateway.certificate) != bool(recipe.gateway.certificate_key):
+        yield ("gateway", "certificate"), "certificate and certificate_key belong together; name both files, or neither"
     if form not in FORMAT_NAMES:
         yield ("gateway", "tool_format"), f"found {toml_value(form)}; {nearest(form, FORMAT_NAMES)}"
     if recipe.actors.session_manager.count > 1:

@@ -79,27 +79,6 @@ class JoinOptions(Value):
     """`KEY=VALUE` of settings that differ on this host."""
 
 
-def join_address(url: str, *, token: str = "", credential: Path | None = None) -> ServerAddress:
-    """Returns the bus of a run from `nats://HOST:PORT/RUN`, which may contain user and password, and a token or a copy of join.json.
-
-    Raises:
-        SetupError: the address or the credential is incomplete or cannot be read.
-    """
-    try:
-        given = msgspec.json.decode(credential.read_bytes(), type=ServerAddress) if credential is not None else None
-    except (OSError, msgspec.MsgspecError) as error:
-        raise SetupError(f"{credential} cannot be read ({error}): copy join.json from the run's folder") from error
-    url = url or (given.url if given is not None else "")
-    parts = urlsplit(url)
-    run = parts.path.strip("/") or (given.run if given is not None else "")
-    if parts.scheme != "nats" or not parts.hostname or not run:
-        raise SetupError(f"'{url}' is not the address of a run; write nats://HOST:PORT/RUN, as `areal run` printed it")
-    place = parts.netloc.rpartition("@")[2]
-    login = parts.netloc.rpartition("@")[0] or (f"{JOINER}:{quote(token)}" if token else "")
-    login = login or (urlsplit(given.url).netloc.rpartition("@")[0] if given is not None else "")
-    return ServerAddress(url=f"nats://{login}@{place}" if login else f"nats://{place}", run=run, pid=0)
-
-
 def join(options: JoinOptions) -> int:
     """Serve workers until the run ends or this process is asked to; returns the exit status.
 
@@ -145,6 +124,8 @@ async def _connected(options: JoinOptions) -> NatsBus | None:
                 f"the bus at {shown} refuses this credential: take join.json of this run; it changes with every start"
             ) from error
         waited = f" within {options.wait_seconds:g} s" if options.wait_seconds else ""
+        if "encrypt" in str(error):
+            raise SetupError(str(error)) from error
         raise SetupError(f"no bus answers at {shown}{waited}: the address is wrong, or run '{address.run}' has ended") from error
 
 
@@ -296,7 +277,10 @@ class JoinedHost:
             raise SetupError(f"run '{options.address.run}' does not admit a {options.role}: {answer.refused}")
         assert answer.objects is not None
         objects_host = answer.objects.host or urlsplit(options.address.url).hostname or ""
-        url = f"http://[{objects_host}]:{answer.objects.port}" if ":" in objects_host else f"http://{objects_host}:{answer.objects.port}"
+        place = f"[{objects_host}]" if ":" in objects_host else objects_host
+        url = f"http://{place}:{answer.objects.port}"
+        if answer.objects.fingerprint:
+            url = f"https://{place}:{answer.objects.port}#{answer.objects.fingerprint}"
         if self.recipe is None:
             await self._prepare(answer, RemoteObjects(url, answer.objects.token))
         weights = self._shared_memory(answer.objects.share)
@@ -346,7 +330,8 @@ class JoinedHost:
         name, options = answer.worker, self.options
         url = options.address.url
         if answer.user:
-            url = f"nats://{quote(answer.user)}:{answer.password}@{urlsplit(url).netloc.rpartition('@')[2]}"
+            parts = urlsplit(url)
+            url = parts._replace(netloc=f"{quote(answer.user)}:{answer.password}@{parts.netloc.rpartition('@')[2]}").geturl()
         module = "tensor_process" if has_tensors(self.recipe, name) else "process"
         with self.folder.output_of(name).open("ab") as output:
             process = await asyncio.create_subprocess_exec(

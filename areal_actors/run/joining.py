@@ -84,11 +84,12 @@ class Joining:
             SetupError: the address cannot be used.
         """
         self.joined = joined
-        self.objects.start(self.recipe.bus.host, self.recipe.bus.objects_port)
+        self.objects.start(self.recipe.bus.host, self.recipe.bus.objects_port, self.server.certificate)
         joiner = self.server.addresses.joiner
         assert joiner is not None
         file = self.folder.invite(joiner)
-        address = f"{without_credentials(joiner.url)}/{self.recipe.run}"
+        fingerprint = f"#{parts.fragment}" if (parts := urlsplit(joiner.url)).fragment else ""
+        address = f"{without_credentials(joiner.url)}/{self.recipe.run}{fingerprint}"
         if self.recipe.bus.host in EVERY_INTERFACE:
             address = address.replace("127.0.0.1", "ADDRESS-OF-THIS-HOST")
         command = f"areal join {address} --credential {file.name} --role rollout_worker"
@@ -144,7 +145,14 @@ class Joining:
         await self.publish(WorkerJoined(worker=worker, role=request.role, host=request.host))
         self.leases.admit(worker, self.health.clock.watching)
         host = "" if self.recipe.bus.host in EVERY_INTERFACE else self.recipe.bus.host
-        objects = Objects(host=host, port=self.objects.port, token=token, share=self.objects.share)
+        certificate = self.server.certificate
+        objects = Objects(
+            host=host,
+            port=self.objects.port,
+            token=token,
+            share=self.objects.share,
+            fingerprint=certificate.fingerprint if certificate is not None else "",
+        )
         return JoinAnswer(worker=worker, user=user, password=password, objects=objects, recipe=self.portable)
 
     def _refusal(self, request: JoinRun) -> str:

@@ -24,6 +24,8 @@ VERBOSE_LIBRARIES = ("httpx", "httpx2", "httpcore", "openai")
 """Libraries that log every request of an agent; the run's own log already has it."""
 CLIENT_ERROR_LOGGERS = ("aiohttp.server",)
 """Loggers with a traceback for each invalid HTTP request; the gateway logs its own failures."""
+EMPTY_WARNING = "returning true from eof_received() has no effect when using ssl"
+"""Warning of asyncio's streams whenever the server ends an encrypted connection."""
 _TRACEBACKS = structlog.processors.ExceptionRenderer(structlog.tracebacks.ExceptionDictTransformer(show_locals=False))
 """Without local variables: they may contain session keys and client data."""
 
@@ -61,6 +63,7 @@ def logging_to_terminal() -> Iterator[None]:
 def _install(handler: logging.Handler, final: list[Any], level: int) -> None:
     removed = structlog.stdlib.ProcessorFormatter.remove_processors_meta
     handler.setFormatter(structlog.stdlib.ProcessorFormatter(foreign_pre_chain=_SHARED, processors=[removed, *final]))
+    handler.addFilter(lambda record: record.msg != EMPTY_WARNING)
     root = logging.getLogger()
     # A process that starts a second run leaves the first run's file here; subclasses belong to the program that made them.
     replaced = [existing for existing in root.handlers if type(existing) is logging.FileHandler]

@@ -22,6 +22,7 @@ from areal_actors.core.objects import BLOBS, CODE, FOLDERS, IMAGES, MODEL, WEIGH
 from areal_actors.vision.files import ImageFolder
 from areal_actors.weights.folders import SHARE, possible_folders, version_folder
 from bus.claims import BlobFolder
+from bus.tls import Certificate
 
 MAX_BODY_BYTES = 1 << 28
 MODEL_SECONDS = 25.0
@@ -51,14 +52,14 @@ class ObjectServer:
         self._blobs = BlobFolder(run_folder / "blobs")
         self._digests: dict[tuple[Path, int, int], str] = {}
 
-    def start(self, host: str, port: int) -> None:
-        """Listen on this address; 0: a free port.
+    def start(self, host: str, port: int, certificate: Certificate | None = None) -> None:
+        """Listen on this address, encrypted with a certificate; 0: a free port.
 
         Raises:
             SetupError: the address cannot be used.
         """
         listening: Future[int] = Future()
-        threading.Thread(target=lambda: asyncio.run(self._serve(host, port, listening)), name="objects", daemon=True).start()
+        threading.Thread(target=lambda: asyncio.run(self._serve(host, port, certificate, listening)), name="objects", daemon=True).start()
         try:
             self.port = listening.result(START_SECONDS)
         except OSError as error:  # also TimeoutError
@@ -72,7 +73,7 @@ class ObjectServer:
             if root.is_dir() and not (root / SHARE).exists():
                 (root / SHARE).write_text(self.share)
 
-    async def _serve(self, host: str, port: int, listening: Future[int]) -> None:
+    async def _serve(self, host: str, port: int, certificate: Certificate | None, listening: Future[int]) -> None:
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._check_token])
         app.router.add_get(FOLDERS + "{folder}", self._list)
         app.router.add_get(FOLDERS + "{folder}/{name:.+}", self._file)
@@ -82,7 +83,7 @@ class ObjectServer:
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         try:
-            await web.TCPSite(runner, host, port).start()
+            await web.TCPSite(runner, host, port, ssl_context=certificate.context() if certificate is not None else None).start()
         except OSError as error:
             listening.set_exception(error)
             return

@@ -24,7 +24,7 @@ PROCESSES_LOCK = "processes.lock"
 """Lock file shared by all processes of a run."""
 ORPHAN_SECONDS = 15.0
 """Maximum wait for processes of a killed run to notice that their launcher has ended."""
-SECRETS = ("bus.json", "join.json", "monitor.json", "nats/nats-server.conf", "nats/nats-server_*.ports")
+SECRETS = ("bus.json", "join.json", "monitor.json", "nats/nats-server.conf", "tls/key.pem", "nats/nats-server_*.ports")
 """Files with credentials for the bus of a run, removed when it is over."""
 
 

@@ -8,13 +8,15 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from areal_actors.batching.batcher import Batcher
 from areal_actors.core.errors import SetupError
+from areal_actors.core.lazy import LazyModule
 from areal_actors.core.settings import JOIN_TOKEN, SEVERAL, GatewaySettings
 from areal_actors.evaluation.evaluator import Evaluator
 from areal_actors.gateway.session_manager import SessionManager
@@ -51,7 +53,13 @@ from bus.nats import NatsBus
 from bus.permissions import Listener, permissions_of
 from bus.server import LOOPBACK, resolve_server
 from bus.server_keeper import RestartSettings, ServerKeeper
+from bus.tls import SCHEME, Certificate
 from bus.users import MONITOR, BusUsers, Permissions, without_credentials
+
+if TYPE_CHECKING:
+    from bus import certificates
+else:
+    certificates = LazyModule("bus.certificates")
 
 ACTORS: dict[str, type[Actor]] = {
     actor.kind(): actor
@@ -115,8 +123,10 @@ def _bound(host: str, port: int, count: int) -> int:
 class RunServer:
     """The NATS server of a run: embedded and restarted when it dies, or external."""
 
-    def __init__(self, addresses: BusAddresses, keeper: ServerKeeper | None = None) -> None:
+    def __init__(self, addresses: BusAddresses, keeper: ServerKeeper | None = None, certificate: Certificate | None = None) -> None:
         self.addresses = addresses
+        self.certificate = certificate
+        """Certificate of what the run serves to other hosts; None if that is not encrypted."""
         self.keeper = keeper
         self.failed: asyncio.Future[str] = keeper.failed if keeper else asyncio.get_running_loop().create_future()
         """Resolved with a sentence when the server is gone and cannot be restarted."""
@@ -158,27 +168,57 @@ class RunServer:
 
 @asynccontextmanager
 async def run_server(recipe: Recipe, folder: RunFolder) -> AsyncIterator[RunServer]:
-    """Start the embedded NATS server with users for this run, or use the external one."""
+    """Start the embedded NATS server with users for this run, or use the external one.
+
+    Raises:
+        SetupError: it is to be encrypted, and the external one of NATS_URL is used.
+    """
     if url := resolve_server(recipe.bus.url or None):
+        if recipe.bus.tls:
+            raise SetupError("bus.tls: the server of NATS_URL encrypts by its own settings; write tls:// there, and leave bus.tls out")
         owner = ServerAddress(url=url, run=recipe.run, pid=os.getpid())
         monitor = msgspec.structs.replace(owner, url=recipe.bus.monitor_url or url)
-        yield RunServer(BusAddresses(owner=owner, monitor=monitor, joiner=owner if recipe.bus.host else None))
+        addresses = BusAddresses(owner=owner, monitor=monitor, joiner=owner if recipe.bus.host else None)
+        with _certified(recipe, folder, secure=url.startswith(f"{SCHEME}://")) as certificate:
+            yield RunServer(addresses, certificate=certificate)
         return
+    with _certified(recipe, folder) as certificate:
+        async with _own_server(recipe, folder, certificate) as server:
+            yield server
+
+
+@asynccontextmanager
+async def _own_server(recipe: Recipe, folder: RunFolder, certificate: Certificate | None) -> AsyncIterator[RunServer]:
     users = users_of(recipe)
     bus = recipe.bus
     if bus.host and (token := fixed_token()):
         users = users.with_password(JOINER, token)
     keeping = RestartSettings(max_restarts=bus.max_restarts, window_seconds=bus.window_seconds, answer_seconds=bus.answer_seconds)
-    keeper = await ServerKeeper.start(folder.nats, keeping, sync_interval=bus.sync, users=users, host=bus.host or LOOPBACK, port=bus.port)
+    keeper = await ServerKeeper.start(
+        folder.nats, keeping, sync_interval=bus.sync, users=users, host=bus.host or LOOPBACK, port=bus.port, certificate=certificate
+    )
     server = keeper.server
     owner = ServerAddress(url=server.url, run=recipe.run, pid=os.getpid())
     monitor = msgspec.structs.replace(owner, url=users.url(MONITOR, server.address))
     processes = {name: users.url(name, server.address) for name in users.members() if name != JOINER}
     joiner = msgspec.structs.replace(owner, url=users.url(JOINER, server.address)) if bus.host else None
     try:
-        yield RunServer(BusAddresses(owner=owner, monitor=monitor, processes=processes, joiner=joiner), keeper)
+        yield RunServer(BusAddresses(owner=owner, monitor=monitor, processes=processes, joiner=joiner), keeper, certificate)
     finally:
         await keeper.stop()
+
+
+@contextmanager
+def _certified(recipe: Recipe, folder: RunFolder, *, secure: bool = False) -> Iterator[Certificate | None]:
+    """Yield the certificate of this start of a run, if it encrypts; `secure`: the bus is encrypted, so its files are, too."""
+    if not (recipe.bus.host and (recipe.bus.tls or secure)):
+        yield None
+        return
+    made = certificates.make_certificate(folder.path / "tls")
+    try:
+        yield made
+    finally:
+        made.key.unlink(missing_ok=True)
 
 
 def fixed_token() -> str:

@@ -1,0 +1,29 @@
+"""Validates `[bus]`: its address, encryption and leases."""
+
+from __future__ import annotations
+
+from areal_actors.recipe.complaints import Problems, toml_value
+from areal_actors.recipe.recipe import Recipe
+
+MIN_LEASE_SECONDS, MAX_LEASE_SECONDS = 1.0, 60.0
+"""Bounds of a work item's lease in seconds; a lease as long as an attempt at an episode is also valid."""
+
+
+def bus_problems(recipe: Recipe) -> Problems:
+    """Yields what is wrong with the bus of a recipe."""
+    if (url := recipe.bus.url) and not url.startswith(("nats://", "tls://")):
+        yield ("bus", "url"), f'found {toml_value(url)}; write `nats://host:port`, or "" for a server of this run\'s own'
+    if recipe.bus.tls and recipe.bus.url:
+        yield (
+            ("bus", "tls"),
+            "found true, but the server of bus.url encrypts by its own settings; write tls:// in bus.url, and leave bus.tls out",
+        )
+    elif recipe.bus.tls and not recipe.bus.host:
+        yield ("bus", "tls"), "found true, but without bus.host no other host reaches the bus; set bus.host, or leave bus.tls out"
+    key, lease, attempt = ("bus", "lease_seconds"), recipe.bus.lease_seconds, recipe.task.timeout_seconds
+    if lease < MIN_LEASE_SECONDS:
+        found = f"found {lease:g}, but a busy worker may renew its leases a second late, and its episodes would run twice"
+        yield key, f"{found}; write at least {MIN_LEASE_SECONDS:g}"
+    elif lease > (most := max(attempt, MAX_LEASE_SECONDS)):
+        found = f"found {lease:g}, but after a worker's death its episodes wait for the whole lease"
+        yield key, f"{found}, and an attempt takes at most task.timeout_seconds = {attempt:g}; write at most {most:g}"
