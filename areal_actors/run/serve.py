@@ -13,6 +13,7 @@ import msgspec
 import uvloop
 
 from areal_actors.core.errors import SetupError
+from areal_actors.core.gateways import GatewayShare
 from areal_actors.core.module_command import module_command
 from areal_actors.core.values import WeightsLocation
 from areal_actors.messages import ActorStarted, RunFinished, RunStarted, WeightsLoaded, WeightsPublished
@@ -44,7 +45,7 @@ and in it, with the base_url and api_key of the response:
 
     curl -s {root}/rl/set_reward -H 'Authorization: Bearer API_KEY' -d '{{"reward": 1.0}}'
     curl -s {root}/rl/end_session -H 'Authorization: Bearer API_KEY' -X POST
-    curl -s {root}/export_trajectories -H 'Authorization: Bearer {key}' -d '{{"session_id": "hello-0"}}'
+    curl -s {root}/export_trajectories -H 'Authorization: Bearer {key}' -d '{{"session_id": "{session}"}}'
 """
 
 
@@ -141,13 +142,14 @@ class _Serving(Launch):
                     self._show()
 
     def _show(self) -> None:
-        recipe = self.recipe
+        recipe, gateways = self.recipe, self.recipe.actors.session_manager.count
         sys.stdout.write(
             BANNER.format(
                 model=recipe.model,
-                addresses=recipe.gateway.urls(recipe.actors.session_manager.count),
+                addresses=recipe.gateway.urls(gateways),
                 root=recipe.gateway.url(recipe.gateway.port),
                 sessions=recipe.concurrent_groups() * recipe.algorithm.group_size,
+                session=GatewayShare(number=0, count=gateways).mark("hello-0"),
                 key=self.folder.admin_key(recipe),
             )
         )
