@@ -15,7 +15,23 @@ ORDER = (
     *("sandbox", "tokenization", "weights", "vision", "sequences"),
     *("staleness", "tasks", "rewards", "rollout", "gateway", "generation", "batching", "training", "evaluation", "metrics"),
     *("audit", "supervised", "embedded", "chaos"),
-    *("recipe", "display", "run", "hosts", "reader", "replay", "testing", "track", "web", "library", "compat", "tinker", "cli", "__main__"),
+    *(
+        "recipe",
+        "scaling",
+        "display",
+        "run",
+        "hosts",
+        "reader",
+        "replay",
+        "testing",
+        "track",
+        "web",
+        "library",
+        "compat",
+        "tinker",
+        "cli",
+        "__main__",
+    ),
 )
 """Folders and files of the package; each imports only from those before it."""
 FOUNDATION = frozenset({"core", "messages", "runtime"})
@@ -59,6 +75,7 @@ PURE = (
         "training.algorithms",
         "training.checkpoint_retention",
     ),
+    "scaling",
     *("training.engine_mismatch", "training.packing.prefix_tree", "web.episodes", "web.index", "web.partial", "web.rows"),
 )
 """Modules that only compute."""

@@ -65,6 +65,7 @@ from areal_actors.messages.run import (
     Wait,
     WatchProbe,
 )
+from areal_actors.messages.scaling import LoadMeasured, RoleLoad, ScaleDecided
 from areal_actors.messages.session import (
     CapacityReserved,
     DescribeGateway,
@@ -171,6 +172,7 @@ __all__ = [
     "LeaseRenewed",
     "LeaveRun",
     "LoadLevel",
+    "LoadMeasured",
     "LogRecovered",
     "LogTrimmed",
     "LossEvaluated",
@@ -188,6 +190,7 @@ __all__ = [
     "RenewLease",
     "ReserveCapacity",
     "RewardSet",
+    "RoleLoad",
     "RunEpisode",
     "RunFinished",
     "RunResumed",
@@ -195,6 +198,7 @@ __all__ = [
     "RunStarted",
     "RunStopping",
     "SaveCheckpoint",
+    "ScaleDecided",
     "ScoreEpisode",
     "SelectTrained",
     "SessionClosed",

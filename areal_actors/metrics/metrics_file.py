@@ -58,6 +58,8 @@ class Metrics(Actor):
         | messages.RunFinished
         | messages.ConcurrencyChanged
         | messages.OffPolicyChanged
+        | messages.LoadMeasured
+        | messages.ScaleDecided
         | messages.Throughput,
         context: Context,
     ) -> None:

@@ -12,6 +12,7 @@ import msgspec
 
 from areal_actors.batching.assembler import BatcherConfig
 from areal_actors.chaos.settings import ChaosSettings
+from areal_actors.core.autoscale_settings import AutoscaleSettings
 from areal_actors.core.config import Config, PositiveInt
 from areal_actors.core.errors import SetupError
 from areal_actors.core.host_settings import HostsSettings
@@ -97,6 +98,7 @@ class Recipe(Config):
     actors: ActorsSettings = ActorsSettings()
     chaos: ChaosSettings = ChaosSettings()
     hosts: HostsSettings = HostsSettings()
+    autoscale: AutoscaleSettings = AutoscaleSettings()
 
     def is_online(self) -> bool:
         """Returns True if external agents connect to the gateway."""

@@ -17,7 +17,7 @@ from areal_actors.display.recall import restore_fold
 from areal_actors.display.run_state import RunState
 from areal_actors.display.sentences import duration
 from areal_actors.display.waiting import BOUNDS, waiting_summary
-from areal_actors.messages import Heartbeat, Throughput
+from areal_actors.messages import Heartbeat, LoadMeasured, Throughput
 from areal_actors.reader.run_files import run_folder
 from areal_actors.recipe.limits import Limit, limits
 from areal_actors.recipe.recipe import Recipe, recorded_recipe
@@ -28,6 +28,7 @@ from areal_actors.replay.time_shares import TimeFold, TimeShares, share
 from areal_actors.run.connections import connected
 from areal_actors.run.monitor import open_log
 from areal_actors.run.run_folder import RunFolder
+from areal_actors.scaling.balance import Recommendation, combined, recommend
 from bus.base import Envelope
 from bus.message import Message
 
@@ -72,6 +73,8 @@ class Why(msgspec.Struct, kw_only=True):
     open_waits: list[OpenWait]
     attention: list[str]
     """Causes for which it may not learn."""
+    workers: list[Recommendation]
+    """Number of workers of each role that would balance the run; empty if its load was not measured."""
     verdict: str
     advice: list[str]
 
@@ -88,6 +91,7 @@ class Why(msgspec.Struct, kw_only=True):
         if self.shares.counted_seconds:
             lines += [f"{'in flight':<12}while the trainer waits, on average: {', '.join(self._in_flight())}"]
         lines += [f"{'limits' if number == 0 else '':<12}{one.setting}: {one.count}" for number, one in enumerate(self.limits)]
+        lines += [f"{'workers' if number == 0 else '':<12}{_workers(one)}" for number, one in enumerate(self.workers)]
         lines += [f"{'now':<12}{self.now}"] if self.now else []
         for wait in self.open_waits[:OPEN_WAITS]:
             lines.append(f"{'':<12}{wait.actor} waits {wait.seconds:.0f} s for {wait.name}, for {wait.seconds_left:.0f} s more at most")
@@ -115,7 +119,8 @@ def why(run: str, *, folder: Path, as_json: bool = False) -> int:
 
 async def _why(run: str, folder: Path) -> Why:
     place = None if Path(run).is_file() else run_folder(run, folder)  # noqa: ASYNC240 - nothing else runs in this loop
-    state, shares, without_gate = await _folded(place, Path(run))
+    loads: list[LoadMeasured] = []
+    state, shares, without_gate = await _folded(place, Path(run), loads)
     if state.started is None:
         raise SetupError(f"the log of {run or 'the run'} has no event of its start; there is nothing to explain yet")
     recipe = recorded_recipe(state.started.recipe)
@@ -136,18 +141,21 @@ async def _why(run: str, folder: Path) -> Why:
         now=waiting_summary(state) if live else "",
         open_waits=waits,
         attention=attention(state),
+        workers=_recommended(loads, recipe),
         verdict=verdict,
         advice=advice,
     )
 
 
-async def _folded(place: RunFolder | None, file: Path) -> tuple[RunState, TimeShares, str]:
-    """Returns the state of the run, its shares of time, and the reason why the gate's bounds are not known."""
+async def _folded(place: RunFolder | None, file: Path, loads: list[LoadMeasured]) -> tuple[RunState, TimeShares, str]:
+    """Returns the state of the run, its shares of time, and the reason why the gate's bounds are not known; `loads` gets its loads."""
     state, times, without_gate = RunState(), TimeFold(), ""
     gate: ControlReplay | None = ControlReplay(place or RunFolder(Path(f"{file}.run")), only=["staleness_gate"])
     flying: InFlight | None = None
     async with aclosing(_messages(place, file, state)) as log:
         async for envelope, message in log:
+            if isinstance(message, LoadMeasured):
+                loads.append(message)
             times.receive(message, envelope.time, bound=_bound(gate), flying=flying)
             if flying is None and state.started is not None and not state.learns_from_examples():
                 flying = InFlight(state.started.recipe["algorithm"]["group_size"])
@@ -284,6 +292,17 @@ def _younger(held: float, recipe: Recipe) -> Iterator[str]:
     )
     if recipe.batcher.exit_policy == "wait":
         yield 'batcher.exit_policy = "wait" has batches wait for every group that would become too old: "mask" waits for none of them'
+
+
+def _recommended(loads: list[LoadMeasured], recipe: Recipe) -> list[Recommendation]:
+    """Returns the workers that balance a run; where trainer and generation take turns, none do."""
+    load = combined(loads)
+    return recommend(load) if load is not None and recipe.staleness_gate.max_staleness else []
+
+
+def _workers(one: Recommendation) -> str:
+    number = f"{one.workers}" if one.recommended == one.workers else f"{one.workers}, recommended {one.recommended}"
+    return f"{one.role}: {number}: {one.reason}"
 
 
 def _shares(seconds: Mapping[str, float]) -> str:

@@ -45,6 +45,7 @@ from areal_actors.run.disk_watch import DiskWatch
 from areal_actors.run.health import LOOK_SECONDS
 from areal_actors.run.joining import Joining
 from areal_actors.run.launch import Launch, access, on_interrupt
+from areal_actors.run.load_watch import LoadWatch
 from areal_actors.run.log_recovery import note_log_end
 from areal_actors.run.log_retention import LogReaders, LogRetention, Reader, folds_of
 from areal_actors.run.monitor import follow
@@ -82,6 +83,7 @@ class RunLoop(Launch):
         self.view.hint = "Ctrl-C saves a checkpoint and ends the run"
         self.view.access = access(recipe, folder)
         self.joining = Joining(recipe, folder, bus, server, self.health, self.publish) if recipe.bus.host else None
+        self.load = LoadWatch(recipe, self.publish)
         self.signals = 0
         self.state = RunState()
         """State of the run by its log, of this launch and earlier ones; later readers start from its snapshots."""
@@ -127,7 +129,7 @@ class RunLoop(Launch):
         if described := self.recipe.chaos.described():
             sys.stderr.write(f"chaos is on: FAULTS ARE INJECTED INTO THIS RUN: {described}\n")
         injecting = self.chaos.run(lambda: self.all_started, self._is_ending)
-        listeners = [self._receive_events(), self._watch_disk(), injecting]
+        listeners = [self._receive_events(), self._watch_disk(), injecting, self.load.watch()]
         if self.joining is not None:
             sys.stderr.write(f"{self.joining.open(self.state.joined)}\n")
             listeners.append(self.joining.serve())
@@ -295,6 +297,7 @@ class RunLoop(Launch):
         """Fold a message; `sent` is in seconds since the epoch by its sender's clock."""
         super().handle(message, sent)
         self.chaos.health.receive(message)
+        self.load.receive(message, sent)
         if isinstance(message, Heartbeat):
             self.usage[message.process] = Usage(cpu_seconds=message.cpu_seconds, peak_memory_bytes=message.peak_memory_bytes)
         elif isinstance(message, StepCompleted):

@@ -1,0 +1,56 @@
+"""Messages about the load of a run, from which the number of its workers follows."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from areal_actors.core.values import Value
+from bus.message import Event
+
+
+class RoleLoad(Value):
+    """Mean load of all workers of a role over a window."""
+
+    workers: int
+    """Number of workers that serve."""
+    slots: int
+    """Episodes, completions or scores that they take at once, together."""
+    busy: float
+    """Slots in use."""
+    waiting: float
+    """Work that waits for a slot."""
+    cpu: float = 0.0
+    """CPU cores that the busiest process of the role uses."""
+
+
+class LoadMeasured(Event):
+    """Load of the run over a window in which its workers stayed the same, between the first and the last batch."""
+
+    subject: ClassVar[str] = "load.measured"
+    seconds: float
+    """Length of the window."""
+    trainer_waits: float
+    """Share of the window in which the trainer waited for a batch."""
+    episodes: float
+    """Mean number of episodes that may run and are not scored."""
+    allowed: int
+    """Number of episodes that the staleness gate lets run at once."""
+    roles: dict[str, RoleLoad]
+    """Load by role: `rollout_worker`, `inference_worker`, `reward_worker`."""
+    gateway_cpu: float = 0.0
+    """CPU cores that the gateway uses."""
+    engine_full: bool = False
+    """True if an engine was full at the end of the window (`EngineLoad`)."""
+
+
+class ScaleDecided(Event):
+    """A role is to have another number of workers (`[autoscale]`)."""
+
+    subject: ClassVar[str] = "scale.decided"
+    role: str
+    """`rollout_worker`, `inference_worker` or `reward_worker`."""
+    before: int
+    """Workers that served."""
+    workers: int
+    """Workers that are to serve."""
+    reason: str

@@ -1,0 +1,31 @@
+"""Validates `[autoscale]`: bounds that agree with each other and with the workers of the run."""
+
+from __future__ import annotations
+
+import msgspec
+
+from areal_actors.core.autoscale_settings import WorkerBounds
+from areal_actors.recipe.complaints import Problems
+from areal_actors.recipe.recipe import Recipe
+
+
+def autoscale_problems(recipe: Recipe) -> Problems:
+    """Yields what keeps the number of workers from being decided on."""
+    scaled, enabled = recipe.autoscale, ("autoscale", "enabled")
+    placements = msgspec.structs.asdict(recipe.actors)
+    bounds: dict[str, WorkerBounds] = {name: one for name, one in msgspec.structs.asdict(scaled).items() if isinstance(one, WorkerBounds)}
+    for role, one in bounds.items():
+        own = placements[role].count
+        if one.max < one.min:
+            yield ("autoscale", role, "max"), f"found {one.max}, but autoscale.{role}.min = {one.min}; write {one.min} or more"
+        elif one.max and role in recipe.absent():
+            yield ("autoscale", role, "max"), f"found {one.max}, but this run has no {role}; write 0"
+        elif 0 < one.max < own:
+            yield ("autoscale", role, "max"), f"found {one.max}, but actors.{role}.count = {own}; write {own} or more, or 0"
+    if scaled.enabled and (recipe.is_online() or recipe.learns_from_examples()):
+        yield enabled, "found true, but the load of a run without agents of its own is not measured; write false"
+    elif scaled.enabled and not scaled.bounds():
+        yield enabled, "found true, but no role has bounds; write autoscale.rollout_worker.max, or that of another role"
+    elif scaled.enabled and recipe.staleness_gate.max_staleness == 0:
+        remedy = "write false, or staleness_gate.max_staleness = 1 or more"
+        yield enabled, f"found true, but trainer and generation take turns with staleness_gate.max_staleness = 0; {remedy}"

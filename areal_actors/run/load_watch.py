@@ -1,0 +1,50 @@
+"""Measures the load of a live run, and decides on its workers (`[autoscale]`)."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from areal_actors.messages import ScaleDecided
+from areal_actors.recipe.recipe import Recipe
+from areal_actors.scaling.decisions import Decider
+from areal_actors.scaling.load import load_fold
+from bus.errors import BusError
+from bus.message import Event, Message
+
+TICK_SECONDS = 1.0
+"""Heartbeats arrive as often."""
+
+logger = structlog.get_logger(__name__)
+
+
+class LoadWatch:
+    """Folds the messages of a run into its load, publishes it once for each window, and what is decided from it."""
+
+    def __init__(self, recipe: Recipe, publish: Callable[[Event], Awaitable[None]]) -> None:
+        self.publish = publish
+        self.decider = Decider(recipe.autoscale)
+        self.decision: ScaleDecided | None = None
+        """Decision to be published."""
+        self.fold = None if recipe.is_online() or recipe.learns_from_examples() else load_fold(recipe, recipe.autoscale.window_seconds)
+
+    def receive(self, message: Message, sent: float) -> None:
+        """Fold a message; `sent` is in seconds since the epoch."""
+        if self.fold is not None:
+            self.fold.receive(message)
+            self.decision = self.decider.receive(message, sent) or self.decision
+
+    async def watch(self) -> None:
+        """Publish until cancelled; a load that the bus does not take is of no use later."""
+        while self.fold is not None:
+            await asyncio.sleep(TICK_SECONDS)
+            found, self.decision = (self.decision, self.fold.tick(time.monotonic())), None
+            for event in found:
+                try:
+                    if event is not None:
+                        await self.publish(event)
+                except BusError as error:
+                    logger.warning("the load of a window was not published", error=str(error))
