@@ -28,7 +28,6 @@ from areal_actors.generation.settings import (
     is_here,
 )
 from areal_actors.recipe.agent_checks import agent_problems, dotted_parts
-from areal_actors.recipe.autoscale_checks import autoscale_problems
 from areal_actors.recipe.chaos_checks import chaos_problems
 from areal_actors.recipe.complaints import Problems, is_installed, nearest, toml_value
 from areal_actors.recipe.environment_checks import environment_problems, misplaced_problems
@@ -89,7 +88,6 @@ def problems(recipe: Recipe, *, serving: bool = False) -> list[RecipeProblem]:
             (True, chaos_problems(recipe)),
             (not serving, host_problems(recipe)),
             (not serving, track_problems(recipe.track)),
-            (not serving, autoscale_problems(recipe)),
             (True, _amounts(recipe)),
             (True, _placement(recipe, serving=serving)),
             (True, tree_problems(recipe.supervisors, recipe.actors)),

@@ -1,10 +1,11 @@
-"""Validates `[hosts]`: roles that the run has, and devices that its workers use."""
+"""Validates `[hosts]`, and `[autoscale]` with it: roles that the run has, and devices that its workers use."""
 
 from __future__ import annotations
 
 import re
 
 from areal_actors.core.settings import SEVERAL
+from areal_actors.recipe.autoscale_checks import autoscale_problems
 from areal_actors.recipe.complaints import Problems, toml_value
 from areal_actors.recipe.recipe import Recipe
 from bus.users import without_credentials
@@ -16,6 +17,7 @@ SLURM_TAKEN = ("chdir", "cpus-per-task", "gpus-per-task", "job-name", "mem", "no
 
 def host_problems(recipe: Recipe) -> Problems:
     """Yields what keeps the hosts of a recipe from being launched."""
+    yield from autoscale_problems(recipe)
     hosts = recipe.hosts
     for role, joined in hosts.joined().items():
         assert role in SEVERAL
