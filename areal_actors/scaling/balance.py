@@ -39,7 +39,7 @@ class Recommendation(Value):
     """Workers that serve now."""
     recommended: int
     reason: str
-    """Why, in one sentence."""
+    """Cause, in one sentence."""
 
     def change(self) -> int:
         """Returns the number of workers to be added; negative: to be removed."""

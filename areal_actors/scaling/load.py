@@ -64,7 +64,7 @@ class LoadFold:
     """Receives every event and heartbeat of a run, and a tick about once a second."""
 
     slots: Mapping[str, int]
-    """What one worker takes at once, by role."""
+    """Slots of one worker, by role."""
     allowed: int
     group_size: int
     steps: int
