@@ -14,7 +14,6 @@ from areal_actors.embedded.kept_models import kept_model
 from areal_actors.embedded.settings import WarmStart
 from areal_actors.recipe.checks import EMBEDDED
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.run import recipe_model
 from areal_actors.run.fold_actors import BuildContext
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.training_engine import EngineBuilder
@@ -47,17 +46,6 @@ def test_the_second_one_takes_no_step(tmp_path):
     first, steps = made(tmp_path / "models")
     assert steps == 2
     assert made(tmp_path / "models") == (first, 0)
-
-
-@pytest.mark.parametrize(("cores", "threads", "used"), [(1, 1, 1), (2, 1, 2), (64, 1, 2), (2, 4, 4)])
-def test_a_warm_start_uses_a_second_core(tmp_path, monkeypatch, cores, threads, used):
-    asked = []
-    monkeypatch.setattr(recipe_model, "usable_cores", lambda: cores)
-    monkeypatch.setattr(recipe_model, "kept_model", lambda *arguments: asked.append(arguments[3]))
-    task = TaskSettings(agent="agents/gsm8k.py:Gsm8kAgent", dataset="arithmetic", reward="gsm8k")
-    trainer = TrainerSettings(threads=threads)
-    recipe_model.model_of(Recipe(run="test", steps=1, model=EMBEDDED, folder=str(tmp_path), task=task, algorithm=Grpo(), trainer=trainer))
-    assert asked == [used]
 
 
 @pytest.mark.parametrize("changed", [{"seed": 1}, {"threads": 2}, {"warm_start": msgspec.structs.replace(BRIEF, skills=("boxed",))}])

@@ -1,4 +1,4 @@
-"""CUDA devices: their detection through the driver, without importing torch, and the variables by which processes get theirs; CPU cores."""
+"""CUDA devices: their detection through the driver, without importing torch, and the variables by which processes get theirs."""
 
 from __future__ import annotations
 
@@ -21,11 +21,6 @@ class CudaDevices(msgspec.Struct, frozen=True):
     reason: str
     memory: tuple[int, ...] = ()
     """Bytes of memory of each device; empty if unknown."""
-
-
-def usable_cores() -> int:
-    """Returns the number of CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def detect_cuda(driver: str = DRIVER) -> CudaDevices:

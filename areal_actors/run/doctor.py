@@ -20,7 +20,7 @@ import msgspec
 import psutil
 
 from areal_actors import __version__
-from areal_actors.core.devices import detect_cuda, usable_cores
+from areal_actors.core.devices import detect_cuda
 from areal_actors.core.durable_files import MEBIBYTE
 from areal_actors.core.errors import SandboxError, SetupError
 from areal_actors.core.settings import DiskSettings
@@ -161,7 +161,8 @@ def _nats_server() -> Finding:
 def _hardware() -> Iterator[Finding]:
     cuda = detect_cuda()
     yield Finding("CUDA devices", cuda.reason, "" if cuda.count else NO_GPU, needed=False)
-    yield Finding("CPU cores", f"{usable_cores()} of {os.cpu_count()} may be used")
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    yield Finding("CPU cores", f"{usable} of {os.cpu_count()} may be used")
     memory = psutil.virtual_memory()
     yield Finding("memory", f"{_mebibytes(memory.available)} of {_mebibytes(memory.total)} available")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from areal_actors.core.devices import usable_cores
 from areal_actors.embedded.kept_models import kept_model
 from areal_actors.embedded.warm_start import Progress
 from areal_actors.recipe.checks import EMBEDDED
@@ -14,8 +13,6 @@ from areal_actors.weights.model_hub import model_folder
 
 SHOWN_EVERY = 100
 """Supervised steps between two progress lines."""
-WARM_START_THREADS = 2
-"""Threads of a warm start, unless there are fewer cores or more `trainer.threads`: the run's other processes wait for the model."""
 
 
 def model_of(recipe: Recipe, show: Progress | None = None) -> str:
@@ -23,8 +20,7 @@ def model_of(recipe: Recipe, show: Progress | None = None) -> str:
     if recipe.model != EMBEDDED:
         return model_folder(recipe.model)
     models = Path(recipe.folder).absolute() / "models"
-    threads = max(recipe.trainer.threads, min(WARM_START_THREADS, usable_cores()))
-    return kept_model(models, recipe.warm_start, recipe.seed, threads, show or _show)
+    return kept_model(models, recipe.warm_start, recipe.seed, recipe.trainer.threads, show or _show)
 
 
 def _show(done: int, total: int, metrics: dict[str, float]) -> None:
