@@ -18,7 +18,7 @@ import yaml
 from support.live_run import PATIENT, RECIPE, ROOT, SMALL, LiveRun
 from test_launch import LAUNCHERS, free_port
 
-from areal_actors.messages import RunFinished, StepCompleted, WorkerJoined, WorkerLeft
+from areal_actors.messages import RunFinished, ScaleDecided, StepCompleted, WorkerJoined, WorkerLeft
 
 pytestmark = pytest.mark.long
 HOSTS = ("hosts.inference_worker.count=1", "hosts.rollout_worker.count=1", "hosts.run.cpus=1")
@@ -144,6 +144,30 @@ async def test_a_signal_ends_a_launch_on_this_machine_with_a_checkpoint(tmp_path
         assert process.wait(PATIENT) == 130, output.read_text()
     assert list((run.folder / "checkpoints").glob("step-*"))
     assert run.processes_left() == []
+
+
+async def test_a_decision_on_more_workers_starts_them(tmp_path, started):
+    reward = tmp_path / "slow_reward.py"
+    reward.write_text("import time\n\n\ndef slow(output, task):\n    time.sleep(0.5)\n    return float(task['answer'] in output)\n")
+    autoscale = ("enabled=true", "window_seconds=3", "cooldown_seconds=1", "reward_worker.max=2")
+    settings = (*(f"autoscale.{one}" for one in autoscale), f"task.reward={reward}:slow")
+    command = [sys.executable, "-m", "areal_actors", "launch", str(RECIPE), "--on", "local", *SMALL]
+    output = tmp_path / "output.txt"
+    process = start(started, [*command, "steps=100000", f"folder={tmp_path}", *settings], output)
+    run = LiveRun.__new__(LiveRun)
+    run.folder, run.output_file, run.process, run.events = tmp_path / "gsm8k-grpo", output, process, []
+    async with run.listening():
+        (decision, *_) = await run.until(ScaleDecided, 1)
+        assert (decision.role, decision.before, decision.workers) == ("reward_worker", 1, 2)
+        (joined, *_) = await run.until(WorkerJoined, 1)
+        assert joined.role == "reward_worker"
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENT) == 130, output.read_text()
+    assert run.processes_left() == []
+    audited = subprocess.run(
+        [sys.executable, "-m", "areal_actors", "audit", "gsm8k-grpo", "--folder", str(tmp_path)], cwd=ROOT, check=False
+    )
+    assert audited.returncode == 0
 
 
 async def test_the_batch_script_runs_a_job(tmp_path, started):

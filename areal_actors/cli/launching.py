@@ -49,7 +49,7 @@ def launch(options: Options) -> int:
 def _launch_here(plan: LaunchPlan, cuda: CudaDevices, *, dry_run: bool) -> int:
     commands = local_commands(plan, cuda)
     print("\n".join(command.shown() for command in commands), flush=True)
-    return 0 if dry_run else launch_here(commands, Path(plan.recipe.folder) / f"{plan.recipe.run}.hosts")
+    return 0 if dry_run else launch_here(plan, commands, cuda)
 
 
 def _devices_there(files: list[Path], overrides: list[str]) -> CudaDevices:

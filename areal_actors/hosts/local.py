@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import os
 import secrets
-import shlex
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from areal_actors.core.devices import VISIBLE, CudaDevices, visibility
 from areal_actors.core.errors import SetupError
 from areal_actors.core.settings import JOIN_TOKEN
-from areal_actors.core.values import Value
+from areal_actors.hosts.local_command import LocalCommand
 from areal_actors.hosts.plan import PROGRAM, LaunchPlan
+from areal_actors.hosts.scaled_workers import ScaledWorkers
 from bus.server import LOOPBACK
 
 LEAVING_SECONDS = 60.0
@@ -24,19 +26,6 @@ LEAVING_SECONDS = 60.0
 
 SIGNALLED = 128
 """Exit status of a process that a signal ended, without the number of the signal."""
-
-
-class LocalCommand(Value):
-    """A command of this machine."""
-
-    name: str
-    words: tuple[str, ...]
-    gpus: tuple[int, ...] = ()
-
-    def shown(self) -> str:
-        """Returns it as a line for a shell, without the password."""
-        variables = f"{VISIBLE}={visibility(self.gpus)} " if self.gpus else ""
-        return f"{variables}areal {shlex.join(self.words)}"
 
 
 def local_commands(plan: LaunchPlan, cuda: CudaDevices) -> list[LocalCommand]:
@@ -59,28 +48,37 @@ def local_commands(plan: LaunchPlan, cuda: CudaDevices) -> list[LocalCommand]:
 
     joined = [(place, number) for place in plan.joined for number in range(place.count)]
     return [
-        LocalCommand(name="run", words=(*plan.run.words, f"bus.host={LOOPBACK}", f"bus.port={port}"), gpus=take(plan.run.gpus)),
+        LocalCommand(
+            name="run", words=(*plan.run.words, f"bus.host={LOOPBACK}", f"bus.port={port}"), gpus=take(plan.run.gpus), address=address
+        ),
         *(
-            LocalCommand(name=f"{place.name}-{number}", words=("join", address, *place.words), gpus=take(place.gpus))
+            LocalCommand(name=f"{place.name}-{number}", words=("join", address, *place.words), gpus=take(place.gpus), role=place.name)
             for place, number in joined
         ),
     ]
 
 
-def launch_here(commands: Sequence[LocalCommand], outputs: Path) -> int:
-    """Run the commands until the first of them, the run, has ended; returns its exit status.
+def launch_here(plan: LaunchPlan, commands: Sequence[LocalCommand], cuda: CudaDevices) -> int:
+    """Run the commands until the first of them, the run, has ended; returns its exit status. With `[autoscale]` there may be more workers.
 
-    Ctrl-C and SIGTERM are for the run, which saves a checkpoint. Workers write their output to files of the folder `outputs`, and have
+    Ctrl-C and SIGTERM are for the run, which saves a checkpoint. Workers write their output to files beside the run's folder, and have
     process groups of their own, so that Ctrl-C in the terminal leaves them to the run.
     """
     token = secrets.token_hex(16)
     run, *joined = commands
+    outputs = Path(plan.recipe.folder) / f"{plan.recipe.run}.hosts"
     outputs.mkdir(parents=True, exist_ok=True)
     process = subprocess.Popen((*PROGRAM, *run.words), env=_environment(run, token))
     signal.signal(signal.SIGTERM, lambda *_: process.send_signal(signal.SIGTERM))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run gets it from the terminal, too
-    workers = {command.name: _started(command, token, outputs / f"{command.name}.log") for command in joined}
-    status = process.wait()
+
+    def start(command: LocalCommand) -> subprocess.Popen[bytes]:
+        return _started(command, token, outputs / f"{command.name}.log")
+
+    workers = {command.name: start(command) for command in joined}
+    with _scaled(plan, commands, cuda, start) as added:
+        status = process.wait()
+    workers |= added
     for name, worker in workers.items():
         if status:
             worker.terminate()
@@ -92,6 +90,26 @@ def launch_here(commands: Sequence[LocalCommand], outputs: Path) -> int:
         if code and not status:
             sys.stderr.write(f"{name} ended with status {code}: {outputs / name}.log\n")
     return status if status >= 0 else SIGNALLED - status
+
+
+@contextmanager
+def _scaled(
+    plan: LaunchPlan, commands: Sequence[LocalCommand], cuda: CudaDevices, start: Callable[[LocalCommand], subprocess.Popen[bytes]]
+) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+    """Follow the decisions of the run; yields the workers that are started for them."""
+    if not plan.recipe.autoscale.enabled:
+        yield {}
+        return
+    taken = {number for command in commands for number in command.gpus}
+    scaled = ScaledWorkers(plan, commands[0].address, [number for number in range(cuda.count) if number not in taken], start)
+    ended = threading.Event()
+    following = threading.Thread(target=scaled.follow, args=(ended,), name="autoscale")
+    following.start()
+    try:
+        yield scaled.workers
+    finally:
+        ended.set()
+        following.join()
 
 
 def _started(command: LocalCommand, token: str, output: Path) -> subprocess.Popen[bytes]:

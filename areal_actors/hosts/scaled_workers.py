@@ -1,0 +1,99 @@
+"""Workers that `[autoscale]` adds on this machine: each decision of the run starts `areal join` commands, or ends the newest of them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from typing import Final
+
+import msgspec
+
+from areal_actors.core.values import Value
+from areal_actors.hosts.local_command import LocalCommand
+from areal_actors.hosts.plan import PROGRAM, LaunchPlan
+
+SUBJECT: Final = "scale.decided"
+RETRY_SECONDS: Final = 2.0
+"""Time between two attempts to watch a run that has not started yet."""
+
+
+class Decision(Value):
+    """`ScaleDecided`, as the monitor prints it."""
+
+    role: str
+    before: int
+    workers: int
+
+
+class _Line(Value):
+    sequence: int
+    message: Decision
+
+
+_lines = msgspec.json.Decoder(_Line)
+
+
+class ScaledWorkers:
+    """Follows the decisions of a run until it ends. Workers of `[actors]` and `[hosts]` are not its own, and stay."""
+
+    def __init__(
+        self, plan: LaunchPlan, address: str, gpus: Sequence[int], start: Callable[[LocalCommand], subprocess.Popen[bytes]]
+    ) -> None:
+        """`gpus` are those of this machine that no other process has; `start` starts a command."""
+        self._recipe, self._address, self._free, self._start = plan.recipe, address, list(gpus), start
+        self.workers: dict[str, subprocess.Popen[bytes]] = {}
+        """Processes by name, in the order of their starts."""
+        self._commands: dict[str, LocalCommand] = {}
+        self._numbers = count()
+        self._done = 0
+        """Sequence of the last decision that was followed: another monitor begins at the start of the log."""
+
+    def follow(self, ended: threading.Event) -> None:
+        """Start and end workers until the run has ended; blocks."""
+        while not ended.is_set():
+            for line in self._monitored(ended):
+                if line.sequence > self._done:
+                    self._done = line.sequence
+                    self.apply(line.message)
+            ended.wait(RETRY_SECONDS)
+
+    def apply(self, decision: Decision) -> None:
+        """Start as many workers as are missing, or have the newest leave: each finishes its work first."""
+        more = decision.workers - decision.before
+        for _ in range(more):
+            if (command := self._command(decision.role)) is None:
+                sys.stderr.write(f"autoscale: no GPU is free for another {decision.role}\n")
+                return
+            self._commands[command.name] = command
+            self.workers[command.name] = self._start(command)
+        own = [name for name, command in self._commands.items() if command.role == decision.role and self.workers[name].poll() is None]
+        for name in own[more:] if more < 0 else ():
+            self._free += self._commands.pop(name).gpus
+            self.workers[name].terminate()
+
+    def _command(self, role: str) -> LocalCommand | None:
+        """Returns the command of another worker; None if too few GPUs are free."""
+        hosts = self._recipe.hosts
+        needed = hosts.joined()[role].gpus if role in hosts.joined() else 0
+        if needed > len(self._free):
+            return None
+        gpus, self._free = tuple(self._free[:needed]), self._free[needed:]
+        words = ("join", self._address, "--role", role, "--wait", f"{hosts.wait_seconds:g}")
+        return LocalCommand(name=f"{role}-added-{next(self._numbers)}", role=role, words=words, gpus=gpus)
+
+    def _monitored(self, ended: threading.Event) -> Iterator[_Line]:
+        """Yield decisions until the run, or the monitor, ends."""
+        words = ("monitor", self._recipe.run, SUBJECT, "--json", "--folder", str(self._recipe.folder))
+        with subprocess.Popen((*PROGRAM, *words), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True) as monitor:
+
+            def end() -> None:
+                ended.wait()
+                monitor.terminate()
+
+            threading.Thread(target=end, daemon=True, name="end of the monitor").start()
+            assert monitor.stdout is not None
+            for line in monitor.stdout:
+                yield _lines.decode(line)
