@@ -148,7 +148,7 @@ async def test_a_signal_ends_a_launch_on_this_machine_with_a_checkpoint(tmp_path
 
 async def test_a_decision_on_more_workers_starts_them(tmp_path, started):
     reward = tmp_path / "slow_reward.py"
-    reward.write_text("import time\n\n\ndef slow(output, task):\n    time.sleep(0.5)\n    return float(task['answer'] in output)\n")
+    reward.write_text("import time\n\n\ndef slow(task, output):\n    time.sleep(0.5)\n    return float(len(output) % 2)\n")
     autoscale = ("enabled=true", "window_seconds=3", "cooldown_seconds=1", "reward_worker.max=2")
     settings = (*(f"autoscale.{one}" for one in autoscale), f"task.reward={reward}:slow")
     command = [sys.executable, "-m", "areal_actors", "launch", str(RECIPE), "--on", "local", *SMALL]
@@ -164,10 +164,8 @@ async def test_a_decision_on_more_workers_starts_them(tmp_path, started):
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENT) == 130, output.read_text()
     assert run.processes_left() == []
-    audited = subprocess.run(
-        [sys.executable, "-m", "areal_actors", "audit", "gsm8k-grpo", "--folder", str(tmp_path)], cwd=ROOT, check=False
-    )
-    assert audited.returncode == 0
+    audit = start(started, [sys.executable, "-m", "areal_actors", "audit", "gsm8k-grpo", "--folder", str(tmp_path)], output)
+    assert audit.wait(PATIENT) == 0, output.read_text()
 
 
 async def test_the_batch_script_runs_a_job(tmp_path, started):

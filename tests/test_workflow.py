@@ -14,7 +14,7 @@ from support.samples import work
 
 from areal_actors.core.errors import AgentError, RewardError
 from areal_actors.library.workflow import ArealOpenAI, RolloutWorkflow, workflow_context
-from areal_actors.messages import OpenSession
+from areal_actors.messages import OpenSession, SessionOpened
 from areal_actors.rollout.agent_process import AgentProgram
 from areal_actors.rollout.agent_runner import AgentResult
 from areal_actors.rollout.episode_context import EpisodeContext
@@ -144,7 +144,7 @@ async def test_running_code_knows_its_episode(tmp_path, name, way, send):
     worker = RolloutWorker(runner, concurrency=1, timeout_seconds=5.0)
     worker.weight_version = 7
     await worker.start(None)
-    opened = SimpleNamespace(session="s", base_url="http://h/s/v1", api_key="k", refused="")
+    opened = SessionOpened(session="s", base_url="http://h/s/v1", api_key="k")
     _, scoring = await send(worker, work("3.1", attempt=2, purpose="evaluate"), answers={OpenSession: lambda question: opened})
     await worker.stop()
     assert set(scoring.output.split("|")) == {"task-3 3.1 3 2 True 7"}

@@ -29,7 +29,7 @@ class Decision(Value):
 
 
 class _Line(Value):
-    sequence: int
+    id: str
     message: Decision
 
 
@@ -48,15 +48,15 @@ class ScaledWorkers:
         """Processes by name, in the order of their starts."""
         self._commands: dict[str, LocalCommand] = {}
         self._numbers = count()
-        self._done = 0
-        """Sequence of the last decision that was followed: another monitor begins at the start of the log."""
+        self._followed: set[str] = set()
+        """Ids of decisions: another monitor begins at the start of the log."""
 
     def follow(self, ended: threading.Event) -> None:
         """Start and end workers until the run has ended; blocks."""
         while not ended.is_set():
             for line in self._monitored(ended):
-                if line.sequence > self._done:
-                    self._done = line.sequence
+                if line.id not in self._followed:
+                    self._followed.add(line.id)
                     self.apply(line.message)
             ended.wait(RETRY_SECONDS)
 
