@@ -40,6 +40,8 @@ async def killed_after(live, steps, saved=1):
         await run.until(CheckpointCommitted, saved, seconds=300)
     run.process.kill()
     run.process.wait()
+    while run.processes_left():  # noqa: ASYNC110 - the server ends with its parent, and writes to its store until then
+        await asyncio.sleep(0.05)
     return run
 
 
