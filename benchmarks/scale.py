@@ -148,7 +148,9 @@ def main() -> None:
     parser.add_argument(
         "--lengths", type=int, nargs=2, default=[16, 516], help="tokens of an answer: in the runs, and in the small one with long ones"
     )
-    parser.add_argument("--messages", type=int, default=200_000, help="messages written to the streams")
+    parser.add_argument(
+        "--messages", type=int, default=40_000, help="messages written to the streams, few enough for the buffers of the server"
+    )
     parser.add_argument("--repeats", type=int, default=2, help="alternations of the numbers of streams")
     parser.add_argument("--groups", type=int, nargs="+", default=[48, 1000, 2500, 10_000], help="groups in flight in the folds")
     parser.add_argument("--inference", type=int, nargs="+", default=[1, 100, 744], help="inference workers in the folds")
