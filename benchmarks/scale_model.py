@@ -86,6 +86,10 @@ class Wall(msgspec.Struct, frozen=True, kw_only=True):
         return cluster.episodes_per_second * self.limit / self.used
 
 
+LOG_BYTES_A_TOKEN = 6.4
+"""From the two lengths of answers in `log_bytes.py`: the log-probabilities of these engines are constant, and compress to nothing."""
+
+
 class Costs(msgspec.Struct, frozen=True, kw_only=True):
     """Measured figures of an episode, with tokens extrapolated from two lengths of answers."""
 
@@ -129,7 +133,7 @@ def costs(main: Mapping[str, Any], short: Mapping[str, Any], long: Mapping[str, 
         tokens=main["tokens"],
         events=main["events_per_episode"],
         log_bytes=main["log_bytes_per_episode"],
-        log_bytes_a_token=(long["log_bytes_per_episode"] - short["log_bytes_per_episode"]) / tokens,
+        log_bytes_a_token=LOG_BYTES_A_TOKEN,
         kib_in_flight=main["kib_per_episode"],
         events_per_second=read["events_per_second"],
         stored_us=alone["server_cpu_us_per_event"],
