@@ -312,7 +312,9 @@ async def compare(sizes: Sizes, corpus: Path | None) -> dict[str, Any]:
         costs = await measure_costs(work, Path(temporary), model, corpus)
         latency = await measure_latency(work, Path(temporary), model, corpus)
     show(costs, latency)
-    return {"seconds": time.perf_counter() - began, "costs": costs, "latency": latency}
+    totals = {server: sum(found["turns"]) for server, found in costs.items() if "turns" in found}
+    ratios = {str(server): dict(zip(MULTIPLES, figures, strict=True)) for server, *figures in multiples(costs)}
+    return {"seconds": time.perf_counter() - began, "costs": costs, "ten turns": totals, "multiples": ratios, "latency": latency}
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from areal_actors.core.settings import JOIN_TOKEN
 from areal_actors.hosts.local import local_commands
 from areal_actors.hosts.local_command import LocalCommand
 from areal_actors.hosts.plan import LaunchPlan, launch_plan
-from areal_actors.hosts.scaled_workers import Decision, ScaledWorkers
+from areal_actors.hosts.scaled_workers import ScaleChange, ScaledWorkers
 from areal_actors.recipe.load import load
 from areal_actors.run.server import fixed_token
 from areal_actors.run.supervisor import child_environment
@@ -322,26 +322,26 @@ def scaled(*settings: str, gpus: Sequence[int] = ()) -> tuple[ScaledWorkers, dic
 
 def test_decisions_start_workers_and_the_newest_leave():
     workers, started = scaled()
-    workers.apply(Decision(role="rollout_worker", before=1, workers=3))
+    workers.apply(ScaleChange(role="rollout_worker", before=1, workers=3))
     assert list(started) == ["rollout_worker-added-0", "rollout_worker-added-1"]
     assert started["rollout_worker-added-0"].shown().startswith("areal join nats://127.0.0.1:1/run --role rollout_worker --wait ")
-    workers.apply(Decision(role="reward_worker", before=1, workers=2))
-    workers.apply(Decision(role="rollout_worker", before=3, workers=2))
+    workers.apply(ScaleChange(role="reward_worker", before=1, workers=2))
+    workers.apply(ScaleChange(role="rollout_worker", before=3, workers=2))
     assert [name for name, worker in workers.workers.items() if worker.poll() is None] == [
         "rollout_worker-added-0",
         "reward_worker-added-2",
     ]
-    workers.apply(Decision(role="rollout_worker", before=2, workers=1))
-    workers.apply(Decision(role="rollout_worker", before=1, workers=2))
+    workers.apply(ScaleChange(role="rollout_worker", before=2, workers=1))
+    workers.apply(ScaleChange(role="rollout_worker", before=1, workers=2))
     assert list(started)[-1] == "rollout_worker-added-3"
 
 
 def test_workers_that_need_a_gpu_get_those_that_are_free(capsys):
     settings = ("hosts.inference_worker.count=1", "hosts.inference_worker.gpus=1")
     workers, started = scaled(*settings, gpus=[2])
-    workers.apply(Decision(role="inference_worker", before=1, workers=3))
+    workers.apply(ScaleChange(role="inference_worker", before=1, workers=3))
     assert [command.gpus for command in started.values()] == [(2,)]
     assert "autoscale: no GPU is free for another inference_worker" in capsys.readouterr().err
-    workers.apply(Decision(role="inference_worker", before=2, workers=1))
-    workers.apply(Decision(role="inference_worker", before=1, workers=2))
+    workers.apply(ScaleChange(role="inference_worker", before=2, workers=1))
+    workers.apply(ScaleChange(role="inference_worker", before=1, workers=2))
     assert [command.gpus for command in started.values()] == [(2,), (2,)]

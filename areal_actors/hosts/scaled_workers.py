@@ -20,7 +20,7 @@ RETRY_SECONDS: Final = 2.0
 """Time between two attempts to watch a run that has not started yet."""
 
 
-class Decision(Value):
+class ScaleChange(Value):
     """`ScaleDecided`, as the monitor prints it."""
 
     role: str
@@ -30,7 +30,7 @@ class Decision(Value):
 
 class _Line(Value):
     id: str
-    message: Decision
+    message: ScaleChange
 
 
 _lines = msgspec.json.Decoder(_Line)
@@ -60,7 +60,7 @@ class ScaledWorkers:
                     self.apply(line.message)
             ended.wait(RETRY_SECONDS)
 
-    def apply(self, decision: Decision) -> None:
+    def apply(self, decision: ScaleChange) -> None:
         """Start as many workers as are missing, or have the newest leave: each finishes its work first."""
         more = decision.workers - decision.before
         for _ in range(more):
