@@ -22,6 +22,7 @@ from areal_actors.messages import (
     RoleLoad,
     RunEpisode,
     WeightsPublished,
+    WorkerLeft,
 )
 from areal_actors.recipe.load import load as load_recipe
 from areal_actors.scaling.balance import combined, recommend
@@ -111,7 +112,7 @@ def test_the_load_is_measured_between_the_first_and_the_last_batch():
     fold.receive(beat("rollout_worker-0", RunEpisode=3, cpu=10.0))
     fold.receive(beat("inference_worker-0", Generate=3))
     fold.receive(beat("reward_worker-0", ScoreEpisode=2))
-    for session in ("0.0-1-abc", "0.1-1-abc", "0.2-1-abc"):
+    for session in ("0.0-1-abc", "0.1-1-abc-g1", "0.2-1-abc-g0"):  # the last two: with several gateways
         fold.receive(AgentReturned(session=session))
     work = RunEpisode(episode="0.0", group="0", task=Task(id="t", data={}), sampling=SamplingParams())
     fold.receive(EpisodeScored(work=work, session="0.0-1-abc", reward=1.0))
@@ -132,6 +133,16 @@ def test_the_load_is_measured_between_the_first_and_the_last_batch():
     assert (rest.seconds, rest.trainer_waits, rest.roles["reward_worker"].workers) == (2.0, 0.0, 2)
     fold.receive(ActorStopped(actor="reward_worker-1", process="reward_worker-1"))
     assert fold.tick(120.0) is None, "the last batch is formed"
+
+
+def test_a_worker_of_another_host_that_was_let_go_serves_no_more():
+    fold = LoadFold({"rollout_worker": 4}, allowed=8, group_size=4, steps=9, window_seconds=4.0)
+    for actor in ("rollout_worker-0", "rollout_worker-10000"):
+        fold.receive(ActorStarted(actor=actor, process=actor, pid=1))
+    fold.receive(formed(0))
+    fold.receive(WorkerLeft(worker="rollout_worker-10000", reason="no heartbeat"))
+    fold.tick(0.0)
+    assert fold.tick(5.0).roles["rollout_worker"].workers == 1
 
 
 @pytest.fixture

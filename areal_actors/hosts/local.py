@@ -102,14 +102,13 @@ def _scaled(
         return
     taken = {number for command in commands for number in command.gpus}
     scaled = ScaledWorkers(plan, commands[0].address, [number for number in range(cuda.count) if number not in taken], start)
-    ended = threading.Event()
-    following = threading.Thread(target=scaled.follow, args=(ended,), name="autoscale")
+    following = threading.Thread(target=scaled.follow, name="autoscale", daemon=True)
     following.start()
     try:
         yield scaled.workers
     finally:
-        ended.set()
-        following.join()
+        scaled.stop()
+        following.join(LEAVING_SECONDS)
 
 
 def _started(command: LocalCommand, token: str, output: Path) -> subprocess.Popen[bytes]:

@@ -48,17 +48,25 @@ class ScaledWorkers:
         """Processes by name, in the order of their starts."""
         self._commands: dict[str, LocalCommand] = {}
         self._numbers = count()
+        self._monitor: subprocess.Popen[bytes] | None = None
+        self._stopped = threading.Event()
         self._followed: set[str] = set()
         """Ids of decisions: another monitor begins at the start of the log."""
 
-    def follow(self, ended: threading.Event) -> None:
-        """Start and end workers until the run has ended; blocks."""
-        while not ended.is_set():
-            for line in self._monitored(ended):
+    def follow(self) -> None:
+        """Start and end workers until `stop`; blocks."""
+        while not self._stopped.is_set():
+            for line in self._monitored():
                 if line.id not in self._followed:
                     self._followed.add(line.id)
                     self.apply(line.message)
-            ended.wait(RETRY_SECONDS)
+            self._stopped.wait(RETRY_SECONDS)
+
+    def stop(self) -> None:
+        """Follow no more decisions."""
+        self._stopped.set()
+        if self._monitor is not None:
+            self._monitor.terminate()
 
     def apply(self, decision: ScaleChange) -> None:
         """Start as many workers as are missing, or have the newest leave: each finishes its work first."""
@@ -84,16 +92,13 @@ class ScaledWorkers:
         words = ("join", self._address, "--role", role, "--wait", f"{hosts.wait_seconds:g}")
         return LocalCommand(name=f"{role}-added-{next(self._numbers)}", role=role, words=words, gpus=gpus)
 
-    def _monitored(self, ended: threading.Event) -> Iterator[_Line]:
+    def _monitored(self) -> Iterator[_Line]:
         """Yield decisions until the run, or the monitor, ends."""
         words = ("monitor", self._recipe.run, SUBJECT, "--json", "--folder", str(self._recipe.folder))
         with subprocess.Popen((*PROGRAM, *words), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True) as monitor:
-
-            def end() -> None:
-                ended.wait()
+            self._monitor = monitor
+            if self._stopped.is_set():
                 monitor.terminate()
-
-            threading.Thread(target=end, daemon=True, name="end of the monitor").start()
             assert monitor.stdout is not None
             for line in monitor.stdout:
                 yield _lines.decode(line)

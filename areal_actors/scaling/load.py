@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from areal_actors.core.gateways import without_mark
 from areal_actors.messages import (
     ActorFailed,
     ActorStarted,
@@ -19,6 +20,7 @@ from areal_actors.messages import (
     LoadMeasured,
     RoleLoad,
     WeightsPublished,
+    WorkerLeft,
 )
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.rewards import MODEL
@@ -105,8 +107,8 @@ class LoadFold:
                 (self.full.add if message.level == "full" else self.full.discard)(message.worker)
             case ActorStarted():
                 self._started(message.actor)
-            case ActorStopped() | ActorFailed():
-                self._gone(message.actor)
+            case ActorStopped(actor=actor) | ActorFailed(actor=actor) | WorkerLeft(worker=actor):
+                self._gone(actor)
             case _:
                 self._of_an_episode(message)
 
@@ -116,7 +118,7 @@ class LoadFold:
                 numbers = range(message.first_group, message.first_group + message.groups)
                 self.running.update(f"{number}.{member}" for number in numbers for member in range(self.group_size))
             case AgentReturned():
-                if (episode := message.session.rsplit("-", 2)[0]) in self.running:
+                if (episode := without_mark(message.session).rsplit("-", 2)[0]) in self.running:
                     self.returned.add(episode)
             case EpisodeScored():
                 self.running.discard(message.work.episode)
