@@ -35,7 +35,6 @@ HOPS = {
     "HTTP request": "The agent calls the model with an OpenAI or Anthropic client.",
     "SessionManager ModelRequest": "The conversation is found, its prompt continued token by token, and an inference worker chosen.",
     "InferenceWorker Generate": "The engine samples tokens; each carries its log-probability and weight version.",
-    "RewardWorker ScoreEpisode": "A reward function scores the output in a process with a deadline.",
     "SessionManager EpisodeScored": "Rewards are assigned to calls, and the trajectory is exported once.",
     "Batcher TrajectoryExported": "Groups become batches, oldest first, within the staleness bound.",
     "Trainer BatchFormed": "Trajectories become sequences, advantages, micro-batches and one optimizer step.",

@@ -13,8 +13,10 @@ from areal_actors.core.agent_host.faults import format_error
 from areal_actors.core.errors import AgentError, RecipeError
 from areal_actors.core.gateways import gateway_of_session
 from areal_actors.core.loading import load_named
-from areal_actors.messages import DescribeSession, EpisodeAbandoned, RunEpisode, SessionDescribed
+from areal_actors.messages import DescribeSession, EpisodeAbandoned, EpisodeScored, RunEpisode, ScoreEpisode, SessionDescribed
+from areal_actors.rewards import Score
 from areal_actors.runtime.actor import Context
+from bus.errors import BusError
 
 ASK_SECONDS = 10.0
 """Timeout for the session manager to describe a session."""
@@ -97,3 +99,17 @@ class Acceptance:
             raise
         except (Exception, SystemExit) as error:  # the function is the user's and may raise anything
             raise AgentError(f"task.should_accept: {self.spec} raised {format_error(error)}") from error
+
+
+async def scored_episode(
+    work: ScoreEpisode, score: Score, acceptance: Acceptance | None, context: Context
+) -> EpisodeScored | EpisodeAbandoned:
+    """Returns the end of an episode whose output has this score: its reward, or that the recipe does not accept it."""
+    scored = EpisodeScored(work=work.work, session=work.session, reward=float(score), metrics=dict(score.metrics), output=work.output)
+    if acceptance is None:
+        return scored
+    try:
+        rewards = rewards_set(await describe_session(work.session, context))
+    except BusError as error:
+        return EpisodeAbandoned(work=work.work, reason="session", detail=f"the gateway did not report which rewards were set: {error}")
+    return await acceptance.outcome(work.work, output=work.output, reward=float(score), rewards=rewards) or scored

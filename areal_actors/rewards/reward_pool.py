@@ -7,7 +7,6 @@ process. Here that costs one score: the process is killed and replaced, and the 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import multiprocessing
 import os
 import signal
@@ -22,7 +21,8 @@ import msgspec
 from pebble import ProcessExpired, ProcessPool
 
 from areal_actors.core.errors import ArealError, RewardError
-from areal_actors.rewards import Reward, Score, check_score, resolve_reward, task_name
+from areal_actors.rewards import Reward, Score, resolve_reward, task_name
+from areal_actors.rewards.scored import checked, scored
 
 
 class RewardPool:
@@ -116,32 +116,3 @@ def _score(reward: str, root: Path, options: bytes, task_data: dict[str, Any], o
     except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's file may raise anything
         return Score(0.0), f"raised {type(error).__name__}: {error}"
     return scored(function, task_data, output)
-
-
-def scored(function: Reward, task_data: dict[str, Any], output: str) -> tuple[Score, str]:
-    """Returns the score and a failure text (empty without a failure) of an output."""
-    try:
-        value = function(task_data, output)
-        if inspect.isawaitable(value):
-            value = asyncio.run(_awaited(value))
-        return check_score(value), ""
-    except ArealError as error:
-        return Score(0.0), f"failed: {error}"
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's function may raise anything
-        return Score(0.0), f"raised {type(error).__name__}: {error}"
-
-
-def checked(reward: str, task_data: Mapping[str, Any], value: Score, failure: str) -> Score:
-    """Returns the score.
-
-    Raises:
-        RewardError: there is a failure text; the message names the reward and the task.
-    """
-    if not failure:
-        return value
-    subject, task = f"reward {reward}", f"task {task_name(task_data)}"
-    raise RewardError(f"{subject} {failure}" if task in failure else f"{subject} {failure} ({task})")
-
-
-async def _awaited(value: Any) -> Any:
-    return await value

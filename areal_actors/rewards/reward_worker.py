@@ -9,9 +9,8 @@ from typing import Any, Protocol
 from areal_actors.core.errors import RewardError
 from areal_actors.messages import DescribeSession, EpisodeAbandoned, EpisodeScored, ScoreEpisode
 from areal_actors.rewards import Score
-from areal_actors.rewards.acceptance import Acceptance, describe_session, rewards_set
+from areal_actors.rewards.acceptance import Acceptance, scored_episode
 from areal_actors.runtime.actor import Actor, Context, Emits, on
-from bus.errors import BusError
 
 SCORE_SECONDS = 600.0
 """Time limit of a score, including the wait for a free process, which the scorer's own limit excludes."""
@@ -54,20 +53,7 @@ class RewardWorker(Actor):
             late = f"no score within {self.score_seconds:g} s: {NO_PROCESS}"
             yield EpisodeAbandoned(work=work.work, reason="reward", detail=str(error) or late)
             return
-        unaccepted = await self._unaccepted(work, float(score), context)
-        yield unaccepted or EpisodeScored(
-            work=work.work, session=work.session, reward=float(score), metrics=dict(score.metrics), output=work.output
-        )
-
-    async def _unaccepted(self, work: ScoreEpisode, reward: float, context: Context) -> EpisodeAbandoned | None:
-        """Returns the outcome of an episode that the recipe does not accept, None for an accepted one."""
-        if self.acceptance is None:
-            return None
-        try:
-            rewards = rewards_set(await describe_session(work.session, context))
-        except BusError as error:
-            return EpisodeAbandoned(work=work.work, reason="session", detail=f"the gateway did not report which rewards were set: {error}")
-        return await self.acceptance.outcome(work.work, output=work.output, reward=reward, rewards=rewards)
+        yield await scored_episode(work, score, self.acceptance, context)
 
     async def stop(self) -> None:
         """End the scorer's processes."""

@@ -1,4 +1,4 @@
-"""The rollout worker: runs the agent on one task and publishes the result for scoring."""
+"""The rollout worker: runs the agent on one task, and publishes its score, or the result for scoring."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 
 import msgspec
 
-from areal_actors.core.errors import AgentError
+from areal_actors.core.errors import AgentError, RewardError
 from areal_actors.core.gateways import gateway_of_group
 from areal_actors.messages import (
     AgentReturned,
@@ -21,7 +21,8 @@ from areal_actors.messages import (
     SessionOpened,
     WeightsLoaded,
 )
-from areal_actors.rewards.acceptance import Acceptance, describe_session, rejected, rewards_set
+from areal_actors.rewards.acceptance import Acceptance, describe_session, rejected, rewards_set, scored_episode
+from areal_actors.rewards.bounded_rule import BoundedRule
 from areal_actors.rollout.agent_runner import AgentResult, AgentRunner
 from areal_actors.rollout.episode_context import EpisodeContext, workflow_context
 from areal_actors.rollout.time_lost import FailedAttempt, attribute_failure, gateway_unreachable
@@ -54,15 +55,20 @@ class RolloutWorker(Actor):
         *,
         concurrency: int,
         timeout_seconds: float,
+        rule: BoundedRule | None = None,
         acceptance: Acceptance | None = None,
         retry_rejected: bool = False,
         evaluations: int = 0,
     ) -> None:
-        """Runs `concurrency` episodes at once, plus `evaluations` held-out ones; 0 means `concurrency` again."""
+        """Runs `concurrency` episodes at once, plus `evaluations` held-out ones; 0 means `concurrency` again.
+
+        Texts that `rule` takes are scored here, others by a reward worker.
+        """
         self.runner = runner
         self.concurrency = concurrency
         self.evaluating = asyncio.Semaphore(evaluations or concurrency)
         self.timeout_seconds = timeout_seconds
+        self.rule = rule
         self.acceptance = acceptance
         self.retry_rejected = retry_rejected
         self.weight_version = -1
@@ -143,9 +149,19 @@ class RolloutWorker(Actor):
 
     async def _outcome(self, work: RunEpisode, result: AgentResult, session: str, context: Context) -> Outcome:
         if result.output is not None:
-            return ScoreEpisode(work=work, session=session, output=result.output)
+            return await self._scored(ScoreEpisode(work=work, session=session, output=result.output), context)
         scored = EpisodeScored(work=work, session=session, reward=result.reward, rewards=result.rewards, metrics=result.metrics)
         return await self._rejected(work, result, session, context) or scored
+
+    async def _scored(self, work: ScoreEpisode, context: Context) -> Outcome:
+        """The score of a text, or the work of scoring it."""
+        if self.rule is None or not self.rule.takes(work.output):
+            return work
+        try:
+            score = self.rule.score(work.work.task.data, work.output)
+        except RewardError as error:
+            return EpisodeAbandoned(work=work.work, reason="reward", detail=str(error))
+        return await scored_episode(work, score, self.acceptance, context)
 
     async def _rejected(self, work: RunEpisode, result: AgentResult, session: str, context: Context) -> EpisodeAbandoned | None:
         """The end of a rejected episode, None for an accepted one; text is judged where it is scored."""

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     from areal_actors.gateway import session_manager
     from areal_actors.generation import named
     from areal_actors.generation.named import GenerationEngineFactory
-    from areal_actors.rewards import acceptance, reward_pool, reward_worker, rule_scorer
+    from areal_actors.rewards import acceptance, bounded_rule, reward_pool, reward_worker
     from areal_actors.rollout import rollout_worker, runners
     from areal_actors.tokenization import tokenizer
 else:  # with the actors that need them: a process, and the supervisor, load nothing else
@@ -70,7 +70,7 @@ else:  # with the actors that need them: a process, and the supervisor, load not
     acceptance = LazyModule("areal_actors.rewards.acceptance")
     reward_pool = LazyModule("areal_actors.rewards.reward_pool")
     reward_worker = LazyModule("areal_actors.rewards.reward_worker")
-    rule_scorer = LazyModule("areal_actors.rewards.rule_scorer")
+    bounded_rule = LazyModule("areal_actors.rewards.bounded_rule")
     rollout_worker = LazyModule("areal_actors.rollout.rollout_worker")
     runners = LazyModule("areal_actors.rollout.runners")
     tokenizer = LazyModule("areal_actors.tokenization.tokenizer")
@@ -133,6 +133,7 @@ def _rollout_worker(context: BuildContext) -> Actor:
         runners.runner_of(msgspec.structs.replace(task, processes=processes), Path.cwd(), group_size=recipe.algorithm.group_size),
         concurrency=runners.episodes_at_once(task, recipe.actors.rollout_worker.concurrency),
         timeout_seconds=task.timeout_seconds,
+        rule=bounded_rule.bounded_rule(task.reward),
         acceptance=acceptance_of(task),
         retry_rejected=task.retry_rejected,
         evaluations=processes - task.processes,
@@ -142,8 +143,7 @@ def _rollout_worker(context: BuildContext) -> Actor:
 def _reward_worker(context: BuildContext) -> Actor:
     task = context.recipe.task
     pool = reward_pool.RewardPool(task.reward, REWARD_PROCESSES, task.reward_timeout_seconds, options=task.reward_options)
-    scorer = rule_scorer.RuleScorer(pool) if task.reward in rule_scorer.BOUNDED_RULES else pool
-    return reward_worker.RewardWorker(scorer, concurrency=context.recipe.actors.reward_worker.concurrency, acceptance=acceptance_of(task))
+    return reward_worker.RewardWorker(pool, concurrency=context.recipe.actors.reward_worker.concurrency, acceptance=acceptance_of(task))
 
 
 def acceptance_of(task: TaskSettings) -> acceptance.Acceptance | None:

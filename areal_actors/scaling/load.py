@@ -24,7 +24,6 @@ from areal_actors.messages import (
 )
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.rewards import MODEL
-from areal_actors.rewards.rule_scorer import BOUNDED_RULES
 from areal_actors.rollout.runners import episodes_at_once
 from areal_actors.scaling.balance import ROLES
 from bus.message import Message
@@ -37,7 +36,7 @@ LEAST_SECONDS = 1.0
 def slots_of(recipe: Recipe) -> dict[str, int]:
     """Returns what one worker of each role of a run takes at once; a reward function runs in one process of its worker."""
     actors, task = recipe.actors, recipe.task
-    together = task.reward.startswith(MODEL) or task.reward in BOUNDED_RULES
+    together = task.reward.startswith(MODEL)
     slots = {
         "reward_worker": actors.reward_worker.concurrency if together else 1,
         "inference_worker": min(actors.inference_worker.concurrency, recipe.generation.max_num_seqs),

@@ -36,6 +36,7 @@ from areal_actors.messages import (
 )
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.rewards.acceptance import Acceptance
+from areal_actors.rewards.bounded_rule import bounded_rule
 from areal_actors.rewards.reward_worker import RewardWorker
 from areal_actors.rollout.rollout_worker import RolloutWorker
 from areal_actors.rollout.runners import episodes_at_once
@@ -158,6 +159,7 @@ class Driver:
             self._workflows,
             concurrency=self._slots,
             timeout_seconds=task.timeout_seconds,
+            rule=bounded_rule(task.reward),
             acceptance=acceptance,
             retry_rejected=task.retry_rejected,
         )
