@@ -300,15 +300,15 @@ class NatsBus:
     async def requests(self, *kinds: type[Request[Reply]], group: str, address: str) -> AsyncIterator[Subscription]:
         """Serve these requests."""
         opened = by_subject(*kinds)
-        queue: asyncio.Queue[Msg] = asyncio.Queue()
-        open_requests = OpenRequests()
+        queue, open_requests = asyncio.Queue[Msg](), OpenRequests()
 
         def cancel(reply_to: str) -> None:
             self._parts.pop(reply_to, None)
             open_requests.cancel(reply_to)
 
         groups = {self._prefix + subject: check_token("group", group) for subject in opened}
-        groups |= {self._addressed(subject, address): address for subject in opened}
+        # No group of one: for a while after an outage the server has the old connection, too, which would get a share of the requests.
+        groups |= {self._addressed(subject, address): "" for subject in opened}
         async with subscribed(self._connection, groups, queue, cancel):
             yield Deliveries(queue.get, lambda message: open_requests.add(self._open_live(message, opened, keep=False)))
 

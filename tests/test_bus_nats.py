@@ -379,3 +379,17 @@ async def test_a_flood_of_telemetry_does_not_delay_events(bus: NatsBus, server: 
             await bus.publish(Progress(n=n), stamp("t"))
         await bus.publish(Happened(n=1), stamp())
         assert numbers(await take(inbox, 1)) == [1]
+
+
+async def test_requests_to_an_instance_arrive_although_the_server_has_not_given_up_its_old_connection(
+    server: EmbeddedServer, bus: NatsBus
+) -> None:
+    async with (
+        connected(server) as old,
+        old.requests(Double, group="g", address="g-0"),
+        bus.requests(Double, group="g", address="g-0") as inbox,
+    ):
+        for n in range(20):
+            asking = asyncio.create_task(bus.request(Double(n=n), stamp(), timeout=60, to="g-0"))
+            await bus.reply((await take(inbox, 1))[0].reply_to, Doubled(n=2 * n), stamp())
+            assert (await asking).n == 2 * n

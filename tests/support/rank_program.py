@@ -54,7 +54,7 @@ def main(folder: Path) -> None:
         if rank >= layout.ranks:
             continue
         dist.init_process_group(
-            "gloo", store=dist.PrefixStore(case.name, store), rank=rank, world_size=layout.ranks, timeout=timedelta(seconds=60)
+            "gloo", store=dist.PrefixStore(case.name, store), rank=rank, world_size=layout.ranks, timeout=timedelta(seconds=600)
         )
         found = run(case, layout, batches[case.rows or case.model])
         if rank == 0:
