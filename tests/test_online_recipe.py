@@ -6,7 +6,7 @@ from areal_actors.core.devices import CudaDevices
 from areal_actors.core.errors import RecipeError
 from areal_actors.core.settings import NOT_ONLINE, ONLY_WITH_EXAMPLES
 from areal_actors.recipe.load import load
-from areal_actors.recipe.plan import explain, plan
+from areal_actors.recipe.plan import explain, plan, to_json
 from areal_actors.run.fold_actors import BuildContext
 from areal_actors.run.process import CPU_ACTORS, placed
 from areal_actors.run.restarts import Restarts
@@ -58,6 +58,14 @@ def test_the_plan_of_an_online_run_names_the_source_of_tasks(read):
     assert "brought to the gateway by external agents" in text
     assert "3 steps × 16 groups × 4 sessions = 192 sessions" in text
     assert "rollout_worker ×" not in explain(resolved)
+
+
+def test_what_check_prints_has_no_password_and_no_key(read):
+    resolved = read("bus.url=nats://areal:abracadabra@10.0.0.1:4222", "gateway.admin_key=open-sesame-123456")
+    for shown in (explain(resolved), to_json(resolved)):
+        assert "nats://10.0.0.1:4222" in shown
+        assert "abracadabra" not in shown
+        assert "open-sesame" not in shown
 
 
 def test_what_an_online_recipe_resolves_to_reads_back_as_the_same(read):

@@ -14,7 +14,7 @@ from areal_actors.recipe.complaints import toml_key, toml_value
 from areal_actors.recipe.device_map import describe_devices
 from areal_actors.recipe.limits import lowest_limit
 from areal_actors.recipe.load import Resolved
-from areal_actors.recipe.recipe import Recipe
+from areal_actors.recipe.recipe import Recipe, recorded_recipe, redacted
 from areal_actors.recipe.supervision import draw_tree, processes_of
 from areal_actors.tasks.sources import is_on_hub
 from areal_actors.training.algorithms.base import INITIAL
@@ -26,7 +26,8 @@ INLINE_TABLES = ("supervisors", "actors")
 
 
 def explain(resolved: Resolved) -> str:
-    """Returns the output of `areal check`: valid TOML, with everything that is not a setting in comments."""
+    """Returns the output of `areal check`: valid TOML without keys and passwords, with everything that is not a setting in comments."""
+    resolved = _without_secrets(resolved)
     parts = {
         "The recipe with all defaults": to_toml(resolved.recipe),
         "Profile": _commented(profile_line(resolved)),
@@ -195,8 +196,13 @@ def to_toml(recipe: Recipe) -> str:
 
 
 def to_json(resolved: Resolved) -> str:
-    """Returns the resolved recipe, the profile and its reason as JSON."""
-    return msgspec.json.format(msgspec.json.encode(resolved), indent=2).decode()
+    """Returns the resolved recipe without keys and passwords, the profile and its reason as JSON."""
+    return msgspec.json.format(msgspec.json.encode(_without_secrets(resolved)), indent=2).decode()
+
+
+def _without_secrets(resolved: Resolved) -> Resolved:
+    """Returns the recipe as it may be shown: output of a terminal ends up in logs and bug reports."""
+    return msgspec.structs.replace(resolved, recipe=recorded_recipe(redacted(resolved.recipe)))
 
 
 def _table(path: tuple[str, ...], table: Mapping[str, Any]) -> Iterator[str]:
