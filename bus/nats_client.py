@@ -22,6 +22,7 @@ Receive = Callable[[Msg], object]
 """Takes a message at once, and raises nothing."""
 
 _HEADER_LINE: Final = "NATS/1.0\r\n"
+_HEADER_START: Final = _HEADER_LINE.encode()
 _UNWRITTEN_BYTES: Final = 64 << 10
 """Bytes that the socket has not taken yet, above which the library's flusher waits for it."""
 
@@ -49,7 +50,7 @@ class DirectClient(Client):
             receive(message)
 
         subscription = await self.subscribe(subject, queue=group, cb=receive_queued)
-        self._receivers[subscription._id] = receive  # noqa: SLF001 - the library shows its ids to nobody
+        self._receivers[subscription._id] = receive  # noqa: SLF001 - the library has no public name for it
         return subscription
 
     def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
@@ -61,8 +62,16 @@ class DirectClient(Client):
         if receive is None:
             await super()._process_msg(sid, subject, reply, data, headers)
             return
-        found = await self._process_headers(headers) if headers else None
+        found = await self._headers_of(headers) if headers else None
         receive(Msg(_client=self, subject=subject.decode(), reply=reply.decode(), data=data, headers=found))
+
+    async def _headers_of(self, headers: bytes) -> dict[str, str] | None:
+        """Parse the headers of a message; the library reads those of the server, which begin with a status."""
+        if not headers.startswith(_HEADER_START):
+            found: dict[str, str] | None = await self._process_headers(headers)
+            return found
+        pairs = [line.partition(": ") for line in headers[len(_HEADER_START) : -4].decode(errors="replace").split("\r\n")]
+        return {name: value for name, _, value in pairs}
 
     async def publish(self, subject: str, payload: bytes = b"", reply: str = "", headers: dict[str, str] | None = None) -> None:
         """Publish a message; names and values of headers are visible ASCII without spaces at their ends."""
@@ -84,7 +93,7 @@ class DirectClient(Client):
     def _unwritten(self) -> int:
         """Bytes that wait for the socket."""
         transport: Any = self._transport
-        return int(transport._io_writer.transport.get_write_buffer_size())  # noqa: SLF001 - nor its buffer
+        return int(transport._io_writer.transport.get_write_buffer_size())  # noqa: SLF001 - as above
 
     def _write_pending(self) -> None:
         """Write what this turn of the event loop has published."""
