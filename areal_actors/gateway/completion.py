@@ -153,13 +153,13 @@ def sampling_of(options: Mapping[str, Any], default: SamplingParams) -> Sampling
     """
     if not options:
         return default
-    known = {name: getattr(default, name) for name in SamplingParams.__struct_fields__}
     try:
-        sampling = msgspec.convert({**known, **options}, SamplingParams)
+        asked = msgspec.convert(options, SamplingParams)
     except msgspec.ValidationError as error:
         complaint, _, at = str(error).partition(" - at `$.")
         field = at.rstrip("`").partition("[")[0]
         raise RequestError(f"'{field}': {complaint[0].lower()}{complaint[1:]}", field) from None
+    sampling = msgspec.structs.replace(default, **{name: getattr(asked, name) for name in options})
     if not 0 < sampling.top_p <= 1:
         raise RequestError(f"'top_p' is {sampling.top_p:g}; expected a number above 0, at most 1", "top_p")
     return sampling

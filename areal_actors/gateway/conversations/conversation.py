@@ -111,15 +111,17 @@ def prompt_for(
     return prompt
 
 
-def encode_within(chat: ChatTokenizer, text: str, limit: PromptLimit | None, *, after: int = 0) -> bytes:
+def encode_within(chat: ChatTokenizer, text: str, limit: PromptLimit | None, *, after: int = 0, keep: bool = False) -> bytes:
     """Token ids (u32) of a text that follows `after` tokens; a text that is too long is rejected before all of it is tokenised.
+
+    With `keep` the ids of this text are expected to be asked for again.
 
     Raises:
         PromptTooLong: a part of the text already exceeds the limit.
     """
     if limit is not None and (least := chat.min_token_count(text, limit.max_model_len - after)):
         raise PromptTooLong(after + least, limit.max_model_len, limit.field, at_least=True)
-    return pack_ids(chat.encode(text))
+    return pack_ids(chat.encode(text) if keep else chat.encode_once(text))
 
 
 def _text_after(
@@ -270,7 +272,7 @@ def _raw_prompt(turns: dict[str, ConversationTurn], prompt: str | bytes, chat: C
             text = prompt[len(earlier) :]
         if begins:
             known, parent = ids, turn.interaction.id
-    suffix = prompt[len(known) :] if isinstance(prompt, bytes) else encode_within(chat, text, limit, after=len(known) // 4)
+    suffix = prompt[len(known) :] if isinstance(prompt, bytes) else encode_within(chat, text, limit, after=len(known) // 4, keep=True)
     return Prompt(
         parent=parent,
         prefix=parent,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from threading import Lock
-
-from cachetools import LRUCache
 
 from areal_actors.gateway.conversations.turns import Prompt
 
@@ -24,18 +23,27 @@ class PromptCache:
         self._is_pure = CLOCK not in template
         self._lock = Lock()
         """Long requests are handled beside the event loop."""
-        self._kept: LRUCache[bytes, Prompt] = LRUCache(CACHED_BYTES, getsizeof=_size)
+        self._kept: OrderedDict[bytes, Prompt] = OrderedDict()
+        self._bytes = 0
 
     def get(self, digest: bytes) -> Prompt | None:
         """Returns the prompt of this digest, if it is kept."""
         with self._lock:
-            return self._kept.get(digest)
+            if (prompt := self._kept.get(digest)) is not None:
+                self._kept.move_to_end(digest)
+            return prompt
 
     def put(self, digest: bytes, prompt: Prompt) -> None:
         """Keep a prompt without prefix and images."""
-        if self._is_pure and _size(prompt) < CACHED_BYTES // 8:
-            with self._lock:
+        size = _size(prompt)
+        if not self._is_pure or size > CACHED_BYTES // 8:
+            return
+        with self._lock:
+            if digest not in self._kept:
                 self._kept[digest] = prompt
+                self._bytes += size
+            while self._bytes > CACHED_BYTES:
+                self._bytes -= _size(self._kept.popitem(last=False)[1])
 
 
 def _size(prompt: Prompt) -> int:
