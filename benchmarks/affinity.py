@@ -47,7 +47,7 @@ async def run_episodes(
 
         async def sample(prompt: list[int], sampling: SamplingParams) -> list[int]:
             worker = await pool.choose(WAIT_SECONDS, session)
-            async with pool.count_call(worker, session):
+            with pool.count_call(worker, session):
                 tokens = await sampled(engines[worker], prompt, sampling)
             await asyncio.sleep(tool.exponential(options.tool_seconds))
             return tokens

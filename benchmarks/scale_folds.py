@@ -113,7 +113,7 @@ def pool_event(workers: int) -> Callable[[Ending], None]:
         pool.loaded(f"inference_worker-{worker}", 0)
 
     async def call(session: str) -> None:
-        async with pool.count_call(await pool.choose(1.0, session), session):
+        with pool.count_call(await pool.choose(1.0, session), session):
             pass
 
     def event(ending: Ending) -> None:
@@ -134,7 +134,7 @@ def load_event(workers: int) -> Callable[[Ending], None]:
 
     async def fill() -> None:
         for session in range(16_384):
-            async with pool.count_call(f"inference_worker-{session % workers}", str(session)):
+            with pool.count_call(f"inference_worker-{session % workers}", str(session)):
                 pass
 
     asyncio.run(fill())

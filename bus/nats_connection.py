@@ -11,13 +11,13 @@ from urllib.parse import urlsplit
 
 import structlog
 from nats import errors as nats_errors
-from nats.aio.client import Client
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as NatsSubscription
 from nats.nuid import NUID
 
 from bus.denials import Denials
 from bus.errors import MessageTooLarge, NoReply, ServerUnavailable
+from bus.nats_client import DirectClient, Receive
 from bus.nats_inbox import Disconnected, Inbox, Reconnected
 from bus.subjects import inbox_of
 from bus.tls import cause_of, client_context, encrypts
@@ -35,15 +35,6 @@ _BARRIER_SECONDS: Final = 30
 _logger = structlog.get_logger(__name__)
 
 
-class _EncryptedClient(Client):
-    """A client that sends no credentials in the clear: the library would, if a server's greeting does not ask for encryption."""
-
-    def _connect_command(self) -> bytes:
-        if not self._server_info.get("tls_required"):
-            raise nats_errors.Error("the server does not encrypt: write nats:// in place of tls://, or have it encrypt")
-        return super()._connect_command()
-
-
 class Connection:
     """A connection for publishing, subscriptions and request inboxes.
 
@@ -55,7 +46,7 @@ class Connection:
         self._name = name
         self._loop = asyncio.get_running_loop()
         self._url, self._tls = url, client_context(url)
-        self._client = Client() if self._tls is None else _EncryptedClient()
+        self._client = DirectClient(needs_encryption=self._tls is not None)
         self._nuid = NUID()
         self._inboxes: dict[str, Inbox] = {}
         self._inbox = inbox_of(user or "shared")
@@ -75,7 +66,7 @@ class Connection:
         """Cause for which the connection cannot be encrypted."""
         self._next_warning = 0.0
         self.reconnected_at = -math.inf
-        """Time of the last reconnection, by the event loop's clock."""
+        """Time of the last reconnection, by the event loop's clock; infinite from a disconnection to the reconnection."""
 
     @classmethod
     async def open(cls, url: str, *, name: str, token: str = "", timeout: float = 10.0) -> Connection:
@@ -89,7 +80,7 @@ class Connection:
             await connection._connect(url, token, timeout)
             version = connection._client.connected_server_version
             check_server_version(version.major, version.minor)
-            await connection.subscribe(f"{connection._inbox}.*.{connection._connection_id}.*", connection._put_into_inbox)
+            await connection.receive(f"{connection._inbox}.*.{connection._connection_id}.*", connection._put_into_inbox)
             await connection.barrier()
             connection._opened = True
         except BaseException:
@@ -178,6 +169,14 @@ class Connection:
         if self._lost.is_set():
             raise ServerUnavailable(self._reason)
         subscription = await self._client.subscribe(subject, queue=group, cb=callback)
+        self._subscriptions.append(subscription)
+        return subscription
+
+    async def receive(self, subject: str, receive: Receive, *, group: str = "") -> NatsSubscription:
+        """Subscribe to a subject, like `subscribe`; `receive` is called as soon as a message is read, outside of any task."""
+        if self._lost.is_set():
+            raise ServerUnavailable(self._reason)
+        subscription = await self._client.subscribe_directly(subject, receive, group=group)
         self._subscriptions.append(subscription)
         return subscription
 
@@ -302,7 +301,7 @@ class Connection:
 
     # ------------------------------------------------------------ callbacks of the client
 
-    async def _put_into_inbox(self, message: Msg) -> None:
+    def _put_into_inbox(self, message: Msg) -> None:
         inbox = self._inboxes.get(message.subject.rpartition(".")[2])
         if inbox is not None:
             inbox.put(message)
@@ -328,6 +327,7 @@ class Connection:
             _logger.warning("the NATS connection reports an error", bus=self._name, error=self._last_error)
 
     async def _on_disconnected(self) -> None:
+        self.reconnected_at = math.inf  # replies may come before the client reports the reconnection
         if not self._closing:
             _logger.warning("disconnected from the NATS server", bus=self._name, error=self._last_error)
         for inbox in self._inboxes.values():

@@ -22,13 +22,15 @@ class Disconnected(ServerUnavailable):
 class Inbox:
     """Receives the replies to one request, within its context.
 
-    It is on the path of every streamed token, so a wait costs one future and one timer, and no task.
+    It is on the path of every streamed token, so a wait costs one future and no task, and all waits have one timer.
     """
 
     __slots__ = (
+        "_deadline",
         "_inboxes",
         "_loop",
         "_received",
+        "_timer",
         "_token",
         "_waiter",
         "address",
@@ -59,6 +61,9 @@ class Inbox:
         self._token = token
         self._received: deque[Msg | BusError] = deque()
         self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        """Timer of the inbox; one that fires before the deadline of the present wait is set again."""
+        self._deadline = 0.0
 
     def __enter__(self) -> Self:
         self._inboxes[self._token] = self
@@ -66,6 +71,8 @@ class Inbox:
 
     def __exit__(self, *_: object) -> None:
         del self._inboxes[self._token]
+        if self._timer is not None:
+            self._timer.cancel()
 
     def put(self, item: Msg | BusError) -> None:
         """Add a message, or an error for `next` to raise."""
@@ -83,17 +90,25 @@ class Inbox:
         """
         if not self._received:
             self._waiter = self._loop.create_future()
-            timer = self._loop.call_later(timeout, _time_out, self._waiter)
-            try:
-                await self._waiter
-            finally:
-                timer.cancel()
+            self._deadline = self._loop.time() + timeout
+            if self._timer is None or self._timer.when() > self._deadline:
+                self._set_timer()
+            await self._waiter
         item = self._received.popleft()
         if isinstance(item, BusError):
             raise item
         return item
 
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(self._deadline, self._time_out)
 
-def _time_out(waiter: asyncio.Future[None]) -> None:
-    if not waiter.done():
-        waiter.set_exception(TimeoutError())
+    def _time_out(self) -> None:
+        self._timer = None
+        if self._waiter is None or self._waiter.done():
+            return
+        if self._loop.time() < self._deadline:
+            self._set_timer()
+        else:
+            self._waiter.set_exception(TimeoutError())

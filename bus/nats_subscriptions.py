@@ -30,14 +30,14 @@ async def subscribed(
     """
     dropped = 0
 
-    async def receive(message: Msg) -> None:
+    def receive(message: Msg) -> None:
         nonlocal dropped
         if on_cancelled is not None and message.headers and (reply_to := message.headers.get(CANCELLED)):
             on_cancelled(reply_to)
             return
         dropped += put_or_drop_oldest(queue, message)
 
-    subscriptions = [await connection.subscribe(subject, receive, group=group) for subject, group in groups.items()]
+    subscriptions = [await connection.receive(subject, receive, group=group) for subject, group in groups.items()]
     try:
         await connection.barrier()
         yield

@@ -14,11 +14,13 @@ import msgspec
 
 from bus.base import Envelope
 from bus.errors import CorruptMessage
-from bus.message import Event, Message
+from bus.message import Event, Message, Work
 
 DEFLATED: Final = 0xC1
-LONG_BYTES: Final = 512
-"""Size of an envelope from which messages that are not logged are deflated, too."""
+LONG_BYTES: Final = 4096
+"""Size of an envelope from which live messages are deflated, too: for shorter ones it costs more CPU than sending them."""
+LONG_WORK_BYTES: Final = 512
+"""The same for work, which the server stores until it is done."""
 _LARGEST_BYTES: Final = 256 << 20
 """Size beyond which an envelope cannot come from this program."""
 _RAW: Final = -15
@@ -38,7 +40,7 @@ def pack(envelope: Envelope, kind: type[Message]) -> bytes:
     """Encode an envelope of a message of this kind."""
     encoded = msgspec.msgpack.encode(envelope)
     logged = issubclass(kind, Event)
-    if not logged and len(encoded) < LONG_BYTES:
+    if not logged and len(encoded) < (LONG_WORK_BYTES if issubclass(kind, Work) else LONG_BYTES):
         return encoded
     compressor = zlib.compressobj(_LOG_LEVEL if logged else _LEVEL, wbits=_RAW, zdict=DICTIONARIES[_NUMBER])
     deflated = b"".join((_HEAD, compressor.compress(encoded), compressor.flush()))

@@ -45,7 +45,7 @@ class Counting:
 
     def __init__(self, chat):
         self.chat, self.characters = chat, 0
-        self.encode_all, chat._encode = chat._encode, self.encode
+        self.encode_all, chat.encode_once = chat.encode_once, self.encode
 
     def encode(self, text):
         self.characters += len(text)
@@ -112,7 +112,7 @@ async def test_the_loop_continues_while_a_long_prompt_is_tokenised(harness):
     """The tokenizer is held up in the middle: only a thread of its own lets others go on."""
     chat, loop = harness.manager.served.chat, asyncio.get_running_loop()
     reached, go_on = asyncio.Event(), asyncio.Event()
-    encode = chat._encode
+    encode = chat.encode_once
 
     def held(text):
         if len(text) > 100_000:
@@ -120,7 +120,7 @@ async def test_the_loop_continues_while_a_long_prompt_is_tokenised(harness):
             asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(60)
         return encode(text)
 
-    chat._encode = held
+    chat.encode_once = held
     harness.manager.served.max_model_len = 10 * MEGABYTE
     long = asyncio.create_task(
         post(harness.opened, big({"messages": [{"role": "user", "content": "a " * 100_000}], "max_tokens": 20}), raw=True)

@@ -10,12 +10,12 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.bus_cases import Do, Happened
+from support.bus_cases import Do, Double, Happened
 
 from areal_actors.messages import KINDS
 from bus.base import Envelope
 from bus.errors import CorruptMessage
-from bus.payload import DEFLATED, DICTIONARIES, LONG_BYTES, pack, unpack
+from bus.payload import DEFLATED, DICTIONARIES, LONG_BYTES, LONG_WORK_BYTES, pack, unpack
 from bus.recorded import read_log
 
 RECORDINGS = sorted(Path(__file__).with_name("recordings").glob("log-*.xz"))
@@ -47,8 +47,9 @@ def test_recorded_events_are_read_back_as_they_were_and_take_half_the_bytes(path
 def test_an_event_is_deflated_and_a_short_message_that_is_not_logged_is_not():
     assert pack(envelope(), Happened)[0] == DEFLATED
     assert pack(envelope(), Do) == msgspec.msgpack.encode(envelope())
-    long = envelope(b"a" * LONG_BYTES)
-    assert len(pack(long, Do)) < 200
+    assert len(pack(envelope(b"a" * LONG_WORK_BYTES), Do)) < 200
+    assert len(pack(envelope(b"a" * LONG_BYTES), Double)) < 200
+    assert pack(envelope(b"a" * LONG_WORK_BYTES), Double)[0] != DEFLATED
 
 
 @given(st.binary(max_size=4000))

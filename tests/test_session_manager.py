@@ -169,7 +169,7 @@ async def test_a_worker_that_dies_in_mid_completion_is_replaced_and_the_columns_
 async def test_a_session_stays_with_its_worker_until_that_gives_an_invalid_completion(send):
     manager = await Manager(send, workers=("a", "b")).ready()
     opened = await manager.open()
-    async with manager.actor.pool.count_call("a"):
+    with manager.actor.pool.count_call("a"):
         await manager.chat(opened.session, "x")
     await manager.chat(opened.session, "y")
     manager.generate = lambda question: [Generated(error="out of memory")]

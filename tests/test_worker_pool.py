@@ -21,9 +21,9 @@ def pool(*workers):
 async def test_the_worker_with_the_least_in_flight_is_chosen():
     made = pool("b", "a")
     assert await made.choose(1) == "a"
-    async with made.count_call("a"):
+    with made.count_call("a"):
         assert await made.choose(1) == "b"
-        async with made.count_call("b"), made.count_call("b"):
+        with made.count_call("b"), made.count_call("b"):
             assert await made.choose(1) == "a"
     assert made.in_flight == {"a": 0, "b": 0}
 
@@ -45,7 +45,7 @@ async def test_who_waits_for_a_worker_gets_the_first_that_comes_up():
 
 async def test_a_restarted_worker_has_nothing_in_flight_from_before():
     made = pool("a")
-    async with made.count_call("a"):
+    with made.count_call("a"):
         made.lost("a")
         made.loaded("a", 1)
         assert made.in_flight == {"a": 0}
@@ -63,7 +63,7 @@ async def test_losing_a_stranger_changes_nothing():
 async def turn(made, session):
     """One call of a session, from its choice to its end; returns its worker."""
     worker = await made.choose(1, session)
-    async with made.count_call(worker, session):
+    with made.count_call(worker, session):
         return worker
 
 
@@ -71,14 +71,14 @@ async def busy(made, held, **calls):
     """Keep as many calls without a session in flight at each worker, until the stack `held` is closed."""
     for worker, number in calls.items():
         for _ in range(number):
-            await held.enter_async_context(made.count_call(worker))
+            held.enter_context(made.count_call(worker))
 
 
 async def test_the_next_call_of_a_session_goes_to_the_worker_that_served_the_last():
     made = pool("a", "b")
-    async with made.count_call("a"):
+    with made.count_call("a"):
         assert await turn(made, "s") == "b"
-    async with made.count_call("b"):
+    with made.count_call("b"):
         assert await made.choose(1) == "a"
         assert await turn(made, "s") == "b"
         assert await turn(made, "other") == "a"
@@ -103,7 +103,7 @@ async def test_the_first_calls_of_a_group_are_spread():
         workers = []
         for number in range(7):
             workers.append(await made.choose(1, f"s{number}"))
-            await held.enter_async_context(made.count_call(workers[-1], f"s{number}"))
+            held.enter_context(made.count_call(workers[-1], f"s{number}"))
     assert workers == ["a", "b", "c", "a", "b", "c", "a"]
     assert [await turn(made, f"s{number}") for number in range(7)] == workers
 
@@ -112,9 +112,9 @@ async def test_the_first_calls_of_a_group_are_spread():
 async def test_a_worker_with_an_empty_cache_is_not_preferred(gone):
     made = pool("a", "b")
     for session in ("s", "t"):
-        async with made.count_call("b", session):
+        with made.count_call("b", session):
             pass
-    async with made.count_call("b", "running"):
+    with made.count_call("b", "running"):
         if gone == "lost":
             made.lost("b")
         made.loaded("b", 1)
@@ -125,7 +125,7 @@ async def test_a_worker_with_an_empty_cache_is_not_preferred(gone):
 
 async def test_a_session_whose_completion_was_refused_is_not_bound_to_the_worker():
     made = pool("a", "b")
-    async with made.count_call("b", "s"):
+    with made.count_call("b", "s"):
         pass
     made.forget("s")
     made.forget("stranger")
@@ -136,7 +136,7 @@ async def test_the_memory_of_sessions_is_bounded(monkeypatch):
     monkeypatch.setattr(worker_pool, "REMEMBERED_WORKERS", 2)
     made = pool("a", "b")
     for session in ("oldest", "s", "t"):
-        async with made.count_call("b", session):
+        with made.count_call("b", session):
             pass
     assert [await made.choose(1, session) for session in ("oldest", "s", "t")] == ["a", "b", "b"]
 
@@ -226,7 +226,7 @@ async def test_the_least_busy_of_many_workers_is_the_one_that_a_count_of_all_fin
             worker = await pool.choose(1.0)
             assert worker == expected
             calls.append(stack := AsyncExitStack())
-            await stack.enter_async_context(pool.count_call(worker))
+            stack.enter_context(pool.count_call(worker))
         else:
             worker = dice.choice(sorted(pool.versions))
             pool.lost(worker)
@@ -237,7 +237,7 @@ async def test_a_worker_that_has_loaded_weights_is_no_longer_the_one_of_its_sess
     pool = WorkerPool()
     for worker in ("a", "b"):
         pool.loaded(worker, 0)
-    async with pool.count_call("b", "s"):
+    with pool.count_call("b", "s"):
         pass
     assert await pool.choose(1.0, "s") == "b"
     pool.loaded("b", 1)

@@ -7,6 +7,8 @@ a long conversation is not stored once per turn.
 
 from __future__ import annotations
 
+import sys
+from array import array
 from collections.abc import Callable, Sequence
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated, Any, Literal, dataclass_transform
@@ -131,13 +133,32 @@ class TokenColumns(Value):
 
     def joined(self, later: TokenColumns) -> TokenColumns:
         """Returns these tokens followed by those of a later part of the same completion."""
-        versions = [*self.versions_array(), *later.versions_array()]
-        return TokenColumns(token_ids=self.token_ids + later.token_ids, logprobs=self.logprobs + later.logprobs, versions=spans(versions))
+        return joined_columns((self, later))
+
+
+def joined_columns(parts: Sequence[TokenColumns]) -> TokenColumns:
+    """Returns the parts of a completion, in order, as one."""
+    versions: list[VersionSpan] = []
+    tokens = 0
+    for part in parts:
+        for span in part.versions:
+            same = bool(versions) and versions[-1].weight_version == span.weight_version
+            start = versions.pop().start if same else tokens + span.start
+            versions.append(VersionSpan(weight_version=span.weight_version, start=start, end=tokens + span.end))
+        tokens += len(part)
+    return TokenColumns(
+        token_ids=b"".join([part.token_ids for part in parts]),
+        logprobs=b"".join([part.logprobs for part in parts]),
+        versions=tuple(versions),
+    )
 
 
 def pack_ids(token_ids: Sequence[int]) -> bytes:
     """Returns token ids as little-endian u32."""
-    return np.asarray(token_ids, dtype="<u4").tobytes()
+    column = array("I", token_ids)  # faster than NumPy for a list
+    if sys.byteorder == "big":
+        column.byteswap()
+    return column.tobytes()
 
 
 def unpack_ids(column: bytes) -> list[int]:

@@ -13,7 +13,7 @@ import xxhash
 
 from areal_actors.core.errors import RequestError
 from areal_actors.core.routes import RouteShape
-from areal_actors.core.values import SamplingParams, TokenColumns, spans
+from areal_actors.core.values import SamplingParams, TokenColumns, joined_columns
 from areal_actors.gateway.completion_check import CompletionCheck, PublishedVersions
 from areal_actors.gateway.conversations.turns import CANCELLED, ConversationTurn, Prompt, record_turn
 from areal_actors.messages import Generated, ModelResponsePart, TokenLogprob, ToolCallPart
@@ -163,7 +163,7 @@ class Choice:
 
     def finish(self, *, last: bool, trained: bool = True) -> tuple[list[ModelResponsePart], ConversationTurn]:
         """The last answer parts, and the turn as recorded in the conversation; sets `whole`."""
-        columns = self._columns()
+        columns = joined_columns([part.columns for part in self.parts])
         text, stop = self._text_and_stop(columns)
         answer = self.chat.format.parse(text, self.tools, in_reasoning=self.prompt.opens_reasoning)
         finish_reason = "tool_calls" if answer.tool_calls and self.finish_reason == "stop" else self.finish_reason
@@ -218,14 +218,6 @@ class Choice:
         pieces = self._answer.push(text) if text else ()
         rest, _ = self._answer.finish()
         return self._deltas([*pieces, *rest])
-
-    def _columns(self) -> TokenColumns:
-        columns = [part.columns for part in self.parts]
-        return TokenColumns(
-            token_ids=b"".join([column.token_ids for column in columns]),
-            logprobs=b"".join([column.logprobs for column in columns]),
-            versions=spans(list(chain.from_iterable(column.versions_array().tolist() for column in columns))),
-        )
 
     def _text_and_stop(self, columns: TokenColumns) -> tuple[str, str]:
         """The completion's text without its end marker, and the stop string that matched."""

@@ -7,7 +7,7 @@ log-probabilities and weight versions.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -153,13 +153,13 @@ def sampling_of(options: Mapping[str, Any], default: SamplingParams) -> Sampling
     """
     if not options:
         return default
-    known = {name: getattr(default, name) for name in SamplingParams.__struct_fields__}
     try:
-        sampling = msgspec.convert({**known, **options}, SamplingParams)
+        asked = msgspec.convert(options, SamplingParams)
     except msgspec.ValidationError as error:
         complaint, _, at = str(error).partition(" - at `$.")
         field = at.rstrip("`").partition("[")[0]
         raise RequestError(f"'{field}': {complaint[0].lower()}{complaint[1:]}", field) from None
+    sampling = msgspec.structs.replace(default, **{name: getattr(asked, name) for name in options})
     if not 0 < sampling.top_p <= 1:
         raise RequestError(f"'top_p' is {sampling.top_p:g}; expected a number above 0, at most 1", "top_p")
     return sampling
@@ -232,9 +232,9 @@ def within_context(sampling: SamplingParams, prompt_tokens: int, context: int, f
     return sampling if sampling.max_tokens <= room else msgspec.structs.replace(sampling, max_tokens=room)
 
 
-async def complete(
+def complete(
     call: ModelCall, pool: WorkerPool, context: Context, patience_seconds: float, seed: int
-) -> AsyncIterator[ModelResponsePart]:
+) -> AsyncGenerator[ModelResponsePart, None]:
     """Sample until all choices are complete; yields the parts of streamed ones. `seed` is used if the request has none.
 
     Raises:
@@ -242,13 +242,8 @@ async def complete(
         EngineError: no worker could finish it; a CompletionFault if a worker's answer was invalid or late.
     """
     if len(call.choices) == 1:
-        async for part in _sample(call, call.choices[0], pool, context, patience_seconds, seed):
-            yield part
-        return
-    parts = [_sample(call, choice, pool, context, patience_seconds, seed + choice.number) for choice in call.choices]
-    async with aclosing(_merge(parts)) as merged:
-        async for part in merged:
-            yield part
+        return _sample(call, call.choices[0], pool, context, patience_seconds, seed)
+    return _merge([_sample(call, choice, pool, context, patience_seconds, seed + choice.number) for choice in call.choices])
 
 
 async def _sample(
@@ -263,7 +258,7 @@ async def _sample(
         choice.check.reset_version()
         call.in_flight.assign(worker)
         try:
-            async with pool.count_call(worker, session) as gone:
+            with pool.count_call(worker, session) as gone:
                 answers = context.stream(call.next_request(choice, seed), timeout=deadline, to=worker)
                 async with aclosing(until_gone(answers, gone, worker)) as parts:
                     async for part in parts:

@@ -117,7 +117,9 @@ class Gateway:
             SetupError: the port is taken, or the certificate cannot be used.
         """
         secure = encryption(self.config)
-        app = web.Application(client_max_size=self.config.max_body_mb * 2**20, middlewares=[suspend_head_timer, errors_in_dialect_format])
+        app = web.Application(
+            client_max_size=self.config.max_body_mb * 2**20, middlewares=[suspend_head_timer, with_request_id, errors_in_dialect_format]
+        )
         for prefix in PREFIXES:
             for dialect in DIALECTS:
                 app.router.add_post(f"{prefix}/{dialect.path}", self._handler_of(dialect))
@@ -125,7 +127,6 @@ class Gateway:
             app.router.add_get(f"{prefix}/models/{{model}}", self.model)
         app.router.add_get("/health", self.health)
         app.router.add_get("/", self.health)
-        app.on_response_prepare.append(add_request_id)
         app.router.add_get("/openapi.json", self.description)
         self.add_routes(app, self)
         self._runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_SECONDS, handler_cancellation=True)
@@ -249,6 +250,8 @@ async def read_body(request: web.Request) -> bytes:
     """
     if request.headers.get(hdrs.CONTENT_ENCODING, "identity").lower() not in {"", "identity"}:
         raise web.HTTPUnsupportedMediaType
+    if request.content.is_eof():
+        return await request.read()
     try:
         async with asyncio.timeout(BODY_SECONDS):
             return await request.read()
@@ -261,6 +264,12 @@ def readable(header: str) -> str:
     return header if header.isascii() else header.encode(errors="surrogateescape").decode(errors="replace")
 
 
+class EventStream(web.StreamResponse):
+    """A streamed answer, whose head is sent together with its first part."""
+
+    _send_headers_immediately = False
+
+
 async def _stream(
     request: web.Request,
     dialect: Dialect[Any],
@@ -271,19 +280,18 @@ async def _stream(
     headers: dict[str, str],
 ) -> web.StreamResponse:
     """Send server-sent events, one per part."""
-    response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache", **headers})
+    response = EventStream(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache", **headers})
+    add_request_id(request, response)
     await response.prepare(request)
     answer = dialect.answer(asked, created)
     part = first
-    while True:
+    while not part.is_last():
         await response.write(answer.part(part))
-        if part.is_last():
-            break
         try:
             part = await anext(rest)
         except NoResponder:
             part = ModelResponsePart(error=STOPPING, error_status=503)
-    await response.write_eof()
+    await response.write_eof(answer.part(part))
     return response
 
 
@@ -293,6 +301,15 @@ async def suspend_head_timer(request: web.Request, handler: Handler) -> web.Stre
     assert isinstance(request.protocol, HttpConnection)
     with request.protocol:
         return await handler(request)
+
+
+@web.middleware
+async def with_request_id(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Add the id of the request to a response that has not begun."""
+    response = await handler(request)
+    if not response.prepared:
+        add_request_id(request, response)
+    return response
 
 
 @web.middleware
@@ -341,7 +358,7 @@ def id_of(request: web.Request) -> str:
     return known
 
 
-async def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
+def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
     """Add the request id under the name that the protocol called has for it: `request-id` in Anthropic's, `x-request-id` in others."""
     response.headers["request-id" if "/messages" in request.path else "x-request-id"] = id_of(request)
 

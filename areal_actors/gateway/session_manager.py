@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -177,23 +177,25 @@ class SessionManager(ExternalSessions):
         try:
             request = await with_images_stored(request, self.images, self.served)
             name = name_of(request)
-            async with self._one_per_name(request.session, name, context) as in_flight:
-                session = self.registry.get(request.session)
-                if again := session.answered.get(name):
-                    for part in again:
-                        yield part
-                    return
-                session = self.registry.update(session.begin_call(context.now))
-                try:
-                    async for answer in self._answer(session, request, name, context, in_flight):
-                        yield answer
-                except EngineError as error:
-                    for refused in self._failed(session, request, error):
-                        yield refused
-                    raise
-                finally:
-                    if (now := self.registry.find(request.session)) is not None:
-                        self.registry.update(now.end_call(context.now))
+            in_turn = self._one_per_name(request.session, name, context) if name else nullcontext()
+            with self.open_calls.track(request.session, context.now) as in_flight:
+                async with in_turn:
+                    session = self.registry.get(request.session)
+                    if again := session.answered.get(name):
+                        for part in again:
+                            yield part
+                        return
+                    session = self.registry.update(session.begin_call(context.now))
+                    try:
+                        async for answer in self._answer(session, request, name, context, in_flight):
+                            yield answer
+                    except EngineError as error:
+                        for refused in self._failed(session, request, error):
+                            yield refused
+                        raise
+                    finally:
+                        if (now := self.registry.find(request.session)) is not None:
+                            self.registry.update(now.end_call(context.now))
         except RequestError as error:
             yield ModelResponsePart(error=str(error), error_status=400, error_field=error.field, error_code=error.code)
         except SessionError as error:
@@ -202,20 +204,16 @@ class SessionManager(ExternalSessions):
             yield ModelResponsePart(error=str(error), error_status=503)
 
     @asynccontextmanager
-    async def _one_per_name(self, session: str, name: str, context: Context) -> AsyncIterator[InFlightCall]:
-        """Wait until no call of the same name is in progress in the session; a call without a name does not wait."""
-        with self.open_calls.track(session, context.now) as in_flight:
-            if not name:
-                yield in_flight
-                return
-            while (earlier := self._in_progress.get((session, name))) is not None:
-                with context.waiting("an earlier request for the same call", self.registry.get(session).lease_seconds):
-                    await earlier.wait()
-            self._in_progress[session, name] = asyncio.Event()
-            try:
-                yield in_flight
-            finally:
-                self._in_progress.pop((session, name)).set()
+    async def _one_per_name(self, session: str, name: str, context: Context) -> AsyncIterator[None]:
+        """Wait until no call of the same name is in progress in the session."""
+        while (earlier := self._in_progress.get((session, name))) is not None:
+            with context.waiting("an earlier request for the same call", self.registry.get(session).lease_seconds):
+                await earlier.wait()
+        self._in_progress[session, name] = asyncio.Event()
+        try:
+            yield
+        finally:
+            self._in_progress.pop((session, name)).set()
 
     def _failed(self, session: Session, request: ModelRequest, error: EngineError) -> Iterator[CompletionRefused]:
         """Record the unanswered request, and report the worker that failed."""

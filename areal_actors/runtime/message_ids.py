@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from hashlib import blake2b
 
+import msgspec
+
+from bus.base import Envelope
 from bus.message import Event, Message, Work
 
 DURABLE = (Event, Work)
@@ -12,6 +15,11 @@ DURABLE = (Event, Work)
 def message_id(*parts: object) -> str:
     """Returns an id that is a hash of its parts."""
     return blake2b("|".join(map(str, parts)).encode(), digest_size=10).hexdigest()
+
+
+def with_new_id(envelope: Envelope, again: str) -> Envelope:
+    """Returns the envelope with another id, so that messages emitted for it now are not deduplicated against earlier ones."""
+    return msgspec.structs.replace(envelope, id=f"{envelope.id}~{again}")
 
 
 class HandlingIds:

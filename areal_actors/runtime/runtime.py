@@ -24,7 +24,7 @@ from areal_actors.core.snapshots import SnapshotStore
 from areal_actors.messages import ActorStarted, Heartbeat, Wait
 from areal_actors.runtime.actor import Actor, Tick
 from areal_actors.runtime.fold_keeper import FoldKeeper
-from areal_actors.runtime.message_ids import HandlingIds, message_id
+from areal_actors.runtime.message_ids import HandlingIds, message_id, with_new_id
 from areal_actors.runtime.named_wait import NamedWait
 from areal_actors.runtime.work_items import WorkTasks, renewed, take_slots
 from bus.base import Bus, Delivery, Envelope, Stamp, Subscription, WorkQueue
@@ -139,7 +139,7 @@ class Runtime:
 
     async def _receive(self, delivery: Delivery) -> None:
         folds = self.actor.history == "all"
-        envelope = delivery.envelope if folds else _with_new_id(delivery.envelope, self._incarnation)
+        envelope = delivery.envelope if folds else with_new_id(delivery.envelope, self._incarnation)
         async with self._serialized():
             if type(delivery.message) in self.actor.handlers:
                 await self._handle(envelope, delivery.message, replayed=delivery.replayed and folds)
@@ -163,7 +163,7 @@ class Runtime:
     async def _work(self, delivery: Delivery, lease_seconds: float, slots: asyncio.Semaphore) -> None:
         envelope = delivery.envelope
         if delivery.deliveries > 1:
-            envelope = _with_new_id(envelope, str(delivery.deliveries))
+            envelope = with_new_id(envelope, str(delivery.deliveries))
         try:
             async with renewed(delivery, lease_seconds):
                 async with self._serialized():
@@ -198,8 +198,16 @@ class Runtime:
         async with self._serial:
             yield
 
-    async def _handle(self, envelope: Envelope, message: Message, *, replayed: bool = False, send_reply: SendReply | None = None) -> None:
-        """Run the handler of a message and send the messages that it emits."""
+    async def _handle(
+        self,
+        envelope: Envelope,
+        message: Message,
+        *,
+        replayed: bool = False,
+        send_reply: SendReply | None = None,
+        put_reply: Callable[[Reply], None] | None = None,
+    ) -> None:
+        """Run the handler of a message and send the messages that it emits; `put_reply` takes replies that need no stamp."""
         context = LiveContext(self, envelope, replayed=replayed)
         name = type(message).__name__
         self.handling[name] += 1
@@ -208,7 +216,9 @@ class Runtime:
         try:
             async with aclosing(self.actor.receive(message, context)) as emitted:
                 async for emitted_message in emitted:
-                    if not replayed:
+                    if put_reply is not None and isinstance(emitted_message, Reply):
+                        put_reply(emitted_message)
+                    elif not replayed:
                         await self._emit(emitted_message, context, send_reply)
             self.handled = self.handled or not (replayed or isinstance(message, Tick))
         finally:
@@ -259,7 +269,8 @@ class Runtime:
         async def send_reply(part: Reply, _: Stamp) -> None:
             parts.put_nowait(part)
 
-        handling = self._tasks.create_task(self._handle(self._local_envelope(request, stamp), request, send_reply=send_reply))
+        replies: dict[str, Any] = {"send_reply": send_reply} if self.tape else {"put_reply": parts.put_nowait}
+        handling = self._tasks.create_task(self._handle(self._local_envelope(request, stamp), request, **replies))
         handling.add_done_callback(lambda _: parts.put_nowait(None))
         over = False
         try:
@@ -385,8 +396,3 @@ class LiveContext:
 
 def _wait_name(request: Message, to: str) -> str:
     return f"{type(request).__name__} from {to or 'any instance'}"
-
-
-def _with_new_id(envelope: Envelope, again: str) -> Envelope:
-    """Returns the envelope with another id, so that messages emitted for it now are not deduplicated against earlier ones."""
-    return msgspec.structs.replace(envelope, id=f"{envelope.id}~{again}")

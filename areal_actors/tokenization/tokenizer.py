@@ -129,13 +129,14 @@ class ChatTokenizer:
         with self._lock:
             if (known := self._cache.get(text)) is not None:
                 return known
-        ids = self._encode(text)
+        ids = self.encode_once(text)
         if len(ids) * 8 < CACHED_CHARACTERS // 4:
             with self._lock:
                 self._cache[text] = ids
         return ids
 
-    def _encode(self, text: str) -> list[int]:
+    def encode_once(self, text: str) -> list[int]:
+        """Ids of a text that is not expected again: it is not kept."""
         if self.byte_pairs is not None:
             return self.byte_pairs.encode(text)
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
@@ -159,7 +160,7 @@ class ChatTokenizer:
             return least
         size = max(SHORT_CHARACTERS, LIKELY_BYTES * limit)
         while size < len(text):
-            count = len(self._encode(text[: _word_boundary(text, size)]))
+            count = len(self.encode_once(text[: _word_boundary(text, size)]))
             if count > PREFIX_FACTOR * limit + PREFIX_SLACK:
                 return count
             size *= 4

@@ -15,6 +15,7 @@ import msgspec
 from areal_actors.core.errors import RequestError
 from areal_actors.gateway.conversations.kept_reasoning import KeptReasoning
 from areal_actors.gateway.conversations.message_equality import MessageDict, same_answer
+from areal_actors.gateway.conversations.prompt_cache import PromptCache
 from areal_actors.gateway.conversations.template_window import SENTINEL, local_features, renders_names, window
 from areal_actors.messages import ModelRequest
 from areal_actors.tokenization.tokenizer import ChatTokenizer
@@ -43,6 +44,8 @@ class Continuations:
     def __init__(self, chat: ChatTokenizer, kept: KeptReasoning | None = None, vision: VisionProcessor | None = None) -> None:
         """With `kept`, prompts keep reasoning that the template drops; with `vision` they may have images."""
         self.chat, self.kept, self.vision = chat, kept, vision
+        self.first_prompts = PromptCache(chat.template.source)
+        """Prompts of calls that continue no other."""
         self._openings: dict[tuple[frozenset[str], str], str] = {}
         self._local = local_features(chat)
         self._renders_names = renders_names(chat)

@@ -60,7 +60,11 @@ def prompt_for(
         return _raw_prompt(turns, raw, chat, limit)
     request = continuations.without_unseen_names(request)
     settings = digest((request.tools, request.template_kwargs))
+    request_digest = digest(request.messages)
     parent, prefix_break_reason = find_parent(turns, request)
+    is_first = parent is None and not prefix_break_reason
+    if is_first and (kept := continuations.first_prompts.get(request_digest + settings)) is not None:
+        return kept
     if parent is not None and not prefix_break_reason and parent.prompt.settings != settings:
         prefix_break_reason = "the tools or the template's settings changed"
     text, checked = None, len(request.messages)
@@ -83,7 +87,7 @@ def prompt_for(
     if continuations.vision is not None and pictured:
         ids, images = with_images(known, ids, images, images_in(new), continuations.vision.placeholder)
         features |= IMAGES
-    return Prompt(
+    prompt = Prompt(
         parent="" if parent is None else parent.interaction.id,
         prefix=prefix,
         token_ids=known + ids,
@@ -91,7 +95,7 @@ def prompt_for(
         suffix_text="" if not pictured and chat.is_lossless(text) else text,
         messages=msgspec.json.encode(new),
         message_count=len(request.messages),
-        request_digest=digest(request.messages),
+        request_digest=request_digest,
         value_digest=value_digests(earlier, sent)[-1],
         settings=settings,
         tools=b"" if prefix else msgspec.json.encode(request.tools),
@@ -102,17 +106,22 @@ def prompt_for(
         images=images,
         prefix_break_reason=prefix_break_reason,
     )
+    if is_first and not pictured:
+        continuations.first_prompts.put(request_digest + settings, prompt)
+    return prompt
 
 
-def encode_within(chat: ChatTokenizer, text: str, limit: PromptLimit | None, *, after: int = 0) -> bytes:
+def encode_within(chat: ChatTokenizer, text: str, limit: PromptLimit | None, *, after: int = 0, keep: bool = False) -> bytes:
     """Token ids (u32) of a text that follows `after` tokens; a text that is too long is rejected before all of it is tokenised.
+
+    With `keep` the ids of this text are expected to be asked for again.
 
     Raises:
         PromptTooLong: a part of the text already exceeds the limit.
     """
     if limit is not None and (least := chat.min_token_count(text, limit.max_model_len - after)):
         raise PromptTooLong(after + least, limit.max_model_len, limit.field, at_least=True)
-    return pack_ids(chat.encode(text))
+    return pack_ids(chat.encode(text) if keep else chat.encode_once(text))
 
 
 def _text_after(
@@ -263,7 +272,7 @@ def _raw_prompt(turns: dict[str, ConversationTurn], prompt: str | bytes, chat: C
             text = prompt[len(earlier) :]
         if begins:
             known, parent = ids, turn.interaction.id
-    suffix = prompt[len(known) :] if isinstance(prompt, bytes) else encode_within(chat, text, limit, after=len(known) // 4)
+    suffix = prompt[len(known) :] if isinstance(prompt, bytes) else encode_within(chat, text, limit, after=len(known) // 4, keep=True)
     return Prompt(
         parent=parent,
         prefix=parent,

@@ -35,8 +35,9 @@ def digest_of(request: ModelRequest) -> bytes:
 
 def call_digest(prompt_ids: bytes, sampling: SamplingParams) -> bytes:
     """A digest of 16 bytes of a call's prompt and sampling parameters."""
-    canonical = msgspec.structs.replace(sampling, logit_bias=dict(sorted(sampling.logit_bias.items())))
-    return blake2b(msgspec.json.encode(canonical) + prompt_ids, digest_size=16).digest()
+    if sampling.logit_bias:
+        sampling = msgspec.structs.replace(sampling, logit_bias=dict(sorted(sampling.logit_bias.items())))
+    return blake2b(msgspec.json.encode(sampling) + prompt_ids, digest_size=16).digest()
 
 
 def sampling_seed(run_seed: int, session: Session, digest: bytes) -> int:

@@ -1,0 +1,105 @@
+"""The NATS client of a connection: the library's, with less work for each message.
+
+The library hands each message to a queue and a task of its subscription, and each publication to a queue and a task that writes. Here a
+message goes to its receiver as soon as it is parsed, and what one turn of the event loop publishes is written at its end. Wherever the
+library waits, while it is not connected or the server is slower than this process, its own path is taken.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Final
+
+from nats import errors as nats_errors
+from nats.aio.client import Client
+from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
+from nats.protocol import command
+
+Receive = Callable[[Msg], object]
+"""Takes a message at once, and raises nothing."""
+
+_HEADER_LINE: Final = "NATS/1.0\r\n"
+_HEADER_START: Final = _HEADER_LINE.encode()
+_UNWRITTEN_BYTES: Final = 64 << 10
+"""Bytes that the socket has not taken yet, above which the library's flusher waits for it."""
+
+
+class DirectClient(Client):
+    """A client with subscriptions whose messages need no task."""
+
+    def __init__(self, *, needs_encryption: bool = False) -> None:
+        super().__init__()
+        self._needs_encryption = needs_encryption
+        self._receivers: dict[int, Receive] = {}
+        """Receivers of direct subscriptions, by the id of the subscription."""
+        self._writes_soon = False
+
+    def _connect_command(self) -> bytes:
+        """Refuse to send credentials in the clear: the library would, if a server's greeting does not ask for encryption."""
+        if self._needs_encryption and not self._server_info.get("tls_required"):
+            raise nats_errors.Error("the server does not encrypt: write nats:// in place of tls://, or have it encrypt")
+        return super()._connect_command()
+
+    async def subscribe_directly(self, subject: str, receive: Receive, *, group: str = "") -> Subscription:
+        """Subscribe with a receiver that is called while the socket is read."""
+
+        async def receive_queued(message: Msg) -> None:
+            receive(message)
+
+        subscription = await self.subscribe(subject, queue=group, cb=receive_queued)
+        self._receivers[subscription._id] = receive  # noqa: SLF001 - the library has no public name for it
+        return subscription
+
+    def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
+        self._receivers.pop(sid, None)
+        super()._remove_sub(sid, max_msgs)
+
+    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
+        receive = self._receivers.get(sid)
+        if receive is None:
+            await super()._process_msg(sid, subject, reply, data, headers)
+            return
+        found = await self._headers_of(headers) if headers else None
+        receive(Msg(_client=self, subject=subject.decode(), reply=reply.decode(), data=data, headers=found))
+
+    async def _headers_of(self, headers: bytes) -> dict[str, str] | None:
+        """Parse the headers of a message; the library reads those of the server, which begin with a status."""
+        if not headers.startswith(_HEADER_START):
+            found: dict[str, str] | None = await self._process_headers(headers)
+            return found
+        pairs = [line.partition(": ") for line in headers[len(_HEADER_START) : -4].decode(errors="replace").split("\r\n")]
+        return {name: value for name, _, value in pairs}
+
+    async def publish(self, subject: str, payload: bytes = b"", reply: str = "", headers: dict[str, str] | None = None) -> None:
+        """Publish a message; names and values of headers are visible ASCII without spaces at their ends."""
+        size = self._pending_data_size + len(payload)
+        if not self.is_connected or self.is_draining_pubs or size > self._max_pending_size or self._unwritten() > _UNWRITTEN_BYTES:
+            await super().publish(subject, payload, reply, headers)
+            return
+        if headers is None:
+            sent = command.pub_cmd(subject, reply, payload)
+        else:
+            lines = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+            sent = command.hpub_cmd(subject, reply, f"{_HEADER_LINE}{lines}\r\n".encode(), payload)
+        self._pending.append(sent)
+        self._pending_data_size += len(sent)
+        if not self._writes_soon:
+            self._writes_soon = True
+            asyncio.get_running_loop().call_soon(self._write_pending)
+
+    def _unwritten(self) -> int:
+        """Bytes that wait for the socket."""
+        transport: Any = self._transport
+        return int(transport._io_writer.transport.get_write_buffer_size())  # noqa: SLF001 - as above
+
+    def _write_pending(self) -> None:
+        """Write what this turn of the event loop has published."""
+        self._writes_soon = False
+        if self._pending and self.is_connected and self._transport is not None:
+            # A transport that has just closed refuses: what is pending is sent after the reconnection.
+            with suppress(OSError, RuntimeError, AttributeError):
+                self._transport.writelines(self._pending)
+                self._pending, self._pending_data_size = [], 0
