@@ -153,7 +153,7 @@ def walls(cluster: Cluster, costs: Costs) -> Iterator[Wall]:
     """Each process and each shared resource of the run, at the load of this cluster."""
     rate, tokens = cluster.episodes_per_second, cluster.episode_tokens
     hosts, version = cluster.generating_gpus / cluster.gpus_a_host, cluster.step_seconds
-    loaded = cluster.generating_gpus * (cluster.rollout_workers + READERS)
+    loaded = cluster.generating_gpus * READERS
     renewals = RENEWALS_PER_LEASE * cluster.in_flight / cluster.lease_seconds
     gigabytes = cluster.network_gbit / 8
 
@@ -188,7 +188,7 @@ def walls(cluster: Cluster, costs: Costs) -> Iterator[Wall]:
     yield wall("HTTP pull of weights", hosts * cluster.weights_gb / gigabytes / HEADROOM, version, "s a version", "hosts", shared)
     pull = hosts * cluster.weights_gb * costs.pull_cpu_s_per_gb / version
     yield wall("CPU of the publisher for pulls", pull, core, "cores", "hosts", shared)
-    loads = "rollout workers that get the version with their session"
+    loads = "one event for all workers of a host"
     yield wall("messages of loaded weights", loaded / version, stream, "messages/s", "hosts", loads)
 
 

@@ -207,7 +207,7 @@ class Bus(Protocol):
         With history "all" a consumer that restarts receives all events after sequence `after` again, with `replayed` true
         up to its last acknowledged event: state is a fold over events. A consumer with snapshots of its state passes the
         sequence of its snapshot, and counts as having acknowledged all events up to it. "last" begins with the last event of
-        each kind, "new" with events published from now on. Entering returns once no later event can be missed.
+        each kind, "new" with events published from now on; neither keeps a position. Entering returns once no later event can be missed.
 
         Raises:
             EventsTrimmed: history is "all", and the log begins later than the event after `after`.

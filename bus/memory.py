@@ -182,8 +182,9 @@ class MemoryBus:
         opened = by_subject(*kinds)
         if history == "all" and after + 1 < self._first:
             raise EventsTrimmed(trimmed_error(consumer, after + 1, self._first, self.run))
-        floor = max(self._positions.get(check_token("consumer", consumer), 0), after)
-        position = Position(floor, partial(self._positions.__setitem__, consumer))
+        positions = self._positions if history == "all" else {}
+        floor = max(positions.get(check_token("consumer", consumer), 0), after)
+        position = Position(floor, partial(positions.__setitem__, consumer))
         queue: asyncio.Queue[Envelope] = asyncio.Queue()
         past = self._past(opened, history, after)
         for envelope in past:

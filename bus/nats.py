@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import AbstractContextManager, aclosing, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, aclosing, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final, TypeVar, cast
 
@@ -24,19 +24,17 @@ from bus.delivery import (
     Deliveries,
     Kinds,
     OpenRequests,
-    Position,
     Received,
     by_subject,
-    open_event,
     open_live,
 )
 from bus.errors import AnswerLost, BusError, CorruptMessage, LogUnavailable, NoReply, NoResponder
 from bus.message import Event, Message, Reply, Request, Telemetry, Work
 from bus.nats_connection import Connection, status
+from bus.nats_consumers import LogConsumers
 from bus.nats_direct import read_directly, span_directly
 from bus.nats_inbox import Disconnected, Inbox
-from bus.nats_position import PositionWriter, stored_position
-from bus.nats_reader import NatsLogReader
+from bus.nats_position import stored_position
 from bus.nats_streams import RETRY_SECONDS, Streams
 from bus.nats_subscriptions import CANCELLED, subscribed
 from bus.nats_trimming import check_beginning, gap_error, marked_first, read_log, span_of, trim
@@ -73,10 +71,12 @@ class NatsBus:
         lease_seconds: float,
         retry_for_seconds: float,
         monitors: bool = False,
+        shares_log: bool = False,
     ) -> None:
         self.run = run
         self._connection = connection
         self._streams = Streams(connection, run, retry_for_seconds=retry_for_seconds, blobs=blobs, monitors=monitors)
+        self._consumers = LogConsumers(self._streams, shared=shares_log)
         self._prefix = self._streams.prefix
         self._blobs = blobs
         self._lease_seconds = lease_seconds
@@ -101,6 +101,7 @@ class NatsBus:
         connect_timeout: float = 10.0,
         monitors: bool = False,
         compress: bool = False,
+        shares_log: bool = False,
     ) -> NatsBus:
         """Connect to the bus of a run.
 
@@ -108,6 +109,7 @@ class NatsBus:
         bodies beyond 256 KiB, the same for all processes of the run, or a store that reaches it. `retry_for_seconds` is the maximum wait of
         a message for an unavailable server before it is an error; `connect_timeout` that for the first connection. `url` may have user and
         password. With `monitors`, implied by the user `monitor`, the log is read without consumers, which that user may not create.
+        With `shares_log`, consumers of all events share a reader of the log: for a process with several.
 
         Raises:
             ServerUnavailable: no server answers, it refused the credentials, or it is older than 2.12.
@@ -116,7 +118,8 @@ class NatsBus:
         check_run(run)
         connection = await Connection.open(url, name=name, token=token, timeout=connect_timeout)
         monitors = monitors or user_of(url) == MONITOR
-        bus = cls(connection, run, blobs=blobs, lease_seconds=lease_seconds, retry_for_seconds=retry_for_seconds, monitors=monitors)
+        seconds = {"lease_seconds": lease_seconds, "retry_for_seconds": retry_for_seconds}
+        bus = cls(connection, run, blobs=blobs, monitors=monitors, shares_log=shares_log, **seconds)
         try:
             if kinds:
                 await bus.provision(kinds, replicas=replicas, compress=compress)
@@ -269,22 +272,11 @@ class NatsBus:
 
     # ------------------------------------------------------------ subscriptions
 
-    @asynccontextmanager
-    async def events(self, *kinds: type[Event], consumer: str, history: History = "all", after: int = 0) -> AsyncIterator[Subscription]:
+    def events(
+        self, *kinds: type[Event], consumer: str, history: History = "all", after: int = 0
+    ) -> AbstractAsyncContextManager[Subscription]:
         """Subscribe to events in log order as the durable consumer of this name."""
-        opened = by_subject(*kinds)
-        positions = PositionWriter(self._streams, check_token("consumer", consumer))
-        reader = NatsLogReader(self._streams, [self._prefix + subject for subject in opened], consumer)
-        try:
-            acknowledged = await positions.open()
-            end = await reader.open(history, after)
-            if history == "all":
-                await check_beginning(self._streams, self.run, consumer, after)
-            position = Position(max(min(acknowledged, end), after), positions.move)
-            yield Deliveries(reader.next, lambda envelope: open_event(envelope, opened, position), backlog=reader.backlog)
-        finally:
-            await reader.close()
-            await positions.close()
+        return self._consumers.events(*kinds, consumer=consumer, history=history, after=after)
 
     @asynccontextmanager
     async def work(self, kind: type[Work]) -> AsyncIterator[WorkQueue]:

@@ -12,7 +12,7 @@ from bus.errors import LogUnavailable
 from bus.nats_streams import Streams
 from bus.subjects import position_key
 
-_WRITE_EVERY_SECONDS: Final = 0.02
+_WRITE_EVERY_SECONDS: Final = 0.1
 """Longest stretch of acknowledgements, in seconds, that a crash can lose; their events are redelivered and the results deduplicated."""
 _CLOSE_SECONDS: Final = 2.0
 
@@ -26,22 +26,30 @@ async def stored_position(streams: Streams, consumer: str) -> int:
 
 
 class PositionWriter:
-    """Writes the position of a consumer at intervals, skipping intermediate ones."""
+    """Writes the position of a consumer at intervals, skipping intermediate ones.
 
-    def __init__(self, streams: Streams, consumer: str) -> None:
+    One that is not `kept` is never written: its consumer needs none, since it does not receive all past events again.
+    """
+
+    def __init__(self, streams: Streams, consumer: str, *, kept: bool = True) -> None:
         self._streams = streams
         self._consumer = consumer
+        self._kept = kept
         self._newest = 0
         self._written = 0
         self._writer: asyncio.Task[None] | None = None
 
     async def open(self) -> int:
         """Returns the stored position; 0 if there is none."""
+        if not self._kept:
+            return 0
         self._newest = self._written = await stored_position(self._streams, self._consumer)
         return self._written
 
     def move(self, sequence: int) -> None:
         """Set the position; it is written soon."""
+        if not self._kept:
+            return
         self._newest = sequence
         if self._writer is None or self._writer.done():
             self._writer = asyncio.create_task(self._write())

@@ -33,6 +33,8 @@ _FETCH_SECONDS: Final = 10.0
 """Seconds that one fetch request waits at the server for events."""
 _CLUSTER_FETCH_SECONDS: Final = 3.0
 """The same in a cluster, where a consumer may end unnoticed with another server than the connected one."""
+_COMPLETED: Final = "Batch Completed"
+"""Description with which the server ends a fetch request, limited in bytes, that has returned all its events."""
 _GRACE_SECONDS: Final = 2.0
 _MISSING_SECONDS: Final = 1.0
 """Seconds without an expected event after which the reader checks if the server has it."""
@@ -304,10 +306,13 @@ class NatsLogReader:
             await self._fetch_if_room()
 
     async def _on_fetch_ended(self, message: Msg, code: str) -> None:
-        """Handle the end of a fetch request: it expired, reached its byte limit, or failed."""
+        """Handle the end of a fetch request: it is complete, expired, reached its byte limit, or failed."""
         if message.subject != f"{self._address}.{self._generation}" or message.headers is None:
             return
-        if code == "408" or "MaxBytes" in message.headers.get("Description", ""):
+        reason = message.headers.get("Description", "")
+        if reason == _COMPLETED:
+            return  # its events were counted, and the next request may be open already
+        if code == "408" or "MaxBytes" in reason:
             self._outstanding = 0
             await self._fetch_if_room()
         else:

@@ -40,7 +40,7 @@ STREAM_NOT_FOUND: Final = 10059
 _MESSAGE_NOT_FOUND: Final = 10037
 _READS_AT_ONCE: Final = 64
 _MOST_READERS: Final = 1_000_000
-"""Consumers that a log may have, one for each actor that reads it: unstated, nats-server 2.15 allows 1,000."""
+"""Consumers that a log may have, at most one for each actor that reads it: unstated, nats-server 2.15 allows 1,000."""
 
 _NO_LEADER: Final = "the stream has no leader"
 _NO_QUORUM: Final = "does a majority of the cluster's servers run, with room on their disks? see their logs"

@@ -29,7 +29,7 @@ from bus.base import History
 from bus.errors import CorruptMessage, LogUnavailable, NoReply, NoResponder
 
 
-@pytest.fixture(params=["memory", "nats"])
+@pytest.fixture(params=["memory", "nats", "shared"])
 async def buses(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Buses]:
     async with open_buses(request.param, tmp_path) as buses:
         yield buses

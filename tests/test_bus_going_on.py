@@ -43,6 +43,21 @@ async def test_a_disturbed_reader_begins_again_once_and_continues(tmp_path: Path
     await server.stop()
 
 
+async def test_a_reader_keeps_its_consumer_over_many_fetches(tmp_path: Path) -> None:
+    server = await EmbeddedServer.start(tmp_path / "store")
+    bus = await NatsBus.connect(server.url, "test", name="reader", token=server.token, kinds=KINDS)
+    reader = NatsLogReader(bus._streams, ["areal.test.thing.happened"], "reader")
+    await reader.open()
+    created = await bus.streams.api(f"CONSUMER.NAMES.{bus.streams.log}", {})
+    for n in range(300):
+        await bus.publish(Happened(n=n), stamp())
+        assert (await asyncio.wait_for(reader.next(), 300)).open(Happened).n == n
+    assert await bus.streams.api(f"CONSUMER.NAMES.{bus.streams.log}", {}) == created
+    await reader.close()
+    await bus.close()
+    await server.stop()
+
+
 async def test_after_a_pause_republished_messages_are_kept_once_if_the_server_was_notified(tmp_path: Path) -> None:
     server = await EmbeddedServer.start(tmp_path / "store")
     bus = await NatsBus.connect(server.url, "test", name="first", token=server.token)

@@ -16,7 +16,7 @@ from bus.nats import NatsBus
 from bus.server import EmbeddedServer
 
 
-@pytest.fixture(params=["memory", "nats"])
+@pytest.fixture(params=["memory", "nats", "shared"])
 async def buses(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Buses]:
     async with open_buses(request.param, tmp_path) as buses:
         yield buses

@@ -29,7 +29,7 @@ async def manager(send):
 async def test_an_episode_from_its_session_to_its_trajectory(manager):
     opened = await manager.open(work("4.1", attempt=2))
     assert opened.session.startswith("4.1-2-")
-    assert opened.base_url == f"http://gateway/{opened.session}/v1"
+    assert (opened.base_url, opened.weight_version) == (f"http://gateway/{opened.session}/v1", 0)
     recorded, answer = await manager.chat(opened.session, "why?")
     assert isinstance(recorded, InteractionRecorded)
     assert isinstance(answer, ModelResponsePart)

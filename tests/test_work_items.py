@@ -1,14 +1,15 @@
-"""The lease of an item of work: renewed while it is worked on, not given to the same worker twice, and a setting of the recipe."""
+"""Items of work: leases (renewed while it is worked on, not given to the same worker twice, a setting of the recipe), and sending."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
 
 import msgspec
 import pytest
 from support.live_run import RECIPE
-from support.runtime_harness import Do, Noted, RuntimeHarness
+from support.runtime_harness import Do, Happened, Noted, RuntimeHarness
 
 from areal_actors.core.devices import CudaDevices
 from areal_actors.core.settings import BusSettings
@@ -16,8 +17,9 @@ from areal_actors.recipe.checks import problems
 from areal_actors.recipe.load import load
 from areal_actors.run.resuming import MAY_CHANGE
 from areal_actors.runtime.actor import Actor, Emits, on
-from areal_actors.runtime.work_items import renewed
-from bus.errors import ServerUnavailable
+from areal_actors.runtime.work_items import SENT_TOGETHER, SentWork, renewed
+from bus.errors import LogUnavailable, ServerUnavailable
+from bus.message import Work
 
 
 class Lost:
@@ -73,6 +75,60 @@ async def test_a_worker_whose_loop_was_blocked_beyond_its_leases_does_nothing_tw
     assert actor.begun == 3
     assert len(harness.log()) == 3
     await harness.kill("blocking-0")
+
+
+class Slow:
+    """A bus whose work items become durable only when it is allowed."""
+
+    def __init__(self, bus, allowed):
+        self.bus = bus
+        self.allowed = allowed
+        self.sent = []
+
+    def __getattr__(self, name):
+        return getattr(self.bus, name)
+
+    async def publish(self, message, stamp):
+        self.sent.append(message)
+        if isinstance(message, Work):
+            await self.allowed.wait()
+        return await self.bus.publish(message, stamp)
+
+
+class Granting(Actor):
+    """Emits more items than are sent together, and an event."""
+
+    @on
+    def happened(self, event: Happened) -> Iterator[Do | Noted]:
+        yield from [Do(n=n) for n in range(event.n)]
+        yield Noted(n=event.n)
+
+
+async def test_items_of_a_handling_are_sent_together_and_are_durable_before_what_follows_them():
+    harness, allowed = RuntimeHarness(), asyncio.Event()
+    harness.bus = slow = Slow(harness.bus, allowed)
+    await harness.serve(Granting())
+    granted = asyncio.create_task(harness.publish(Happened(n=SENT_TOGETHER + 1)))
+    together = [Do(n=n) for n in range(SENT_TOGETHER)]
+    await harness.until(lambda: [item for item in slow.sent if isinstance(item, Do)] == together)
+    await granted
+    assert not harness.log()
+    allowed.set()
+    await harness.until(lambda: harness.log() == [Noted(n=SENT_TOGETHER + 1)])
+    assert [item for item in slow.sent if isinstance(item, Do | Noted)] == [*together, Do(n=SENT_TOGETHER), Noted(n=SENT_TOGETHER + 1)]
+    await harness.kill("granting-0")
+
+
+async def test_an_item_that_cannot_be_sent_is_an_error_and_the_others_are_not_waited_for():
+    async def refused():
+        raise LogUnavailable("the queue is full")
+
+    sent, endless = SentWork(), asyncio.Event()
+    await sent.add(endless.wait())
+    await sent.add(refused())
+    with pytest.raises(LogUnavailable, match="the queue is full"):
+        await sent.confirmed()
+    sent.cancel()
 
 
 def _problems(**bus):

@@ -41,6 +41,8 @@ async def test_who_waits_for_a_worker_gets_the_first_that_comes_up():
     made.loaded("b", 3)
     assert await waiting == "b"
     assert made.versions == {"b": 3}
+    made.loaded("c", 2)
+    assert made.newest_version == 3
 
 
 async def test_a_restarted_worker_has_nothing_in_flight_from_before():

@@ -142,9 +142,8 @@ async def test_running_code_knows_its_episode(tmp_path, name, way, send):
     else:
         runner = SubprocessRunner(AgentProgram(agent=spec, root=str(tmp_path)), processes=1)
     worker = RolloutWorker(runner, concurrency=1, timeout_seconds=5.0)
-    worker.weight_version = 7
     await worker.start(None)
-    opened = SessionOpened(session="s", base_url="http://h/s/v1", api_key="k")
+    opened = SessionOpened(session="s", base_url="http://h/s/v1", api_key="k", weight_version=7)
     _, scoring = await send(worker, work("3.1", attempt=2, purpose="evaluate"), answers={OpenSession: lambda question: opened})
     await worker.stop()
     assert set(scoring.output.split("|")) == {"task-3 3.1 3 2 True 7"}

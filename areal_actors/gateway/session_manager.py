@@ -168,7 +168,8 @@ class SessionManager(ExternalSessions):
         session = Session(id=name, api_key=key, work=work, lease_seconds=request.lease_seconds, expires=context.now + request.lease_seconds)
         self.registry.open(session)
         root = self.gateway.root if self.gateway else "http://gateway"
-        yield SessionOpened(session=name, base_url=f"{root}/{name}/v1", api_key=key, gateways=gateways)
+        version = self.pool.newest_version
+        yield SessionOpened(session=name, base_url=f"{root}/{name}/v1", api_key=key, weight_version=version, gateways=gateways)
 
     @on
     async def model_request(

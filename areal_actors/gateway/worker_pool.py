@@ -81,6 +81,8 @@ class WorkerPool:
 
     def __init__(self) -> None:
         self.versions: dict[str, int] = {}
+        self.newest_version = -1
+        """Newest version that a worker has loaded; -1 before the first."""
         self.in_flight: dict[str, int] = {}
         self._gone: dict[str, WorkerExit] = {}
         self._changed = asyncio.Event()
@@ -95,6 +97,7 @@ class WorkerPool:
         """Record that a worker generates with this version; its prefix cache holds no more than its calls in flight."""
         self._loads[worker] += 1
         self.versions[worker] = weight_version
+        self.newest_version = max(self.newest_version, weight_version)
         self._count(worker, self.in_flight.get(worker, 0))
         self._gone.setdefault(worker, WorkerExit())
         self._changed.set()

@@ -81,6 +81,8 @@ class SessionOpened(Reply):
     base_url: str = ""
     api_key: str = ""
     refused: str = ""
+    weight_version: int = -1
+    """Newest version that an inference worker has loaded; -1 before the first."""
     gateways: int = 1
     """Number of the run's gateways. Without a session, another of them has those of this group; see `gateway_of_group`."""
 

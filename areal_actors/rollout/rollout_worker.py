@@ -19,7 +19,6 @@ from areal_actors.messages import (
     RunEpisode,
     ScoreEpisode,
     SessionOpened,
-    WeightsLoaded,
 )
 from areal_actors.rewards.acceptance import Acceptance, describe_session, rejected, rewards_set, scored_episode
 from areal_actors.rewards.bounded_rule import BoundedRule
@@ -42,11 +41,10 @@ Report = AgentReturned | EventLoopBlocked
 class RolloutWorker(Actor):
     """An agent that raises, hangs or returns nonsense is an `EpisodeAbandoned`, never a reward; one that returns None rejects its episode.
 
-    Held-out and training episodes do not wait for each other, and weight events are handled while either runs.
+    Held-out and training episodes do not wait for each other.
     """
 
     asks = (OpenSession, DescribeSession)
-    history = "last"
     serial = False
 
     def __init__(
@@ -71,7 +69,6 @@ class RolloutWorker(Actor):
         self.rule = rule
         self.acceptance = acceptance
         self.retry_rejected = retry_rejected
-        self.weight_version = -1
         self.gateways = 1
         """Number of gateways, as the last one asked reported it."""
 
@@ -82,10 +79,6 @@ class RolloutWorker(Actor):
     async def stop(self) -> None:
         """Stop the agents that still run."""
         await self.runner.close()
-
-    @on
-    def weights_loaded(self, event: WeightsLoaded) -> None:
-        self.weight_version = max(self.weight_version, event.weight_version)
 
     @on
     async def run_episode(self, work: RunEpisode, context: Context) -> Emits[Outcome | Report]:
@@ -128,7 +121,7 @@ class RolloutWorker(Actor):
                 yield event
 
     async def _run_agent(self, work: RunEpisode, opened: SessionOpened, context: Context) -> AgentResult | FailedAttempt:
-        episode_context = EpisodeContext.of(work, self.weight_version)
+        episode_context = EpisodeContext.of(work, opened.weight_version)
         try:
             with context.waiting(f"agent in episode {work.episode}", self.timeout_seconds), workflow_context.running(episode_context):
                 async with asyncio.timeout(self.timeout_seconds):

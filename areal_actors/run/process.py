@@ -280,6 +280,7 @@ async def _serve(folder: RunFolder, process: str, builders: Mapping[str, Builder
         blobs=blobs,
         lease_seconds=recipe.bus.lease_seconds,
         retry_for_seconds=retry_seconds(recipe),
+        shares_log=len(placed(recipe, process)) > 1,
     )
     try:
         async with asyncio.TaskGroup() as tasks:

@@ -26,7 +26,7 @@ from areal_actors.runtime.actor import Actor, Tick
 from areal_actors.runtime.fold_keeper import FoldKeeper
 from areal_actors.runtime.message_ids import HandlingIds, message_id, with_new_id
 from areal_actors.runtime.named_wait import NamedWait
-from areal_actors.runtime.work_items import WorkTasks, renewed, take_slots
+from areal_actors.runtime.work_items import SentWork, WorkTasks, renewed, take_slots
 from bus.base import Bus, Delivery, Envelope, Stamp, Subscription, WorkQueue
 from bus.errors import BusError, NoResponder
 from bus.message import Event, FrozenMeta, Message, Reply, Request, Telemetry, Work
@@ -209,7 +209,7 @@ class Runtime:
     ) -> None:
         """Run the handler of a message and send the messages that it emits; `put_reply` takes replies that need no stamp."""
         context = LiveContext(self, envelope, replayed=replayed)
-        name = type(message).__name__
+        name, sent = type(message).__name__, SentWork()
         self.handling[name] += 1
         if not replayed:
             self.note(RECEIVED, context.cause, context.now, envelope)
@@ -219,19 +219,24 @@ class Runtime:
                     if put_reply is not None and isinstance(emitted_message, Reply):
                         put_reply(emitted_message)
                     elif not replayed:
-                        await self._emit(emitted_message, context, send_reply)
+                        await self._emit(emitted_message, context, send_reply, sent)
+            await sent.confirmed()
             self.handled = self.handled or not (replayed or isinstance(message, Tick))
         finally:
+            sent.cancel()
             self.handling[name] -= 1
 
-    async def _emit(self, message: Message, context: LiveContext, send_reply: SendReply | None) -> None:
+    async def _emit(self, message: Message, context: LiveContext, send_reply: SendReply | None, sent: SentWork) -> None:
         stamp = context.stamp(message)
         if self.tape:
             self.note(EMITTED, context.cause, stamp.time, Envelope.seal(message, stamp, self.bus.run))
         if isinstance(message, Reply):
             if send_reply is not None:
                 await send_reply(message, stamp)
+        elif isinstance(message, Work):
+            await sent.add(self.bus.publish(message, stamp))
         elif isinstance(message, PUBLISHED):
+            await sent.confirmed()
             await self.bus.publish(message, stamp)
 
     def note(

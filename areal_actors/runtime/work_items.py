@@ -1,10 +1,11 @@
-"""Batched taking of work items, and renewal of their leases."""
+"""Batched taking of work items, renewal of their leases, and batched publication."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
+from typing import Any
 
 import structlog
 
@@ -13,6 +14,8 @@ from bus.errors import BusError
 
 TAKEN_TOGETHER = 8
 """Maximum number of work items taken in one round trip: more would leave too few to other workers."""
+SENT_TOGETHER = 32
+"""Maximum number of work items that a handler sends before the first is confirmed; then other actors of the process have their turn."""
 RENEWALS_PER_LEASE = 3
 """Renewals per lease, so that a late or lost one does not end the lease."""
 
@@ -37,6 +40,30 @@ class WorkTasks:
             taking.cancel()
         if self._handling:
             await asyncio.wait(set(self._handling))
+
+
+class SentWork:
+    """Work items of one handling that are sent and not yet confirmed: they share writes, and none waits for another."""
+
+    def __init__(self) -> None:
+        self._sending: list[asyncio.Task[int]] = []
+
+    async def add(self, publishing: Coroutine[Any, Any, int]) -> None:
+        """Send an item, in the order of the calls; waits for the earlier ones when there are `SENT_TOGETHER`."""
+        if len(self._sending) == SENT_TOGETHER:
+            await self.confirmed()
+        self._sending.append(asyncio.create_task(publishing))
+
+    async def confirmed(self) -> None:
+        """Wait until all items are durable; the first error is raised."""
+        if self._sending:
+            await asyncio.gather(*self._sending)
+            self._sending.clear()
+
+    def cancel(self) -> None:
+        """Wait no longer for items that are not confirmed."""
+        for task in self._sending:
+            task.cancel()
 
 
 async def take_slots(slots: asyncio.Semaphore) -> int:

@@ -113,14 +113,10 @@ async def _in_memory() -> AsyncIterator[Buses]:
 
 
 @asynccontextmanager
-async def _over_nats(folder: Path) -> AsyncIterator[Buses]:
+async def _over_nats(folder: Path, *, shares_log: bool) -> AsyncIterator[Buses]:
     server = await EmbeddedServer.start(folder / "server")
-    here, there = [
-        await NatsBus.connect(
-            server.url, "test", name=name, token=server.token, kinds=KINDS, blobs=folder / "blobs", lease_seconds=LEASE, retry_for_seconds=2
-        )
-        for name in ("here", "there")
-    ]
+    options = {"kinds": KINDS, "blobs": folder / "blobs", "lease_seconds": LEASE, "retry_for_seconds": 2, "shares_log": shares_log}
+    here, there = [await NatsBus.connect(server.url, "test", name=name, token=server.token, **options) for name in ("here", "there")]
 
     async def append_damaged(event: Happened) -> None:
         envelope = msgspec.structs.replace(Envelope.seal(event, stamp(), "test"), checksum=1)
@@ -134,5 +130,5 @@ async def _over_nats(folder: Path) -> AsyncIterator[Buses]:
 
 
 def open_buses(which: str, folder: Path) -> AbstractAsyncContextManager[Buses]:
-    """Both sides of the bus in memory, or of one over a real server that keeps its store in the folder."""
-    return _in_memory() if which == "memory" else _over_nats(folder)
+    """Both sides of the bus in memory, or of one over a real server that keeps its store in the folder (`shared`: each shares a reader)."""
+    return _in_memory() if which == "memory" else _over_nats(folder, shares_log=which == "shared")

@@ -1,0 +1,114 @@
+"""Consumers of one process that share a reader of the log: each receives every event once, whoever comes, goes or is slow."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+from support.bus_cases import KINDS, Ended, Happened, numbers, stamp, take
+
+from bus.errors import BusError
+from bus.nats import NatsBus
+from bus.nats_shared import _WAITING
+from bus.server import EmbeddedServer
+
+
+@pytest.fixture
+async def server(tmp_path: Path) -> AsyncIterator[EmbeddedServer]:
+    server = await EmbeddedServer.start(tmp_path / "server")
+    yield server
+    await server.stop()
+
+
+@pytest.fixture
+async def bus(server: EmbeddedServer) -> AsyncIterator[NatsBus]:
+    bus = await NatsBus.connect(server.url, "test", name="process", token=server.token, kinds=KINDS, shares_log=True)
+    yield bus
+    await bus.close()
+
+
+async def publish(bus: NatsBus, first: int, end: int) -> None:
+    for n in range(first, end):
+        await bus.publish(Happened(n=n) if n % 3 else Ended(n=n), stamp(f"event-{n}"))
+
+
+async def readers(bus: NatsBus) -> list[str]:
+    return (await bus.streams.api(f"CONSUMER.NAMES.{bus.streams.log}", {}))["consumers"] or []
+
+
+async def test_past_events_come_from_a_reader_of_its_own_and_new_ones_from_one_for_all(bus: NatsBus) -> None:
+    await publish(bus, 0, 30)
+    async with AsyncExitStack() as stack:
+        inboxes = [await stack.enter_async_context(bus.events(Happened, Ended, consumer=name)) for name in ("a", "b", "c")]
+        assert [inbox.backlog for inbox in inboxes] == [30, 30, 30]
+        await publish(bus, 30, 200)
+        for inbox in inboxes:
+            assert numbers(await take(inbox, 200, acknowledge=True)) == list(range(200))
+        while len(await readers(bus)) > 1:  # noqa: ASYNC110 - the server removes them
+            await asyncio.sleep(0.01)
+    while await readers(bus):  # noqa: ASYNC110 - the server removes it
+        await asyncio.sleep(0.01)
+    assert [await bus.position(name) for name in ("a", "b", "c")] == [200, 200, 200]
+    async with bus.events(Happened, consumer="a") as inbox:
+        assert all(delivery.replayed for delivery in await take(inbox, 133))
+        await publish(bus, 200, 203)
+        assert numbers(await take(inbox, 2)) == [200, 202]
+
+
+async def test_a_consumer_that_falls_behind_delays_no_other_and_receives_everything(bus: NatsBus) -> None:
+    async with bus.events(Happened, Ended, consumer="slow") as slow, bus.events(Happened, Ended, consumer="quick") as quick:
+        await publish(bus, 0, 3 * _WAITING)
+        assert numbers(await take(quick, 3 * _WAITING)) == list(range(3 * _WAITING))
+        assert numbers(await take(slow, 3 * _WAITING)) == list(range(3 * _WAITING))
+        await publish(bus, 3 * _WAITING, 3 * _WAITING + 5)
+        assert numbers(await take(slow, 5)) == numbers(await take(quick, 5)) == list(range(3 * _WAITING, 3 * _WAITING + 5))
+
+
+async def test_whoever_comes_and_goes_while_events_are_published_each_receives_all_of_its_kinds(bus: NatsBus) -> None:
+    dice, total = random.Random(3), 1200
+
+    async def consume(name: str) -> None:
+        kinds = dice.choice([(Happened,), (Ended,), (Happened, Ended)])
+        after = dice.choice([0, 0, 50])
+        wanted = [n for n in range(after, total) if (Happened if n % 3 else Ended) in kinds]
+        await asyncio.sleep(dice.uniform(0.0, 0.5))
+        for _ in range(dice.randint(0, 2)):
+            async with bus.events(*kinds, consumer=name, after=after) as inbox:
+                await take(inbox, dice.randint(1, 20))
+        async with bus.events(*kinds, consumer=name, after=after) as inbox:
+            received: list[int] = []
+            while len(received) < len(wanted):
+                received += numbers(await take(inbox, 1))
+                if dice.random() < 0.01:
+                    await asyncio.sleep(dice.uniform(0.0, 0.2))
+            assert received == wanted
+
+    await asyncio.wait_for(asyncio.gather(publish(bus, 0, total), *(consume(f"consumer-{number}") for number in range(12))), 300)
+
+
+async def test_consumers_continue_after_the_server_was_killed(server: EmbeddedServer, bus: NatsBus) -> None:
+    async with bus.events(Happened, Ended, consumer="a") as first, bus.events(Happened, consumer="b") as second:
+        await publish(bus, 0, 20)
+        assert numbers(await take(first, 10)) == list(range(10))
+        os.kill(server.pid, signal.SIGKILL)
+        await server.wait_dead()
+        again = await server.restart()
+        await publish(bus, 20, 40)
+        assert numbers(await take(first, 30)) == list(range(10, 40))
+        assert numbers(await take(second, 26)) == [n for n in range(40) if n % 3]
+        await bus.close()
+        await again.stop()
+
+
+async def test_a_lost_connection_is_an_error_for_every_consumer(bus: NatsBus) -> None:
+    async with bus.events(Happened, consumer="a") as first, bus.events(Ended, consumer="b") as second:
+        bus.give_up("the server will not come back")
+        for inbox in (first, second):
+            with pytest.raises(BusError, match="will not come back"):
+                await take(inbox, 1)
