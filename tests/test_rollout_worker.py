@@ -21,6 +21,7 @@ from areal_actors.messages import (
     ScoreEpisode,
     SessionDescribed,
     SessionOpened,
+    WorkerLeft,
 )
 from areal_actors.rollout.agent_runner import AgentResult, Cause
 from areal_actors.rollout.episode_context import workflow_context
@@ -82,7 +83,7 @@ async def run_episode(send, agent, opened=OPENED, run=None, described=DESCRIBED)
     worker = RolloutWorker(agent, concurrency=1, timeout_seconds=TIMEOUT_SECONDS)
     answers = {OpenSession: open_session, DescribeSession: Answering(described)}
     messages = await send(worker, run or work("3.1", attempts_left=2), answers=answers)
-    assert [(question.work.episode, question.lease_seconds) for question in asked] == [("3.1", TIMEOUT_SECONDS + LEASE_GRACE_SECONDS)]
+    assert {(question.work.episode, question.lease_seconds) for question in asked} == {("3.1", TIMEOUT_SECONDS + LEASE_GRACE_SECONDS)}
     return [message for message in messages if not isinstance(message, AgentReturned)]
 
 
@@ -226,6 +227,36 @@ async def test_without_a_gateway_the_episode_is_abandoned_by_name(send):
     for error in (NoResponder("no process serves session.open"), NoReply("session.open: no reply")):
         (gone,) = await run_episode(send, Agent(AgentResult(reward=1.0)), opened=error)
         assert (gone.reason, str(error) in gone.detail) == ("session", True)
+
+
+@pytest.mark.parametrize("missed", [NoReply("session.open: no reply"), SessionOpened(leaving=True)])
+async def test_a_gateway_that_does_not_answer_or_leaves_is_asked_again_until_another_process_has_taken_it_over(send, missed):
+    answers = [missed, missed, OPENED]
+
+    def open_session(_):
+        if isinstance(answer := answers.pop(0), Exception):
+            raise answer
+        return answer
+
+    worker = RolloutWorker(Agent(AgentResult(reward=1.0)), concurrency=1, timeout_seconds=TIMEOUT_SECONDS)
+    *_, scored = await send(worker, work("3.1"), answers={OpenSession: open_session, DescribeSession: Answering(DESCRIBED)})
+    assert (scored.session, answers) == ("s", [])
+
+
+@pytest.mark.parametrize(("actor", "is_lost"), [("session_manager-1", True), ("session_manager-0", False), ("", False)])
+async def test_agents_whose_gateway_is_lost_with_its_host_are_stopped_at_once(send, actor, is_lost):
+    opened = SessionOpened(session="3.1-1-abcdef01-g1", base_url="http://gone/v1", api_key="sk-1", gateways=2)
+    worker = RolloutWorker(Agent("hang"), concurrency=1, timeout_seconds=TIMEOUT_SECONDS)
+    unreachable = NoResponder("no process serves session.describe")
+    answers = {OpenSession: Answering(opened), DescribeSession: Answering(unreachable)}
+    started = asyncio.get_running_loop().time()
+    running = asyncio.create_task(send(worker, work("3.1", attempts_left=2), answers=answers))
+    await asyncio.sleep(5.0)
+    await send(worker, WorkerLeft(worker="session_manager-10000", reason="no heartbeat", actor=actor))
+    (gone,) = await running
+    assert asyncio.get_running_loop().time() - started == pytest.approx(5.0 if is_lost else TIMEOUT_SECONDS)
+    assert (gone.reason, gone.work.attempts_left) == ("gateway", 2)
+    assert ("session_manager-10000, which served its gateway, has left the run" in gone.detail) == is_lost
 
 
 async def test_a_finished_episode_is_not_run_again(send):

@@ -273,7 +273,7 @@ def _joins(command: Callable[..., argparse.ArgumentParser]) -> None:
     )
     joined = command("join", "joining:join", "serve workers to a run of another host", about)
     joined.add_argument("address", nargs="?", default="", metavar="nats://HOST:PORT/RUN", help="as `areal run` printed it")
-    joined.add_argument("--role", choices=ROLES, default="rollout_worker", help="kind of worker (default: %(default)s)")
+    joined.add_argument("--role", choices=(*ROLES, "gateway"), default="rollout_worker", help="kind of worker (default: %(default)s)")
     joined.add_argument("--count", type=positive_count, default=1, metavar="NUMBER", help="workers, each in a process (default: 1)")
     joined.add_argument(
         "--credential", type=Path, metavar="FILE", help="a copy of join.json of the run's folder, which also has the address"
@@ -283,7 +283,7 @@ def _joins(command: Callable[..., argparse.ArgumentParser]) -> None:
     waits = "time to wait for the run, and for the file of --credential, if they are not there yet (default: 0)"
     joined.add_argument("--wait", type=float, default=0.0, metavar="SECONDS", help=waits)
     joined.add_argument("--folder", default="", help="where code, model and logs are kept (default: a temporary folder)")
-    settings = "a setting that differs on this host, of [generation] or [actors], task.python or task.processes; may be repeated"
+    settings = "a setting that differs here: of [generation] or [actors], task.python, task.processes, gateway.host, …; may be repeated"
     joined.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=settings)
 
 

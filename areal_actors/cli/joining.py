@@ -6,6 +6,7 @@ import os
 import time
 
 from areal_actors.cli.arguments import Options
+from areal_actors.core.gateways import GATEWAY
 from areal_actors.core.settings import JOIN_TOKEN
 from areal_actors.run.join import JoinOptions
 from areal_actors.run.join import join as serve
@@ -24,7 +25,7 @@ def join(options: Options) -> int:
     return serve(
         JoinOptions(
             address=address,
-            role=options.role,
+            role=GATEWAY if options.role == "gateway" else options.role,
             count=options.count,
             drain_seconds=options.drain,
             folder=options.folder,

@@ -55,9 +55,10 @@ class RemoteObjects:
     def __str__(self) -> str:
         return self.url
 
-    def pull(self, folder: str, into: Path) -> None:
-        """Copy all files of a folder, verified by size and digest."""
-        files = msgspec.json.decode(self._call("GET", FOLDERS + quote(folder)), type=dict[str, StoredFile])
+    def pull(self, folder: str, into: Path, *, without: tuple[str, ...] = ()) -> None:
+        """Copy the files of a folder, verified by size and digest, but not those whose names end `without`."""
+        listed = msgspec.json.decode(self._call("GET", FOLDERS + quote(folder)), type=dict[str, StoredFile])
+        files = {name: stored for name, stored in listed.items() if not name.endswith(without)}
         into.mkdir(parents=True, exist_ok=True)
         with ThreadPoolExecutor(AT_ONCE) as threads:
             for _ in threads.map(lambda name: self._pull_file(folder, name, files[name], into / name), files):
@@ -78,6 +79,10 @@ class RemoteObjects:
     def read_image(self, digest: str) -> bytes:
         """Returns an image of a prompt."""
         return self._call("GET", IMAGES + quote(digest))
+
+    def write_image(self, digest: str, png: bytes) -> None:
+        """Store an image of a prompt."""
+        self._call("PUT", IMAGES + quote(digest), png)
 
     def _pull_file(self, folder: str, name: str, stored: StoredFile, place: Path) -> None:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:

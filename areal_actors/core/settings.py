@@ -155,6 +155,9 @@ class GatewaySettings(Config):
     advertise: str = ""
     """Address of the gateway for agents: a host name, or `http://host:port` of a proxy. Empty uses the listening address, or 127.0.0.1
     if it listens on every interface (`0.0.0.0`, `::`): set a host for agents on other machines."""
+    joined: NonNegativeInt = 0
+    """Number of gateways, the last of `actors.session_manager.count`, that run on other hosts, each by an `areal join --role gateway`.
+    One that is lost is taken over. See docs/scaling.md."""
     head_seconds: PositiveFloat = 60.0
     """Maximum wait, in seconds, for the head of a request on an open connection, which is then closed."""
     max_body_mb: PositiveInt = 16
@@ -340,7 +343,7 @@ SEVERAL = frozenset({"rollout_worker", "reward_worker", "inference_worker"})
 """Actors that may have several instances: they share work and have no state."""
 
 COUNTED = SEVERAL | {"session_manager"}
-"""Actors that may have several instances; gateways divide the sessions among them."""
+"""Actors that may have several instances, and be on other hosts; gateways divide the sessions among them."""
 
 FOLDING = frozenset(
     {

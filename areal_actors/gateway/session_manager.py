@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -27,12 +27,19 @@ from areal_actors.gateway.gateway_state import GatewayState
 from areal_actors.gateway.image_intake import ImageIntake
 from areal_actors.gateway.server import Gateway, LongWork
 from areal_actors.gateway.session_routes import add_session_routes
-from areal_actors.gateway.sessions.calls import call_digest, digest_of, interaction_recorded, name_of, sampling_seed
+from areal_actors.gateway.sessions.calls import (
+    call_digest,
+    completion_refused,
+    digest_of,
+    interaction_recorded,
+    name_of,
+    sampling_seed,
+)
 from areal_actors.gateway.sessions.capacity import ExternalCapacity
 from areal_actors.gateway.sessions.episode_end import Ending, outcome
 from areal_actors.gateway.sessions.keys import admin_key, session_key
 from areal_actors.gateway.sessions.table import CLOSED_STATES, Session
-from areal_actors.gateway.worker_pool import InFlightCall
+from areal_actors.gateway.worker_pool import InFlightCall, NamedCalls
 from areal_actors.messages import (
     ActorFailed,
     ActorStopped,
@@ -92,14 +99,17 @@ class SessionManager(ExternalSessions):
         run_folder: Path = Path(),
         records_routes: bool = False,
         share: GatewayShare = ONLY,
+        locate_model: Callable[[str], Path] | None = None,
+        images: ImageFolder | None = None,
     ) -> None:
-        """With `capacity`, external agents have sessions; paths in events are relative to `run_folder`."""
+        """With `capacity`, external agents have sessions; paths in events are relative to `run_folder`, or found by `locate_model`."""
         capacity, sampling = capacity or ExternalCapacity(0), sampling or SamplingParams()
         super().__init__(config, capacity, secret=secret, sampling=sampling, acceptance=acceptance, share=share)
         self.load_tokenizer = load_tokenizer
         self.seed = seed
         self.run_folder, self.records_routes = run_folder, records_routes
-        self.images = ImageIntake(ImageFolder.of_run(run_folder), config.images)
+        self.locate_model = locate_model
+        self.images = ImageIntake(images or ImageFolder.of_run(run_folder), config.images)
         self.max_model_len = max_model_len
         self.concurrency = concurrency
         self.serve_http = serve_http
@@ -111,8 +121,9 @@ class SessionManager(ExternalSessions):
         self.served: ServedModel | None = None
         self.gateway: Gateway | None = None
         self.long_work = LongWork(2, "long-requests")
-        self._in_progress: dict[tuple[str, str], asyncio.Event] = {}
-        """Unanswered requests with a request id, by session and id."""
+        self._in_progress = NamedCalls()
+        self.leaving = False
+        """True if no more sessions are opened."""
         self._unreported: list[InteractionRecorded] = []
         """Cancelled calls whose events the next handled message publishes."""
 
@@ -144,6 +155,16 @@ class SessionManager(ExternalSessions):
             self.gateway = Gateway(self.config, submit, self.registry.session_of_key, routes, self.long_work)
             await self.gateway.start()
 
+    async def finish(self) -> None:
+        """Open no more sessions, and wait until those that are open have ended."""
+        self.leaving = True
+        while len(self.registry):  # noqa: ASYNC110 - sessions end in many ways
+            await asyncio.sleep(self.tick_seconds)
+
+    def reconnected(self) -> None:
+        """Continue all calls in flight on any worker: parts of their answers may be lost."""
+        self.pool.interrupt_all()
+
     async def drain(self) -> None:
         """Let in-flight calls finish, and accept no new ones."""
         if self.gateway is not None:
@@ -157,8 +178,8 @@ class SessionManager(ExternalSessions):
     @on
     def open_session(self, request: OpenSession, context: Context) -> Iterator[SessionOpened]:
         work, gateways = request.work, self.share.count
-        if not self.share.owns_group(work.group):
-            yield SessionOpened(gateways=gateways)
+        if self.leaving or not self.share.owns_group(work.group):
+            yield SessionOpened(gateways=gateways, leaving=self.leaving)
             return
         if refused := self.registry.refusal(work):
             yield SessionOpened(refused=refused, gateways=gateways)
@@ -178,7 +199,11 @@ class SessionManager(ExternalSessions):
         try:
             request = await with_images_stored(request, self.images, self.served)
             name = name_of(request)
-            in_turn = self._one_per_name(request.session, name, context) if name else nullcontext()
+            in_turn = (
+                self._in_progress.alone(request.session, name, context, self.registry.get(request.session).lease_seconds)
+                if name
+                else nullcontext()
+            )
             with self.open_calls.track(request.session, context.now) as in_flight:
                 async with in_turn:
                     session = self.registry.get(request.session)
@@ -204,33 +229,13 @@ class SessionManager(ExternalSessions):
         except (EngineError, SetupError) as error:
             yield ModelResponsePart(error=str(error), error_status=503)
 
-    @asynccontextmanager
-    async def _one_per_name(self, session: str, name: str, context: Context) -> AsyncIterator[None]:
-        """Wait until no call of the same name is in progress in the session."""
-        while (earlier := self._in_progress.get((session, name))) is not None:
-            with context.waiting("an earlier request for the same call", self.registry.get(session).lease_seconds):
-                await earlier.wait()
-        self._in_progress[session, name] = asyncio.Event()
-        try:
-            yield
-        finally:
-            self._in_progress.pop((session, name)).set()
-
     def _failed(self, session: Session, request: ModelRequest, error: EngineError) -> Iterator[CompletionRefused]:
         """Record the unanswered request, and report the worker that failed."""
         if (now := self.registry.find(session.id)) is not None:
             self.registry.update(now.engine_failed(digest_of(request), str(error)))
         if isinstance(error, CompletionFault):
             self.refused[error.worker] += 1
-            yield CompletionRefused(
-                worker=error.worker,
-                session=session.id,
-                episode=session.work.episode,
-                interaction=f"{session.id}-{session.calls}",
-                check=error.fault.check,
-                cause=str(error.fault),
-                purpose=session.work.purpose,
-            )
+            yield completion_refused(session, error)
 
     async def _answer(
         self, session: Session, request: ModelRequest, name: str, context: Context, in_flight: InFlightCall
@@ -345,6 +350,8 @@ class SessionManager(ExternalSessions):
     @on
     async def weights_published(self, event: WeightsPublished) -> Emits[ToolsRefused]:
         is_first = self.served is None
+        if is_first and self.locate_model is not None:
+            await asyncio.to_thread(self.locate_model, event.location.model)
         self._load_chat(event.location.model)
         await self.published.publish(event.weight_version)
         if is_first and self.share.number == 0 and self.served is not None and (error := self.served.tools.error):
@@ -353,7 +360,7 @@ class SessionManager(ExternalSessions):
 
     def _load_chat(self, model: str) -> None:
         if self.served is None:
-            self.model, folder = model, str(self.run_folder / model)
+            self.model, folder = model, str((self.locate_model or self.run_folder.joinpath)(model))
             trains = not self.slots.capacity.slots
             limits = self.config, self.published, self.max_model_len
             self.served = load_served_model(self.load_tokenizer, folder, *limits, trains=trains, records_routes=self.records_routes)
@@ -369,13 +376,9 @@ class SessionManager(ExternalSessions):
             self.pool.lost(worker)
 
     @on
-    def engine_lost(self, event: EngineLost) -> None:
-        """A worker whose server is gone is gone until it has loaded weights again."""
-        self.pool.lost(event.worker)
-
-    @on
-    def actor_gone(self, event: ActorFailed | ActorStopped) -> None:
-        self.pool.lost(event.actor)
+    def worker_gone(self, event: EngineLost | ActorFailed | ActorStopped) -> None:
+        """A worker that is gone, or whose server is, is gone until it has loaded weights again."""
+        self.pool.lost(event.worker if isinstance(event, EngineLost) else event.actor)
 
     @on
     def describe_gateway(self, _: DescribeGateway, context: Context) -> Iterator[GatewayDescribed]:

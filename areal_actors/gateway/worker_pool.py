@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import Counter
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import aclosing, contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from typing import Literal, TypeVar
 
 from areal_actors.core.errors import EngineError
 from areal_actors.gateway.sessions.registry import Recent
 from areal_actors.messages import OpenCall
+from areal_actors.runtime.actor import Context
 
 T = TypeVar("T")
 
@@ -107,6 +108,12 @@ class WorkerPool:
         if worker in self.versions:
             del self.versions[worker], self.in_flight[worker]
             self._gone.pop(worker).set()
+
+    def interrupt_all(self) -> None:
+        """Have all in-flight calls continue on any worker."""
+        for worker, weight_version in list(self.versions.items()):
+            self.lost(worker)
+            self.loaded(worker, weight_version)
 
     def forget(self, session: str) -> None:
         """Have the session's next call go to the least busy worker."""
@@ -224,6 +231,22 @@ class InFlightCall:
             return "the gateway, which has not asked an inference worker yet"
         sampled = f"{self.tokens} tokens, the last {now - self.last_token:.0f} s ago" if self.tokens else "no token yet"
         return f"{self.worker} ({sampled}{busy})"
+
+
+class NamedCalls(dict[tuple[str, str], asyncio.Event]):
+    """Unanswered requests with a request id, by session and id."""
+
+    @asynccontextmanager
+    async def alone(self, session: str, name: str, context: Context, seconds: float) -> AsyncIterator[None]:
+        """Wait until no request of the same name is unanswered in a session, for as many seconds each time."""
+        while (earlier := self.get((session, name))) is not None:
+            with context.waiting("an earlier request for the same call", seconds):
+                await earlier.wait()
+        self[session, name] = asyncio.Event()
+        try:
+            yield
+        finally:
+            self.pop((session, name)).set()
 
 
 class InFlightCalls:

@@ -10,7 +10,17 @@ An episode is named `<group>.<member>` and keeps its name when it is retried. Re
 
 from __future__ import annotations
 
-from areal_actors.messages.joining import JoinAnswer, JoinRun, LeaseRenewed, LeaveRun, Objects, RenewLease, WorkerJoined, WorkerLeft
+from areal_actors.messages.joining import (
+    GatewayKeys,
+    JoinAnswer,
+    JoinRun,
+    LeaseRenewed,
+    LeaveRun,
+    Objects,
+    RenewLease,
+    WorkerJoined,
+    WorkerLeft,
+)
 from areal_actors.messages.outcome import (
     AgentReturned,
     EpisodeAbandoned,
@@ -159,6 +169,7 @@ __all__ = [
     "FaultInjected",
     "FilterExhausted",
     "GatewayDescribed",
+    "GatewayKeys",
     "Generate",
     "Generated",
     "GetInteraction",

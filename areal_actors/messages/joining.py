@@ -9,15 +9,17 @@ from bus.message import Event, Reply, Request
 
 
 class WorkerJoined(Event):
-    """A worker of another host was admitted; its actor, of the same name, serves when `ActorStarted` follows."""
+    """A worker of another host was admitted; its actor serves when `ActorStarted` follows."""
 
     subject: ClassVar[str] = "worker.joined"
     worker: str
-    """Name of the worker, of its process and of its actor; never used again in this run."""
+    """Name of the worker and of its process; never used again in this run."""
     role: str
     """Kind of its actor."""
     host: str
     """Name of its host."""
+    actor: str = ""
+    """Name of its actor, if it has another: a gateway's, which outlives the process that serves it."""
 
 
 class WorkerLeft(Event):
@@ -28,6 +30,8 @@ class WorkerLeft(Event):
     """Name of the worker."""
     reason: str = ""
     """Cause, as a sentence; empty if it left in order."""
+    actor: str = ""
+    """Name of its actor, if it has another: a gateway's, whose sessions are lost, and which another process takes over."""
 
 
 class Objects(Value):
@@ -43,6 +47,17 @@ class Objects(Value):
     """Identity of the server's files: a host that finds it beside the weights shares their folder."""
     fingerprint: str = ""
     """SHA-256 of the server's certificate, in hexadecimal digits; empty if it does not encrypt."""
+
+
+class GatewayKeys(Value):
+    """Everything that a gateway of another host needs to go on with the sessions of another process."""
+
+    actor: str
+    """Name of its actor, as `session_manager-1`, which has the number of its share."""
+    secret: bytes
+    """Secret from which the keys of sessions are derived."""
+    admin_key: str = ""
+    """`gateway.admin_key` of the recipe."""
 
 
 class JoinAnswer(Reply):
@@ -61,6 +76,10 @@ class JoinAnswer(Reply):
     """Address of the files of the run; None if it is refused."""
     recipe: dict[str, Any] = {}
     """The resolved recipe, with paths below the folder `code` of the objects, without passwords."""
+    gateway: GatewayKeys | None = None
+    """The share of a gateway, and its keys; None for other workers."""
+    later: bool = False
+    """True if a refused worker may be admitted later, in place of another."""
 
 
 class JoinRun(Request[JoinAnswer]):
@@ -69,7 +88,7 @@ class JoinRun(Request[JoinAnswer]):
     subject: ClassVar[str] = "worker.join"
     reply: ClassVar[type[Reply]] = JoinAnswer
     role: str
-    """Kind of actor: `rollout_worker`, `inference_worker` or `reward_worker`."""
+    """Kind of actor: `rollout_worker`, `inference_worker`, `reward_worker` or `session_manager`, which serves a gateway."""
     host: str
     """Name of its host."""
     version: str

@@ -85,6 +85,8 @@ class SessionOpened(Reply):
     """Newest version that an inference worker has loaded; -1 before the first."""
     gateways: int = 1
     """Number of the run's gateways. Without a session, another of them has those of this group; see `gateway_of_group`."""
+    leaving: bool = False
+    """True if this gateway opens no more sessions, since its process ends in order: another takes its place."""
 
 
 class OpenSession(Request[SessionOpened]):

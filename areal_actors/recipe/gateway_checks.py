@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
+from areal_actors.core.gateways import GATEWAY
 from areal_actors.core.settings import KEEP_REASONING
 from areal_actors.gateway.sessions.keys import weakness
 from areal_actors.recipe.complaints import Problems, nearest, toml_value
@@ -26,6 +29,21 @@ def gateway_problems(recipe: Recipe) -> Problems:
         yield ("gateway", "tool_format"), f"found {toml_value(form)}; {nearest(form, FORMAT_NAMES)}"
     if recipe.actors.session_manager.count > 1:
         yield from _several(recipe)
+    if recipe.gateway.joined:
+        yield from _joined(recipe)
+
+
+def _joined(recipe: Recipe) -> Problems:
+    key, joined, placement = ("gateway", "joined"), recipe.gateway.joined, recipe.actors.session_manager
+    if joined > placement.count:
+        yield key, f"found {joined}, but actors.session_manager.count is {placement.count}; write at most that, or raise it"
+    if not recipe.bus.host or recipe.is_served():
+        remedy = "remove it" if recipe.is_served() else "set bus.host to an address that they reach, or remove it"
+        yield key, f"found {joined}, but no other host can join this run; {remedy}"
+    actors = {name: there.process for name, there in msgspec.structs.asdict(recipe.actors).items() if name != GATEWAY}
+    if sharing := [name for name, process in actors.items() if process == placement.process]:
+        found = f"found {toml_value(placement.process)}, shared with {', '.join(sharing)}, which cannot be on another host"
+        yield ("actors", GATEWAY, "process"), f'{found}; write `process = "gateway"`'
 
 
 def _several(recipe: Recipe) -> Problems:

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 
 import msgspec
 
-from areal_actors.core.settings import SEVERAL, ActorsSettings, Placement, SupervisorSettings
+from areal_actors.core.settings import COUNTED, ActorsSettings, Placement, SupervisorSettings
 from areal_actors.recipe.complaints import Problems
+from areal_actors.recipe.recipe import Recipe
 
 Tree = Mapping[str, SupervisorSettings]
 
@@ -83,9 +84,15 @@ def _lines(tree: Tree, placements: Mapping[str, Placement], name: str, depth: in
 
 
 def joined_kind(process: str) -> str:
-    """Returns the kind of the actor of a process of another host, which has the same name; empty for processes of the recipe."""
+    """Returns the kind of the actor of a process of another host; empty for processes of the recipe."""
     kind, _, number = process.rpartition("-")
-    return kind if kind in SEVERAL and number.isdecimal() and int(number) >= FIRST_JOINED else ""
+    return kind if kind in COUNTED and number.isdecimal() and int(number) >= FIRST_JOINED else ""
+
+
+def left_to_others(recipe: Recipe) -> dict[int, str]:
+    """Returns the gateways that run on other hosts: by number, the process of this host that may take each over."""
+    processes = processes_of(recipe.actors.session_manager)
+    return dict(list(enumerate(processes))[len(processes) - recipe.gateway.joined :])
 
 
 def processes_of(placement: Placement) -> list[str]:

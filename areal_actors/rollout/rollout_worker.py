@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 
 from areal_actors.core.errors import AgentError, RewardError
-from areal_actors.core.gateways import gateway_of_group
+from areal_actors.core.gateways import gateway_name, gateway_of_group, gateway_of_session
 from areal_actors.messages import (
     AgentReturned,
     DescribeSession,
@@ -19,6 +19,7 @@ from areal_actors.messages import (
     RunEpisode,
     ScoreEpisode,
     SessionOpened,
+    WorkerLeft,
 )
 from areal_actors.rewards.acceptance import Acceptance, describe_session, rejected, rewards_set, scored_episode
 from areal_actors.rewards.bounded_rule import BoundedRule
@@ -26,11 +27,16 @@ from areal_actors.rollout.agent_runner import AgentResult, AgentRunner
 from areal_actors.rollout.episode_context import EpisodeContext, workflow_context
 from areal_actors.rollout.time_lost import FailedAttempt, attribute_failure, gateway_unreachable
 from areal_actors.runtime.actor import Actor, Context, Emits, Submit, on
-from bus.errors import BusError
+from bus.errors import BusError, NoReply, NoResponder
 
 GATEWAY_PATIENCE_SECONDS = 60.0
+ASK_SECONDS = 10.0
+LEAVING_SECONDS = 1.0
+"""Pause before a gateway that leaves is asked again: its sessions end, or the time to finish them does."""
 LEASE_GRACE_SECONDS = 60.0
 """Added to the agent's time in a session's lease: for scoring, and so that the worker reports a timeout before the lease expires."""
+FIRST = gateway_name(0)
+"""The gateway of sessions whose name has no mark."""
 TIMEOUT_ADVICE = "raise task.timeout_seconds if it needs longer"
 RETURNED_NONE = "the agent returned None and set no reward, which rejects the episode"
 
@@ -45,6 +51,7 @@ class RolloutWorker(Actor):
     """
 
     asks = (OpenSession, DescribeSession)
+    history = "last"
     serial = False
 
     def __init__(
@@ -57,10 +64,12 @@ class RolloutWorker(Actor):
         acceptance: Acceptance | None = None,
         retry_rejected: bool = False,
         evaluations: int = 0,
+        gateway_seconds: float = GATEWAY_PATIENCE_SECONDS,
     ) -> None:
         """Runs `concurrency` episodes at once, plus `evaluations` held-out ones; 0 means `concurrency` again.
 
         Texts that `rule` takes are scored here, others by a reward worker.
+        `gateway_seconds`: maximum wait for a gateway, which may have to join from another host.
         """
         self.runner = runner
         self.concurrency = concurrency
@@ -69,6 +78,11 @@ class RolloutWorker(Actor):
         self.rule = rule
         self.acceptance = acceptance
         self.retry_rejected = retry_rejected
+        self.gateway_seconds = gateway_seconds
+        self._limits: dict[str, asyncio.Timeout] = {}
+        """Time limit of each running agent, by its session."""
+        self._lost: dict[str, str] = {}
+        """Gateways of other hosts whose agents were stopped, by session."""
         self.gateways = 1
         """Number of gateways, as the last one asked reported it."""
 
@@ -79,6 +93,14 @@ class RolloutWorker(Actor):
     async def stop(self) -> None:
         """Stop the agents that still run."""
         await self.runner.close()
+
+    @on
+    def gateway_lost(self, event: WorkerLeft) -> None:
+        """Stop the agents whose gateway was on another host that is lost: calls to an address without a host may hang."""
+        for session, limit in self._limits.items() if event.actor else ():
+            if (gateway_of_session(session) or FIRST) == event.actor:
+                self._lost[session] = event.worker
+                limit.reschedule(asyncio.get_running_loop().time())
 
     @on
     async def run_episode(self, work: RunEpisode, context: Context) -> Emits[Outcome | Report]:
@@ -105,14 +127,27 @@ class RolloutWorker(Actor):
             yield report
 
     async def _open_session(self, work: RunEpisode, context: Context) -> SessionOpened:
-        """Open a session at the gateway of the group: any gateway reports how many there are, and so which one that is."""
+        """Open a session at the gateway of the group: any gateway reports how many there are, and so which one that is.
+
+        One that leaves, or is lost with its host and does not answer, is taken over by another process.
+        """
         question = OpenSession(work=work, lease_seconds=self.timeout_seconds + LEASE_GRACE_SECONDS)
+        until, patience = asyncio.get_running_loop().time() + self.gateway_seconds, GATEWAY_PATIENCE_SECONDS
         while True:
             to = gateway_of_group(work.group, self.gateways)
-            opened = await context.ask(question, timeout=10.0, to=to, retry_for_seconds=GATEWAY_PATIENCE_SECONDS)
+            try:
+                opened = await context.ask(question, timeout=ASK_SECONDS, to=to, retry_for_seconds=patience)
+            except (NoReply, NoResponder):
+                if asyncio.get_running_loop().time() >= until:
+                    raise
+                patience = 0.0
+                opened = SessionOpened(gateways=self.gateways, leaving=True)
             self.gateways = opened.gateways
             if opened.session or opened.refused:
                 return opened
+            if opened.leaving:
+                with context.waiting(f"another process to take {to or 'the gateway'} over", LEAVING_SECONDS):
+                    await asyncio.sleep(LEAVING_SECONDS)
 
     @on
     async def evaluate_episode(self, held_out: EvaluateEpisode, context: Context) -> Emits[Outcome | Report]:
@@ -124,14 +159,20 @@ class RolloutWorker(Actor):
         episode_context = EpisodeContext.of(work, opened.weight_version)
         try:
             with context.waiting(f"agent in episode {work.episode}", self.timeout_seconds), workflow_context.running(episode_context):
-                async with asyncio.timeout(self.timeout_seconds):
+                async with asyncio.timeout(self.timeout_seconds) as limit:
+                    self._limits[opened.session] = limit
                     return await self.runner.run(work.task, base_url=opened.base_url, api_key=opened.api_key)
         except TimeoutError as error:
+            if worker := self._lost.pop(opened.session, ""):
+                return FailedAttempt(work=work, reason="gateway", message=f"{worker}, which served its gateway, has left the run")
             notes = tuple(getattr(error.__context__, "__notes__", []))
             message = f"the agent did not return within {self.timeout_seconds:g} s"
             return FailedAttempt(work=work, reason="timeout", message=message, advice=TIMEOUT_ADVICE, notes=notes)
         except AgentError as error:
             return FailedAttempt(work=work, reason="agent", message=str(error))
+        finally:
+            self._limits.pop(opened.session, None)
+            self._lost.pop(opened.session, None)
 
     async def _explain_failure(self, failed: FailedAttempt, opened: SessionOpened, context: Context) -> EpisodeAbandoned | None:
         """The failure of an attempt, with its cause as the gateway knows it; None if another worker runs it now."""

@@ -23,11 +23,12 @@ from bus.message import FrozenMeta
 
 
 class BuildContext(msgspec.Struct, metaclass=FrozenMeta):
-    """Inputs for building an actor: the recipe, the run's folder, the instance name."""
+    """Inputs for building an actor: the recipe, the run's folder, the names of the instance and of its process."""
 
     recipe: Recipe
     folder: RunFolder
     instance: str
+    process: str = ""
 
 
 Builder = Callable[[BuildContext], Actor]

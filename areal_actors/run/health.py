@@ -15,10 +15,11 @@ import msgspec
 import psutil
 import structlog
 
+from areal_actors.core.gateways import gateway_name
 from areal_actors.core.settings import SEVERAL
 from areal_actors.messages import Heartbeat, RunStalled, WatchProbe
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.recipe.supervision import joined_kind
+from areal_actors.recipe.supervision import joined_kind, left_to_others
 from areal_actors.run.liveness import LONG_GAP_SECONDS, Leases, Liveness, WatchClock, activity_of
 from areal_actors.run.process import placed
 from areal_actors.run.supervisor import Supervisor
@@ -61,6 +62,7 @@ class HealthMonitor:
             batch_size=recipe.trainer.batch_size,
             waits_for_clients=recipe.is_online(),
             joined=[role for role in elsewhere if not placements[role].count],
+            gateways=[gateway_name(number) for number in left_to_others(recipe)],
         )
         self.liveness = Liveness(recipe.watchdog, lambda process: placed(recipe, process), activity_of)
         self.leases = Leases(recipe.watchdog)

@@ -34,6 +34,7 @@ from areal_actors.messages import JoinAnswer, JoinRun, LeaveRun, RenewLease
 from areal_actors.recipe.recipe import Recipe, recorded_recipe
 from areal_actors.recipe.source import Layer, read_override
 from areal_actors.run.joined import HURRY, JoinedWorker
+from areal_actors.run.joined_gateway import DIFFERS, gateway_recipe
 from areal_actors.run.launch import on_interrupt
 from areal_actors.run.logs import log_to_terminal
 from areal_actors.run.portable import code_digest
@@ -56,7 +57,7 @@ RENEW_SECONDS = 1.0
 FINISHED, FAILED = 0, 1
 MAX_DEATHS, WINDOW_SECONDS = 5, 60.0
 """Workers that may die within this time; each is replaced by another."""
-MAY_DIFFER = ("generation", "actors", "task.python", "task.processes")
+MAY_DIFFER = ("generation", "actors", "task.python", "task.processes", *DIFFERS)
 """Settings that may differ on each host."""
 
 logger = structlog.get_logger(__name__)
@@ -170,6 +171,8 @@ class JoinedHost:
     bus: NatsBus
     members: dict[str, Member] = field(default_factory=dict)
     recipe: Recipe | None = None
+    spares: int = 0
+    """Workers that the run admits when it loses another."""
     stopping: bool = False
     ended: str | None = None
     """Error with which the run has ended, empty if it completed its recipe; None while it is live."""
@@ -189,8 +192,9 @@ class JoinedHost:
         try:
             for _ in range(self.options.count):
                 await self._add()
-            sys.stderr.write(f"joined run '{self.options.address.run}' as {', '.join(self.members)}\n")
-            while self.members:
+            spares = f"; {self.spares} of {self.options.count} wait to take the place of another" if self.spares else ""
+            sys.stderr.write(f"joined run '{self.options.address.run}' as {', '.join(self.members) or 'a spare'}{spares}\n")
+            while self.members or (self.spares and not self.stopping):
                 await self._look()
         finally:
             await self._abandon()
@@ -217,13 +221,19 @@ class JoinedHost:
             member.send(number)
 
     async def _look(self) -> None:
-        """Wait a moment for the end of a worker; renew the leases of the others."""
+        """Wait a moment for the end of a worker; renew the leases of the others, and have spares join where they can."""
         waits = [member.ended for member in self.members.values()]
-        await asyncio.wait(waits, timeout=RENEW_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        if waits:
+            await asyncio.wait(waits, timeout=RENEW_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        else:
+            await asyncio.sleep(RENEW_SECONDS)
         for member in [member for member in self.members.values() if member.ended.done()]:
             await self._over(member)
-        if self.members:
+        if self.members or self.spares:
             await self._renew()
+        if self.spares and not self.stopping:
+            self.spares -= 1
+            await self._add()
 
     async def _renew(self) -> None:
         try:
@@ -231,8 +241,8 @@ class JoinedHost:
         except ServerUnavailable as error:
             raise SetupError(f"run '{self.options.address.run}' is gone, or was started again with other credentials: {error}") from error
         except (NoReply, NoResponder) as error:
-            assert self.recipe is not None
-            silent, limit = time.monotonic() - self._answered, self.recipe.watchdog.bus_seconds
+            silent = time.monotonic() - self._answered
+            limit = self.recipe.watchdog.bus_seconds if self.recipe is not None else ANSWER_SECONDS
             if silent > limit:
                 raise SetupError(
                     f"run '{self.options.address.run}' has not answered for {silent:.0f} s (watchdog.bus_seconds = {limit:g}): {error}"
@@ -269,10 +279,13 @@ class JoinedHost:
         await self._add()
 
     async def _add(self) -> None:
-        """Join the run with another worker, and start its process."""
+        """Join the run with another worker, and start its process; one that has no place yet is a spare."""
         options = self.options
         request = JoinRun(role=options.role, host=socket.gethostname(), version=__version__, code=code_digest())
         answer = await self._admission(request)
+        if answer.later:
+            self.spares += 1
+            return
         if answer.refused:
             raise SetupError(f"run '{options.address.run}' does not admit a {options.role}: {answer.refused}")
         assert answer.objects is not None
@@ -290,6 +303,7 @@ class JoinedHost:
             share=answer.objects.share,
             weights=str(weights),
             drain_seconds=options.drain_seconds,
+            actor=answer.gateway.actor if answer.gateway is not None else "",
         )
         joined.keep(self.folder, answer.worker)
         await self._spawn(answer)
@@ -309,6 +323,9 @@ class JoinedHost:
     async def _prepare(self, answer: JoinAnswer, objects: RemoteObjects) -> None:
         """Write the recipe, and pull the code that it names."""
         self.recipe = recipe_here(answer.recipe, self.options.settings)
+        if answer.gateway is not None:
+            self.recipe = gateway_recipe(self.recipe, answer.gateway, self.options.settings, self.options.address.url)
+            self.folder.keep_secret(answer.gateway.secret)
         self.folder.logs.mkdir(exist_ok=True)
         self.folder.keep(self.recipe)
         code = self.folder.path / CODE

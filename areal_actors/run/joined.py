@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from signal import SIGUSR1
 
@@ -18,9 +18,11 @@ from areal_actors.core.values import Value
 from areal_actors.generation.inference_worker import InferenceWorker
 from areal_actors.messages import ActorStarted, ActorStopped
 from areal_actors.recipe.supervision import joined_kind
+from areal_actors.run.joined_gateway import ChatModelPuller
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.runtime.runtime import Runtime
-from areal_actors.vision.pulled import ImagePuller
+from areal_actors.vision.files import ImageFolder
+from areal_actors.vision.pulled import ImagePuller, SentImages
 from areal_actors.weights.pulled import WeightsPuller
 from bus.base import Stamp
 from bus.claims import Blobs
@@ -44,6 +46,8 @@ class JoinedWorker(Value):
     """Folder of the weight versions that this host has pulled."""
     drain_seconds: float
     """Time for the work in progress after SIGTERM."""
+    actor: str = ""
+    """Name of its actor, if that is not the worker's."""
 
     def keep(self, folder: RunFolder, worker: str) -> None:
         """Write it for the process of a worker."""
@@ -59,6 +63,14 @@ def blobs_of(folder: RunFolder, process: str) -> Blobs:
     """Returns where a process finds large bodies of messages."""
     joined = joined_worker(folder, process)
     return folder.blobs if joined is None else RemoteObjects(joined.objects, joined.token, retry_for_seconds=BODY_RETRY_SECONDS)
+
+
+def gateway_files(folder: RunFolder, process: str) -> tuple[Callable[[str], Path] | None, ImageFolder]:
+    """Returns how a gateway finds its model, None if that is in the run's folder; and where it puts the images of prompts."""
+    if (joined := joined_worker(folder, process)) is None:
+        return None, ImageFolder.of_run(folder.path)
+    objects = RemoteObjects(joined.objects, joined.token)
+    return ChatModelPuller(objects, folder.path), SentImages(ImageFolder.of_run(folder.path).path, objects)
 
 
 def pullers_of(folder: RunFolder, process: str) -> tuple[WeightsPuller | None, ImagePuller | None]:
@@ -80,6 +92,7 @@ async def report_reconnections(bus: NatsBus, process: str, runtimes: Sequence[Ru
             await reconnected.wait()
             reconnected.clear()
             for runtime in runtimes:
+                runtime.actor.reconnected()
                 if isinstance(worker := runtime.actor, InferenceWorker):
                     stopped = ActorStopped(actor=process, process=process)
                     started = ActorStarted(actor=process, process=process, pid=os.getpid())
@@ -93,7 +106,7 @@ async def finish_work(folder: RunFolder, process: str, runtimes: Sequence[Runtim
         return
 
     async def finish() -> None:
-        await asyncio.gather(*(runtime.work.finish() for runtime in runtimes))
+        await asyncio.gather(*(work for runtime in runtimes for work in (runtime.work.finish(), runtime.actor.finish())))
 
     waits = {asyncio.create_task(finish()), asyncio.create_task(_until_set(hurried))}
     await asyncio.wait(waits, timeout=joined.drain_seconds, return_when=asyncio.FIRST_COMPLETED)

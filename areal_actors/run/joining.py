@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,11 @@ from urllib.parse import urlsplit
 import structlog
 
 from areal_actors import __version__
-from areal_actors.core.settings import SEVERAL
+from areal_actors.core.gateways import GATEWAY
+from areal_actors.core.settings import COUNTED
 from areal_actors.messages import (
     ActorFailed,
+    GatewayKeys,
     JoinAnswer,
     JoinRun,
     LeaseRenewed,
@@ -28,7 +30,8 @@ from areal_actors.messages import (
     WorkerLeft,
 )
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.recipe.supervision import FIRST_JOINED
+from areal_actors.recipe.supervision import FIRST_JOINED, left_to_others
+from areal_actors.run.gateway_shares import GatewayShares
 from areal_actors.run.health import HealthMonitor
 from areal_actors.run.object_server import ObjectServer
 from areal_actors.run.portable import PortableRecipe, code_digest
@@ -45,6 +48,8 @@ REQUESTS: tuple[type[Request[Any]], ...] = (JoinRun, RenewLease, LeaveRun)
 POLL_SECONDS = 0.1
 LEAVING_SECONDS = 5.0
 """Time beyond `watchdog.stop_seconds` that joined workers have to notice the end of the run and leave."""
+TAKE_OVER_SECONDS = 5.0
+"""Time in which another host may serve a gateway that was lost, before the run's own host does."""
 
 logger = structlog.get_logger(__name__)
 
@@ -60,8 +65,12 @@ class Joining:
         server: RunServer,
         health: HealthMonitor,
         publish: Callable[[Event], Awaitable[None]],
+        start: Callable[[Sequence[str]], Awaitable[None]],
     ) -> None:
+        """`start` starts processes of the run's own host."""
         self.recipe, self.folder, self.bus, self.server, self.publish = recipe, folder, bus, server, publish
+        self.start_processes = start
+        self.shares = GatewayShares(left_to_others(recipe))
         self.health, self.leases = health, health.leases
         health.let_go = self._let_go
         self.joined = 0
@@ -135,14 +144,18 @@ class Joining:
         if refused := self._refusal(request):
             return JoinAnswer(refused=refused)
         worker = f"{request.role}-{FIRST_JOINED + self.joined}"
+        actor = self.shares.assign(worker) if request.role == GATEWAY else ""
+        if request.role == GATEWAY and not actor:
+            return JoinAnswer(refused="each gateway is served (gateway.joined)", later=bool(self.shares.processes))
         self.joined += 1
         try:
-            user, password = await self.server.admit(self.recipe, worker)
+            user, password = await self.server.admit(self.recipe, worker, actor)
         except BusError as error:
+            self.shares.release(worker)
             return JoinAnswer(refused=str(error))
         token = self.tokens[worker] = uuid.uuid4().hex
         self.objects.tokens.add(token)
-        await self.publish(WorkerJoined(worker=worker, role=request.role, host=request.host))
+        await self.publish(WorkerJoined(worker=worker, role=request.role, host=request.host, actor=actor))
         self.leases.admit(worker, self.health.clock.watching)
         host = "" if self.recipe.bus.host in EVERY_INTERFACE else self.recipe.bus.host
         certificate = self.server.certificate
@@ -153,14 +166,15 @@ class Joining:
             share=self.objects.share,
             fingerprint=certificate.fingerprint if certificate is not None else "",
         )
-        return JoinAnswer(worker=worker, user=user, password=password, objects=objects, recipe=self.portable)
+        keys = GatewayKeys(actor=actor, secret=self.folder.secret(), admin_key=self.recipe.gateway.admin_key) if actor else None
+        return JoinAnswer(worker=worker, user=user, password=password, objects=objects, recipe=self.portable, gateway=keys)
 
     def _refusal(self, request: JoinRun) -> str:
         """Returns why a worker cannot join; empty if it can."""
         if self.ended is not None:
             return f"run '{self.recipe.run}' has ended"
-        if request.role not in SEVERAL:
-            return f"there is no role '{request.role}'; roles: {', '.join(sorted(SEVERAL))}"
+        if request.role not in COUNTED:
+            return f"there is no role '{request.role}'; roles: {', '.join(sorted(COUNTED))}"
         if request.code != self.code:
             return (
                 f"this host has another version of areal-actors than the run: {request.version} ({request.code}) here, "
@@ -168,11 +182,23 @@ class Joining:
             )
         if request.role in self.recipe.absent() or (request.role == "inference_worker" and self.recipe.is_served()):
             return f"this run has no {request.role}: its episodes are run elsewhere, or it has none"
-        gateway = self.recipe.gateway.url(self.recipe.gateway.port)
-        if request.role == "rollout_worker" and _is_local(urlsplit(gateway).hostname or "") and not _is_local(self.recipe.bus.host):
+        if request.role == GATEWAY and not self.shares.processes:
+            return "it leaves no gateway to other hosts; start it with gateway.joined=1"
+        return self._unreachable() if request.role == "rollout_worker" else ""
+
+    def _unreachable(self) -> str:
+        """Returns why agents of another host cannot reach their gateways; empty if they can."""
+        is_served_here = len(self.shares.processes) < self.recipe.actors.session_manager.count
+        if is_served_here and not self._reaches_gateways():
+            gateway = self.recipe.gateway.url(self.recipe.gateway.port)
             remedy = f"gateway.host={self.recipe.bus.host}, and gateway.advertise if that is no address that other hosts reach"
             return f"agents on this host cannot reach the gateway at {gateway}; start the run with {remedy}"
         return ""
+
+    def _reaches_gateways(self) -> bool:
+        """Returns True if agents of other hosts can reach gateways of the run's own host."""
+        gateway = self.recipe.gateway.url(self.recipe.gateway.port)
+        return _is_local(self.recipe.bus.host) or not _is_local(urlsplit(gateway).hostname or "")
 
     async def _leave(self, worker: str, reason: str) -> None:
         """End a lease; with a reason, its actor has failed."""
@@ -180,11 +206,25 @@ class Joining:
             return
         self.gone[worker] = reason or "it has left"
         self.objects.tokens.discard(self.tokens.pop(worker, ""))
+        actor = self.shares.actor_of(worker)
         if reason:
             logger.warning("a worker of another host was lost", worker=worker, reason=reason)
-            await self.publish(ActorFailed(actor=worker, process=worker, reason=reason))
-        await self.publish(WorkerLeft(worker=worker, reason=reason))
+            await self.publish(ActorFailed(actor=actor or worker, process=worker, reason=reason))
+        await self.publish(WorkerLeft(worker=worker, reason=reason, actor=actor))
         await self.server.expel(worker)
+        if (number := self.shares.release(worker)) is not None:
+            self._start(self._take_over(number))
+
+    async def _take_over(self, number: int) -> None:
+        """Serve a gateway on the run's own host, unless another host does so soon, or its agents could not reach it here."""
+        await asyncio.sleep(TAKE_OVER_SECONDS)
+        if self.ended is not None:
+            return
+        if not self._reaches_gateways():
+            logger.warning("a gateway waits for another host: agents there cannot reach one here (gateway.host)", number=number)
+        elif process := self.shares.take_over(number):
+            logger.warning("a gateway of another host is served here now", number=number, process=process)
+            await self.start_processes([process])
 
     def _let_go(self, worker: str, reason: str) -> None:
         self._start(self._leave(worker, reason))

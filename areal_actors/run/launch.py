@@ -32,7 +32,7 @@ async def publish(bus: Bus, event: Event) -> None:
 
 def access(recipe: Recipe, folder: RunFolder) -> str:
     """Returns the gateway's address and the place of the key, for external agents; empty if none connect to this run."""
-    addresses = recipe.gateway.urls(recipe.actors.session_manager.count)
+    addresses = recipe.gateway.urls(recipe.actors.session_manager.count - recipe.gateway.joined) or "gateways on other hosts"
     return f"{addresses}, admin key in {folder.path / 'admin_key'}" if recipe.is_online() else ""
 
 

@@ -78,6 +78,7 @@ class ObjectServer:
         app.router.add_get(FOLDERS + "{folder}", self._list)
         app.router.add_get(FOLDERS + "{folder}/{name:.+}", self._file)
         app.router.add_get(IMAGES + "{digest:[0-9a-f]{32}}", self._image)
+        app.router.add_put(IMAGES + "{digest:[0-9a-f]{32}}", self._put_image)
         for method, handler in (("PUT", self._put_blob), ("GET", self._get_blob), ("DELETE", self._delete_blob)):
             app.router.add_route(method, BLOBS + "{name}", handler)
         runner = web.AppRunner(app, access_log=None)
@@ -147,6 +148,11 @@ class ObjectServer:
         if not await asyncio.to_thread(path.is_file):
             raise web.HTTPNotFound
         return web.FileResponse(path)
+
+    async def _put_image(self, request: web.Request) -> web.Response:
+        if (found := await asyncio.to_thread(self._images.store, await request.read())) != request.match_info["digest"]:
+            raise web.HTTPBadRequest(text=f"the image has the digest {found}")
+        return web.Response()
 
     async def _put_blob(self, request: web.Request) -> web.Response:
         await asyncio.to_thread(self._blobs.write, _name(request), await request.read())

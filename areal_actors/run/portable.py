@@ -45,6 +45,7 @@ class PortableRecipe:
         self.recipe = redacted(msgspec.structs.replace(recipe, chaos=ChaosSettings(), record_actor_io=False))
         for table in TABLES:
             self.recipe[table] = self._shipped(self.recipe[table])
+        self.recipe["gateway"]["chat_template"] = self._shipped(recipe.gateway.chat_template)
         if len(self.files) > MAX_FILES or sum(path.stat().st_size for path in self.files.values()) > MAX_MB * MEBIBYTE:
             folders = ", ".join(sorted({str(path.parent) for path in self.files.values()})[:3])
             raise SetupError(

@@ -43,7 +43,7 @@ from areal_actors.recipe.supervision import joined_kind, processes_of
 from areal_actors.rewards import MODEL
 from areal_actors.run.connections import retry_seconds
 from areal_actors.run.fold_actors import FOLDS, BuildContext, Builder
-from areal_actors.run.joined import HURRY, blobs_of, finish_work, pullers_of, report_reconnections
+from areal_actors.run.joined import HURRY, blobs_of, finish_work, gateway_files, joined_worker, pullers_of, report_reconnections
 from areal_actors.run.logs import log_to_file
 from areal_actors.run.run_folder import RunFolder, ServerAddress
 from areal_actors.runtime.actor import Actor
@@ -109,6 +109,7 @@ def _session_manager(context: BuildContext) -> Actor:
     recipe, group_size = context.recipe, context.recipe.algorithm.group_size
     share = GatewayShare(number=int(context.instance.rpartition("-")[2]), count=recipe.actors.session_manager.count)
     slots = recipe.concurrent_groups() * group_size if recipe.is_served() else 0
+    locate_model, images = gateway_files(context.folder, context.process)
     return session_manager.SessionManager(
         recipe.gateway.numbered(share.number),
         tokenizer.ChatTokenizer.load,
@@ -122,6 +123,8 @@ def _session_manager(context: BuildContext) -> Actor:
         run_folder=context.folder.path,
         records_routes=recipe.trainer.routing_replay != "off" and not recipe.is_served(),
         share=share,
+        locate_model=locate_model,
+        images=images,
     )
 
 
@@ -137,6 +140,7 @@ def _rollout_worker(context: BuildContext) -> Actor:
         acceptance=acceptance_of(task),
         retry_rejected=task.retry_rejected,
         evaluations=processes - task.processes,
+        gateway_seconds=recipe.watchdog.max_stall_seconds if recipe.gateway.joined else rollout_worker.GATEWAY_PATIENCE_SECONDS,
     )
 
 
@@ -212,6 +216,12 @@ def placed(recipe: Recipe, process: str) -> dict[str, str]:
     return found
 
 
+def actors_of(recipe: Recipe, folder: RunFolder, process: str) -> dict[str, str]:
+    """Returns the actors that a process serves: name to kind. That of a worker of another host may have another name."""
+    joined = joined_worker(folder, process)
+    return placed(recipe, process) if joined is None else {joined.actor or process: joined_kind(process)}
+
+
 def has_tensors(recipe: Recipe, process: str) -> bool:
     """Returns True if an actor of this process loads torch."""
     kinds = set(placed(recipe, process).values())
@@ -285,8 +295,8 @@ async def _serve(folder: RunFolder, process: str, builders: Mapping[str, Builder
     try:
         async with asyncio.TaskGroup() as tasks:
             connection = tasks.create_task(_fail_when_lost(bus))
-            for instance, kind in placed(recipe, process).items():
-                actor = builders[kind](BuildContext(recipe=recipe, folder=folder, instance=instance))
+            for instance, kind in actors_of(recipe, folder, process).items():
+                actor = builders[kind](BuildContext(recipe=recipe, folder=folder, instance=instance, process=process))
                 tape = Tape.record(folder.tape_of(instance)) if recipe.record_actor_io else None
                 identity = Identity(instance=instance, process=process, seed=recipe.seed)
                 runtime = Runtime(actor, bus, identity, tape=tape, snapshots=SnapshotStore(folder.snapshots))

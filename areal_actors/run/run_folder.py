@@ -202,6 +202,10 @@ class RunFolder:
         """Returns the secret from which session keys are derived."""
         return (self.path / "secret").read_bytes()
 
+    def keep_secret(self, secret: bytes) -> None:
+        """Write the secret of the run, for a gateway of another host."""
+        self._private("secret", secret)
+
     def admin_key(self, recipe: Recipe) -> str:
         """Returns the key for the gateway's endpoints for external agents."""
         return admin_key(self.secret(), recipe.gateway.admin_key)

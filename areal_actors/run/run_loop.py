@@ -82,7 +82,8 @@ class RunLoop(Launch):
         self.view = RunView(usual_times(recipe, folder.path))
         self.view.hint = "Ctrl-C saves a checkpoint and ends the run"
         self.view.access = access(recipe, folder)
-        self.joining = Joining(recipe, folder, bus, server, self.health, self.publish) if recipe.bus.host else None
+        supervisor = self.supervisor
+        self.joining = Joining(recipe, folder, bus, server, self.health, self.publish, supervisor.start) if recipe.bus.host else None
         self.load = LoadWatch(recipe, self.publish)
         self.signals = 0
         self.state = RunState()
@@ -91,7 +92,7 @@ class RunLoop(Launch):
         readers: dict[str, Reader] = {RUN_STATE: self.state, AUDIT: AuditFold()}
         self.readers = LogReaders(bus, store, readers, self.publish)
         self.retention = LogRetention(
-            recipe.log,
+            msgspec.structs.replace(recipe.log, keep="all") if recipe.gateway.joined else recipe.log,
             bus,
             store,
             folds=folds_of(self.supervisor.instances().items(), FOLDING, readers),

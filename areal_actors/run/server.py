@@ -17,7 +17,7 @@ import msgspec
 from areal_actors.batching.batcher import Batcher
 from areal_actors.core.errors import SetupError
 from areal_actors.core.lazy import LazyModule
-from areal_actors.core.settings import JOIN_TOKEN, SEVERAL, GatewaySettings
+from areal_actors.core.settings import COUNTED, JOIN_TOKEN, SEVERAL, GatewaySettings
 from areal_actors.evaluation.evaluator import Evaluator
 from areal_actors.gateway.session_manager import SessionManager
 from areal_actors.generation.inference_worker import InferenceWorker
@@ -132,8 +132,10 @@ class RunServer:
         """Resolved with a sentence when the server is gone and cannot be restarted."""
         self._changing_users = asyncio.Lock()
 
-    async def admit(self, recipe: Recipe, worker: str) -> tuple[str, str]:
+    async def admit(self, recipe: Recipe, worker: str, actor: str = "") -> tuple[str, str]:
         """Create the user of a joined worker; returns name and password, empty if all processes use the same credentials.
+
+        `actor`: name of its actor, if it has another.
 
         Raises:
             ServerUnavailable: the server does not adopt it.
@@ -142,7 +144,7 @@ class RunServer:
             return "", ""
         user = JOINED + worker
         async with self._changing_users:
-            users = self.keeper.server.users.with_user(user, joined_permissions(recipe, worker))
+            users = self.keeper.server.users.with_user(user, joined_permissions(recipe, worker, actor))
             await self.keeper.set_users(users)
         return user, users.passwords[user]
 
@@ -259,10 +261,10 @@ def users_of(recipe: Recipe) -> BusUsers:
         raise SetupError(f"actors: each process name is also its bus user name: {error}") from error
 
 
-def joined_permissions(recipe: Recipe, worker: str) -> Permissions:
-    """Returns the permissions of a joined worker: what its actor declares."""
+def joined_permissions(recipe: Recipe, worker: str, actor: str = "") -> Permissions:
+    """Returns the permissions of a joined worker: what its actor declares, which may have another name."""
     user = JOINED + worker
-    listeners = {**_listeners(recipe), user: [listener(worker, ACTORS[joined_kind(worker)])]}
+    listeners = {**_listeners(recipe), user: [listener(actor or worker, ACTORS[joined_kind(worker)])]}
     return permissions_of(recipe.run, listeners)[user]
 
 
@@ -273,7 +275,7 @@ def _listeners(recipe: Recipe) -> dict[str, list[Listener]]:
     found = {name: [listener(instance, ACTORS[kind]) for instance, kind in placed(recipe, name).items()] for name in names}
     if recipe.bus.host:
         found[JOINER] = [Listener(instance=JOINER, receives=(), sends=(), asks=(JoinRun, RenewLease, LeaveRun))]
-        found[f"{JOINED}*"] = [listener("joined", ACTORS[kind]) for kind in sorted(SEVERAL)]
+        found[f"{JOINED}*"] = [listener("joined", ACTORS[kind]) for kind in sorted(COUNTED if recipe.gateway.joined else SEVERAL)]
     return found
 
 

@@ -25,6 +25,7 @@ from areal_actors.core.settings import JOIN_TOKEN
 from areal_actors.messages import ActorFailed
 from areal_actors.recipe.device_map import device_variables
 from areal_actors.recipe.recipe import Recipe
+from areal_actors.recipe.supervision import left_to_others
 from areal_actors.run.liveness import START_OVERDUE
 from areal_actors.run.process import EXIT_FAILED, EXIT_FATAL, EXIT_START_FAILED, has_tensors, placed
 from areal_actors.run.restarts import Restarts
@@ -74,6 +75,8 @@ class Supervisor:
         self.restarts = Restarts(recipe.supervisors, recipe.actors)
         self.placed = {name: placed(recipe, name) for name in self.restarts.start_order()}
         """Kind of each actor by name, for every process of the run, in the order of the tree."""
+        self.left = frozenset(left_to_others(recipe).values())
+        """Processes that are not started with the others: gateways, until they are taken over from other hosts."""
         self.children: dict[str, Child] = {}
         self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """Resolved with the reason when the run cannot go on."""
@@ -89,7 +92,8 @@ class Supervisor:
 
     def startable(self, kind: str = "") -> list[str]:
         """Returns the processes not yet started, with an actor of this kind (empty: any), in the order of the tree."""
-        return [name for name, actors in self.placed.items() if name not in self.children and (not kind or kind in actors.values())]
+        waiting = (name for name in self.placed if name not in self.children and name not in self.left)
+        return [name for name in waiting if not kind or kind in self.placed[name].values()]
 
     def kinds(self) -> dict[str, frozenset[str]]:
         """Returns the kinds of actors of every process."""

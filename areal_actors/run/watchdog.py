@@ -106,11 +106,21 @@ class Watchdog:
     """A fold over events and heartbeats: the last progress, work discarded since, and consecutive failed episodes."""
 
     def __init__(
-        self, settings: WatchdogSettings, now: float, *, batch_size: int = 1, waits_for_clients: bool = False, joined: Sequence[str] = ()
+        self,
+        settings: WatchdogSettings,
+        now: float,
+        *,
+        batch_size: int = 1,
+        waits_for_clients: bool = False,
+        joined: Sequence[str] = (),
+        gateways: Sequence[str] = (),
     ) -> None:
-        """A run that waits for external clients is never ended for lack of progress; `joined` are roles that only other hosts serve."""
+        """A run that waits for external clients is never ended for lack of progress.
+
+        `joined` are roles that only other hosts serve, `gateways` those that they serve.
+        """
         self.settings = settings
-        self.joined = joined
+        self.joined, self.gateways = joined, gateways
         self.batch_size = batch_size
         self.waits_for_clients = waits_for_clients
         self.progressed_at = now
@@ -236,10 +246,13 @@ class Watchdog:
         return "; ".join(parts)
 
     def _unserved(self) -> Iterator[str]:
-        """Yields one part for each role of other hosts without a live worker."""
+        """Yields one part for each role of other hosts without a live worker, and one for the gateways that nothing serves."""
         for role in self.joined:
             if not any(joined_kind(actor) == role for actor in self.beats):
                 yield f"no {role} has joined: start one with `areal join --role {role}`, with this start's join.json"
+        if missing := [gateway for gateway in self.gateways if gateway not in self.beats]:
+            whose = f", which serves {', '.join(missing)}" if len(self.gateways) > 1 else ""
+            yield f"no gateway has joined{whose}: start one with `areal join --role gateway`, with this start's join.json"
 
     def _instead_of_progress(self, now: float) -> str:
         if not (groups := sum(map(len, self.dropped.values()))):

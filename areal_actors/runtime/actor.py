@@ -133,6 +133,15 @@ class Actor:
         Called before an orderly stop only.
         """
 
+    async def finish(self) -> None:
+        """Take on nothing new, and return when what this process alone can finish is done; its time is limited.
+
+        Called before a worker of another host leaves in order.
+        """
+
+    def reconnected(self) -> None:
+        """Note that requests, and parts of their replies, may have been lost in an outage between this host and the bus."""
+
     async def stop(self) -> None:
         """Release resources. Called exactly once, also after a failure."""
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import resource
-import sys
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
@@ -26,6 +24,7 @@ from areal_actors.runtime.actor import Actor, Tick
 from areal_actors.runtime.fold_keeper import FoldKeeper
 from areal_actors.runtime.message_ids import HandlingIds, message_id, with_new_id
 from areal_actors.runtime.named_wait import NamedWait
+from areal_actors.runtime.process_usage import process_usage
 from areal_actors.runtime.work_items import SentWork, WorkTasks, renewed, take_slots
 from bus.base import Bus, Delivery, Envelope, Stamp, Subscription, WorkQueue
 from bus.errors import BusError, NoResponder
@@ -36,6 +35,8 @@ R = TypeVar("R", bound=Reply)
 
 SendReply = Callable[[Reply, Stamp], Awaitable[None]]
 """Sends a part of the reply to the caller."""
+PutReply = Callable[[Reply], None]
+"""Takes a part of a reply within the process, which needs no stamp."""
 
 RETRY_SECONDS = 0.1
 LONGEST_WAITS = 5
@@ -205,9 +206,9 @@ class Runtime:
         *,
         replayed: bool = False,
         send_reply: SendReply | None = None,
-        put_reply: Callable[[Reply], None] | None = None,
+        put_reply: PutReply | None = None,
     ) -> None:
-        """Run the handler of a message and send the messages that it emits; `put_reply` takes replies that need no stamp."""
+        """Run the handler of a message and send the messages that it emits."""
         context = LiveContext(self, envelope, replayed=replayed)
         name, sent = type(message).__name__, SentWork()
         self.handling[name] += 1
@@ -301,17 +302,14 @@ class Runtime:
     async def _send_heartbeats(self) -> None:
         beats = 0
         while True:
-            usage = resource.getrusage(resource.RUSAGE_SELF)
             beats += 1
             beat = Heartbeat(
                 actor=self.identity.instance,
                 process=self.identity.process,
-                pid=os.getpid(),
                 handling={name: count for name, count in self.handling.items() if count},
                 waits=tuple(sorted(self.waits.values(), key=lambda wait: wait.since)[:LONGEST_WAITS]),
                 status=self.actor.status(),
-                cpu_seconds=usage.ru_utime + usage.ru_stime,
-                peak_memory_bytes=usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024),
+                **process_usage(),
             )
             stamp = Stamp(id=f"{self.identity.instance}-{os.getpid()}-beat-{beats}", sender=self.identity.instance, time=self.now())
             await self.bus.publish(beat, stamp)

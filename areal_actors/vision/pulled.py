@@ -1,14 +1,32 @@
-"""Images for an inference worker of another host: pulled by digest from the run's HTTP server, each once, into a folder of this host."""
+"""Images on another host: pulled by digest from the run's HTTP server for its inference workers, and sent there by its gateways."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from pathlib import Path
+
+import xxhash
 
 from areal_actors.core.errors import EngineError, ImageLost
 from areal_actors.core.objects import RemoteObjects
 from areal_actors.core.values import ImageRef
 from areal_actors.vision.files import ImageFolder
+
+
+class SentImages(ImageFolder):
+    """The images of a gateway of another host: each is in the run's folder, too, before it is named in a message."""
+
+    def __init__(self, path: Path, objects: RemoteObjects) -> None:
+        super().__init__(path)
+        self._objects = objects
+
+    def store(self, png: bytes) -> str:
+        """Send an image unless it is here already; returns its digest. Raises OSError if it cannot be sent or written."""
+        digest = xxhash.xxh3_128_hexdigest(png)
+        if not self.holds(digest):
+            self._objects.write_image(digest, png)
+        return super().store(png)
 
 
 class ImagePuller:

@@ -12,10 +12,11 @@ import msgspec
 
 from areal_actors.core.values import SamplingParams
 from areal_actors.gateway.choice import Choice
+from areal_actors.gateway.completion_check import CompletionFault
 from areal_actors.gateway.conversations.message_equality import digest
 from areal_actors.gateway.conversations.turns import ConversationTurn
 from areal_actors.gateway.sessions.table import Session
-from areal_actors.messages import InteractionRecorded, ModelRequest
+from areal_actors.messages import CompletionRefused, InteractionRecorded, ModelRequest
 
 SEED_BYTES = 6
 """Size that every engine accepts as a seed and JSON keeps exactly; choices of one call add their number to it."""
@@ -57,6 +58,19 @@ def seed_label(session: Session) -> str:
     if work.purpose == "evaluate":
         return f"held-out {work.episode.rpartition('.')[2]} {work.attempt}"
     return session.label
+
+
+def completion_refused(session: Session, error: CompletionFault) -> CompletionRefused:
+    """The event of a completion that failed its check."""
+    return CompletionRefused(
+        worker=error.worker,
+        session=session.id,
+        episode=session.work.episode,
+        interaction=f"{session.id}-{session.calls}",
+        check=error.fault.check,
+        cause=str(error.fault),
+        purpose=session.work.purpose,
+    )
 
 
 def interaction_recorded(session: Session, choice: Choice, done: ConversationTurn) -> InteractionRecorded:

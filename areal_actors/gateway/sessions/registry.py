@@ -18,7 +18,6 @@ times the number of episodes in flight."""
 REMEMBERED_KEYS = 8_192
 """Number of keys of ended sessions kept, so that a late call gets "session is over" instead of "wrong key"."""
 
-
 K = TypeVar("K")
 V = TypeVar("V")
 

@@ -1,0 +1,66 @@
+"""A gateway of another host: its settings there, the keys of its sessions, and its tokenizer, which is pulled without the weights."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+
+from areal_actors.core.objects import MODEL, RemoteObjects
+from areal_actors.messages import GatewayKeys
+from areal_actors.recipe.recipe import Recipe
+from bus.server import EVERY_INTERFACE
+
+DIFFERS = ("gateway.host", "gateway.port", "gateway.advertise", "gateway.certificate", "gateway.certificate_key")
+"""Settings of a gateway that are those of its host."""
+WEIGHTS = (".safetensors", ".bin", ".pt", ".gguf")
+"""Ends of the names of files that no gateway reads."""
+CHAT_MODEL = "chat_model"
+"""Folder of the model without its weights."""
+
+
+def gateway_recipe(recipe: Recipe, keys: GatewayKeys, settings: Sequence[str], bus_url: str) -> Recipe:
+    """Returns the recipe for a gateway of this host; unless `settings` of this host have another, its address is that towards the bus."""
+    named = {setting.partition("=")[0].strip() for setting in settings}
+    gateway, own = recipe.gateway, own_address(bus_url)
+    host = gateway.host if "gateway.host" in named or gateway.host in EVERY_INTERFACE else own
+    advertise = gateway.advertise if "gateway.advertise" in named else own if host in EVERY_INTERFACE else ""
+    here = msgspec.structs.replace(gateway, host=host, advertise=advertise, admin_key=keys.admin_key)
+    return msgspec.structs.replace(recipe, gateway=here)
+
+
+def own_address(url: str) -> str:
+    """Returns the address of this host from which it reaches a server; nothing is sent."""
+    parts = urlsplit(url.partition(",")[0])
+    family = socket.AF_INET6 if ":" in (parts.hostname or "") else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((parts.hostname or "", parts.port or 4222))
+        return str(probe.getsockname()[0])
+
+
+class ChatModelPuller:
+    """Finds the tokenizer and chat template of the run's model on this host."""
+
+    def __init__(self, objects: RemoteObjects, folder: Path) -> None:
+        self._objects, self._folder = objects, folder / CHAT_MODEL
+
+    def __call__(self, model: str) -> Path:  # noqa: ARG002 - the run has one model, which its files name
+        """Returns its folder here; pulls it if it is not there yet. Blocks.
+
+        Raises:
+            OSError: it cannot be pulled.
+        """
+        if not self._folder.is_dir():
+            partial = self._folder.with_name(f".{CHAT_MODEL}-{uuid.uuid4().hex[:8]}")
+            try:
+                self._objects.pull(MODEL, partial, without=WEIGHTS)
+                if not self._folder.is_dir():
+                    partial.rename(self._folder)
+            finally:
+                shutil.rmtree(partial, ignore_errors=True)
+        return self._folder
