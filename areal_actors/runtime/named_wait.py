@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from areal_actors.messages import Wait
+from bus.message import Message
 
 
 class NamedWait:
@@ -21,3 +22,8 @@ class NamedWait:
 
     def __exit__(self, *_: object) -> None:
         del self._waits[self]
+
+
+def wait_name(request: Message, to: str) -> str:
+    """Returns the name of the wait for a reply."""
+    return f"{type(request).__name__} from {to or 'any instance'}"

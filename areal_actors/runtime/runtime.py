@@ -23,7 +23,7 @@ from areal_actors.messages import ActorStarted, Heartbeat, Wait
 from areal_actors.runtime.actor import Actor, Tick
 from areal_actors.runtime.fold_keeper import FoldKeeper
 from areal_actors.runtime.message_ids import HandlingIds, message_id, with_new_id
-from areal_actors.runtime.named_wait import NamedWait
+from areal_actors.runtime.named_wait import NamedWait, wait_name
 from areal_actors.runtime.process_usage import process_usage
 from areal_actors.runtime.work_items import SentWork, WorkTasks, renewed, take_slots
 from bus.base import Bus, Delivery, Envelope, Stamp, Subscription, WorkQueue
@@ -340,7 +340,7 @@ class LiveContext:
         """Send a request to another actor; while no process serves it, retry for `retry_for_seconds`."""
         stamp = self._begin_request(request)
         try:
-            with self.waiting(_wait_name(request, to), timeout + retry_for_seconds):
+            with self.waiting(wait_name(request, to), timeout + retry_for_seconds):
                 reply = await self._request_with_retries(request, stamp, timeout, to, self.runtime.now() + retry_for_seconds)
         except BusError as error:
             self._failed(error)
@@ -352,7 +352,7 @@ class LiveContext:
         """Send a request with a streamed reply."""
         stamp = self._begin_request(request)
         try:
-            with self.waiting(_wait_name(request, to), timeout):
+            with self.waiting(wait_name(request, to), timeout):
                 async with aclosing(self.runtime.bus.request_stream(request, stamp, timeout=timeout, to=to)) as parts:
                     async for part in parts:
                         self._note("answered", part, stamp)
@@ -395,7 +395,3 @@ class LiveContext:
     def waiting(self, name: str, seconds: float) -> NamedWait:
         """Show this wait in heartbeats while the context lasts."""
         return NamedWait(self.runtime.waits, self.runtime.now, name, seconds)
-
-
-def _wait_name(request: Message, to: str) -> str:
-    return f"{type(request).__name__} from {to or 'any instance'}"
