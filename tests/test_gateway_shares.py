@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -17,7 +20,18 @@ from areal_actors.core.errors import ImageLost, RecipeError
 from areal_actors.core.objects import MODEL, RemoteObjects
 from areal_actors.core.settings import WatchdogSettings
 from areal_actors.gateway.worker_pool import WorkerPool
-from areal_actors.messages import EpisodeAbandoned, GatewayKeys, Generate, Heartbeat, OpenSession, SessionOpened
+from areal_actors.messages import (
+    ActorFailed,
+    EpisodeAbandoned,
+    GatewayKeys,
+    Generate,
+    Heartbeat,
+    JoinAnswer,
+    JoinRun,
+    OpenSession,
+    SessionOpened,
+    WorkerLeft,
+)
 from areal_actors.recipe.load import load
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.supervision import joined_kind, left_to_others
@@ -25,6 +39,8 @@ from areal_actors.run.gateway_shares import GatewayShares
 from areal_actors.run.join import recipe_here
 from areal_actors.run.joined import JoinedWorker
 from areal_actors.run.joined_gateway import ChatModelPuller, gateway_recipe
+from areal_actors.run.joining import Joining
+from areal_actors.run.liveness import Leases, WatchClock
 from areal_actors.run.object_server import ObjectServer
 from areal_actors.run.portable import PortableRecipe
 from areal_actors.run.process import actors_of
@@ -33,6 +49,7 @@ from areal_actors.run.server import JOINED, joined_permissions, users_of
 from areal_actors.run.watchdog import Watchdog
 from areal_actors.vision.files import ImageFolder
 from areal_actors.vision.pulled import SentImages
+from bus.message import Event
 
 RUN = "gsm8k-grpo"
 MAIN = Path(__file__).parent.parent / "recipes" / "gsm8k_grpo.toml"
@@ -207,3 +224,91 @@ async def test_after_an_outage_calls_in_flight_continue_on_any_worker() -> None:
         pool.interrupt_all()
         assert gone.over
     assert (pool.versions, pool.in_flight) == ({"a": 3}, {"a": 0})
+
+
+# ---------------------------------------------------------------- losses
+
+
+class Server:
+    """Admits workers to the bus, and notes which it has expelled."""
+
+    certificate = None
+
+    def __init__(self) -> None:
+        self.expelled: list[str] = []
+
+    async def admit(self, _: Recipe, worker: str, actor: str = "") -> tuple[str, str]:
+        return worker, actor
+
+    async def expel(self, worker: str) -> None:
+        await asyncio.sleep(1.0)
+        self.expelled.append(worker)
+
+
+class Admission:
+    """The admission of workers to a run, without a bus; keeps what is published and started."""
+
+    def __init__(self, folder: Path, *settings: str) -> None:
+        (folder / "secret").write_bytes(b"secret")
+        self.published: list[Event] = []
+        self.started: list[str] = []
+        self.server = Server()
+        health = SimpleNamespace(leases=Leases(WatchdogSettings()), clock=WatchClock(0.0), let_go=None)
+        given: Any = (recipe(*settings), RunFolder(folder), None, self.server, health, self._publish, self._start)
+        self.joining = Joining(*given)
+
+    async def _publish(self, event: Event) -> None:
+        self.published.append(event)
+
+    async def _start(self, processes: Sequence[str]) -> None:
+        self.started += processes
+
+    async def join(self, role: str = "session_manager") -> JoinAnswer:
+        request = JoinRun(role=role, host="other", version="", code=self.joining.code)
+        return await self.joining._join(request)
+
+
+async def test_a_lost_gateway_is_served_by_a_spare_or_after_five_seconds_by_the_runs_own_host(tmp_path: Path) -> None:
+    admission = Admission(tmp_path, "gateway.host=10.0.0.1")
+    with jumping_time():
+        first, spare = await admission.join(), await admission.join()
+        assert first.gateway == GatewayKeys(actor="session_manager-1", secret=b"secret")
+        assert (first.user, first.password) == (WORKER, "session_manager-1")
+        assert spare.refused
+        assert spare.later
+        leaving = asyncio.create_task(admission.joining._leave(WORKER, "no heartbeat"))
+        await asyncio.sleep(0.5)
+        assert (await admission.join()).later, "the bus still accepts what the lost one sends"
+        await leaving
+        assert admission.server.expelled == [WORKER]
+        assert admission.published[1:] == [
+            ActorFailed(actor="session_manager-1", process=WORKER, reason="no heartbeat"),
+            WorkerLeft(worker=WORKER, reason="no heartbeat", actor="session_manager-1"),
+        ]
+        second = await admission.join()
+        assert second.worker == "session_manager-10001"
+        await asyncio.sleep(10.0)
+        assert admission.started == []
+        await admission.joining._leave(second.worker, "")
+        await asyncio.sleep(4.0)
+        assert admission.started == []
+        await asyncio.sleep(2.0)
+        assert admission.started == ["gateway-1"]
+        assert (await admission.join()).later
+
+
+async def test_a_gateway_that_agents_could_not_reach_on_the_runs_own_host_waits_for_another(tmp_path: Path) -> None:
+    admission = Admission(tmp_path, "gateway.host=127.0.0.1", "actors.session_manager.count=1")
+    with jumping_time():
+        assert (await admission.join("rollout_worker")).worker, "its agents call a gateway of another host"
+        await admission.joining._leave((await admission.join()).worker, "no heartbeat")
+        await asyncio.sleep(60.0)
+        assert admission.started == []
+        assert (await admission.join()).gateway is not None
+
+
+async def test_a_run_that_leaves_no_gateway_to_other_hosts_admits_none(tmp_path: Path) -> None:
+    admission = Admission(tmp_path, "gateway.joined=0", "gateway.host=127.0.0.1")
+    answer = await admission.join()
+    assert (answer.refused, answer.later) == ("it leaves no gateway to other hosts; start it with gateway.joined=1", False)
+    assert "agents on this host cannot reach the gateway" in (await admission.join("rollout_worker")).refused

@@ -164,3 +164,24 @@ async def test_the_cable_of_the_host_with_the_gateway_is_pulled_for_20_seconds(l
     else:  # in its absence the run's own host has taken the gateway over
         assert len(run.received(WorkerJoined)) == 5
         assert served_by(run, "session_manager-0") == [gateway, "gateway"]
+
+
+async def test_a_resumed_run_waits_for_a_gateway_of_another_host_again(live, other):
+    run = live("steps=100000", "watchdog.bus_seconds=5", "evaluation.tasks=0", "gateway.joined=1")
+    (joiner,) = await join(run, other, "gateway")
+    async with run.listening():
+        await run.until(StepCompleted, 2)
+        run.process.kill()
+        assert joiner.ended() == 1
+    (run.folder / "join.json").unlink(missing_ok=True)
+    run.resume()
+    (joiner,) = await join(run, other, "gateway")
+    async with run.listening():
+        await until(run, lambda: len(served_by(run, "session_manager-0")) == 2, "no gateway has joined again")
+        assert served_by(run, "session_manager-0") == ["session_manager-10000", "session_manager-10001"]
+        await run.until(StepCompleted, len(run.received(StepCompleted)) + 2)
+        run.process.terminate()
+        assert await run.ended() == 130, run.output()
+    assert joiner.ended() == 1
+    log = [event.step for _, event in await run.log() if isinstance(event, StepCompleted)]
+    assert set(log) == set(range(1, max(log) + 1))

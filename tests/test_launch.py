@@ -81,6 +81,14 @@ def test_the_batch_script_asks_for_what_the_hosts_need(capsys, monkeypatch):
     assert "actors.reward_worker.count" not in script
 
 
+def test_a_run_leaves_as_many_gateways_to_other_hosts_as_the_plan_has():
+    two = plan("hosts.gateway.count=2")
+    assert two.run.words[-2:] == ("gateway.joined=2", "actors.session_manager.count=2")
+    assert [(place.name, place.count, place.words[:4]) for place in two.joined] == [("gateway", 2, ("--role", "gateway", "--count", "1"))]
+    three = plan("hosts.gateway.count=1", "hosts.gateway.workers=2", "actors.session_manager.count=3")
+    assert three.run.words[-2:] == ("gateway.joined=2", "actors.session_manager.count=3")
+
+
 def test_the_address_of_a_proxy_stays(capsys):
     assert "gateway.advertise=$head" in written(capsys, "slurm")
     assert "gateway.advertise=$head" not in written(capsys, "slurm", "gateway.advertise=http://proxy:80")
@@ -99,7 +107,8 @@ def manifests(capsys: pytest.CaptureFixture[str], *settings: str, recipe: str = 
 
 @pytest.mark.skipif(not LAUNCHERS.exists(), reason="`just environments launchers` makes the interpreter that this needs")
 @pytest.mark.parametrize(
-    "settings", [("hosts.image=areal",), (*HOSTS, "hosts.run.gpus=1", "model=embedded", "hosts.reward_worker.count=1")]
+    "settings",
+    [("hosts.image=areal",), (*HOSTS, "hosts.run.gpus=1", "model=embedded", "hosts.reward_worker.count=1", "hosts.gateway.count=2")],
 )
 def test_the_manifests_have_the_form_of_kubernetes(capsys, monkeypatch, tmp_path, settings):
     monkeypatch.chdir(ROOT)

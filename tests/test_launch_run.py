@@ -125,10 +125,10 @@ async def assert_joined(folder: Path, steps: int, roles: dict[str, int]) -> None
 async def test_a_run_and_its_workers_are_started_on_this_machine(tmp_path, started):
     command = [sys.executable, "-m", "areal_actors", "launch", str(RECIPE), "--on", "local", *SMALL, *HOSTS]
     output = tmp_path / "output.txt"
-    process = start(started, [*command, "steps=2", f"folder={tmp_path}"], output)
+    process = start(started, [*command, "hosts.gateway.count=1", "steps=2", f"folder={tmp_path}"], output)
     assert process.wait(PATIENT) == 0, output.read_text()
     assert "areal join nats://127.0.0.1:" in output.read_text()
-    await assert_joined(tmp_path, 2, {"inference_worker": 1, "rollout_worker": 1})
+    await assert_joined(tmp_path, 2, {"inference_worker": 1, "rollout_worker": 1, "session_manager": 1})
     assert "run 'gsm8k-grpo' has ended" in (tmp_path / "gsm8k-grpo.hosts" / "rollout_worker-0.log").read_text()
 
 
@@ -169,7 +169,8 @@ async def test_a_decision_on_more_workers_starts_them(tmp_path, started):
 
 
 async def test_the_batch_script_runs_a_job(tmp_path, started):
-    launch("--on", "slurm", "--output", str(tmp_path), *HOSTS, "hosts.rollout_worker.count=2", "steps=2", folder=tmp_path)
+    more = ("hosts.rollout_worker.count=2", "hosts.gateway.count=1", "steps=2")
+    launch("--on", "slurm", "--output", str(tmp_path), *HOSTS, *more, folder=tmp_path)
     script = (tmp_path / "gsm8k-grpo.sbatch").read_text()
     commands = tmp_path / "bin"
     commands.mkdir()
@@ -181,10 +182,10 @@ async def test_the_batch_script_runs_a_job(tmp_path, started):
     output = tmp_path / "output.txt"
     job = start(started, ["bash", str(tmp_path / "job.sh")], output, **environment)
     assert job.wait(PATIENT) == 0, output.read_text()
-    assert (tmp_path / "srun.txt").read_text().count("tasks") == 3
-    await assert_joined(tmp_path, 2, {"inference_worker": 1, "rollout_worker": 2})
+    assert (tmp_path / "srun.txt").read_text().count("tasks") == 4
+    await assert_joined(tmp_path, 2, {"inference_worker": 1, "rollout_worker": 2, "session_manager": 1})
     workers = sorted(path.name for path in tmp_path.glob("areal-*.log"))
-    assert len(workers) == 3
+    assert len(workers) == 4
     assert all("has ended" in path.read_text() for path in tmp_path.glob("areal-*.log"))
 
     # a run that cannot start ends the job, with its status, although workers wait for it

@@ -38,6 +38,8 @@ class HostsSettings(Config):
     rollout_worker: JoinedHosts = JoinedHosts()
     inference_worker: JoinedHosts = JoinedHosts()
     reward_worker: JoinedHosts = JoinedHosts()
+    gateway: JoinedHosts = JoinedHosts()
+    """Hosts of gateways, of which the run gets as many: `gateway.joined`, and at least that for `actors.session_manager.count`."""
     wait_seconds: NonNegativeFloat = 900.0
     """Seconds for which workers that are started before the run wait for it."""
     slurm: tuple[str, ...] = ()
@@ -50,4 +52,4 @@ class HostsSettings(Config):
     def joined(self) -> dict[str, JoinedHosts]:
         """Returns the hosts that join, by the role of their workers."""
         found = {"inference_worker": self.inference_worker, "rollout_worker": self.rollout_worker, "reward_worker": self.reward_worker}
-        return {role: hosts for role, hosts in found.items() if hosts.count}
+        return {role: hosts for role, hosts in {**found, "gateway": self.gateway}.items() if hosts.count}

@@ -61,7 +61,10 @@ def launch_plan(recipe: Recipe, words: Sequence[str], profile: str) -> LaunchPla
     Every launch names the profile, because the machine that reads the recipe may have other devices than the run's host.
     """
     hosts = recipe.hosts
-    without = [f"actors.{role}.count=0" for role in hosts.joined()]
+    without = [f"actors.{role}.count=0" for role in hosts.joined() if role != "gateway"]
+    if gateways := hosts.gateway.count * hosts.gateway.workers:
+        count = max(recipe.actors.session_manager.count, gateways)
+        without += [f"gateway.joined={gateways}", f"actors.session_manager.count={count}"]
     chosen = [f"profile={profile}"] if profile else []
     run = Place(
         name="run",

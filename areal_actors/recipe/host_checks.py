@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from areal_actors.core.settings import SEVERAL
+from areal_actors.core.gateways import GATEWAY
+from areal_actors.core.settings import COUNTED
 from areal_actors.recipe.complaints import Problems, toml_value
 from areal_actors.recipe.recipe import Recipe
 from bus.users import without_credentials
@@ -18,8 +19,9 @@ def host_problems(recipe: Recipe) -> Problems:
     """Yields what keeps the hosts of a recipe from being launched."""
     hosts = recipe.hosts
     for role, joined in hosts.joined().items():
-        assert role in SEVERAL
-        if role in recipe.absent():
+        actor = GATEWAY if role == "gateway" else role
+        assert actor in COUNTED
+        if actor in recipe.absent():
             yield ("hosts", role, "count"), f"found {joined.count}, but this run has no {role}; write 0"
     engines, width = hosts.inference_worker, recipe.generation.tensor_parallel
     if engines.count and engines.gpus not in (0, width):
