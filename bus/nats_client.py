@@ -19,7 +19,7 @@ from nats.aio.subscription import Subscription
 from nats.protocol import command
 
 Receive = Callable[[Msg], object]
-"""Takes a message at once, and raises nothing."""
+"""Takes a message at once; what it raises is reported like other errors of the connection."""
 
 _HEADER_LINE: Final = "NATS/1.0\r\n"
 _HEADER_START: Final = _HEADER_LINE.encode()
@@ -63,7 +63,10 @@ class DirectClient(Client):
             await super()._process_msg(sid, subject, reply, data, headers)
             return
         found = await self._headers_of(headers) if headers else None
-        receive(Msg(_client=self, subject=subject.decode(), reply=reply.decode(), data=data, headers=found))
+        try:
+            receive(Msg(_client=self, subject=subject.decode(), reply=reply.decode(), data=data, headers=found))
+        except Exception as error:  # noqa: BLE001 - any would end the loop that reads the socket
+            await self._error_cb(error)
 
     async def _headers_of(self, headers: bytes) -> dict[str, str] | None:
         """Parse the headers of a message; the library reads those of the server, which begin with a status."""

@@ -27,6 +27,8 @@ _RAW: Final = -15
 _LEVEL: Final = 2
 _LOG_LEVEL: Final = 6
 """2 % smaller, for up to three times the time: an event is packed once and stays in the log."""
+_LONG_LOG_LEVEL: Final = 4
+"""Level of long events: within 2 % of `_LOG_LEVEL` in half of its time, since most of their bytes are noise of log-probabilities."""
 
 DICTIONARIES: Final = {number: Path(__file__).with_name(f"dictionary_{number}.bin").read_bytes() for number in (1,)}
 """Dictionaries by number. Logs need them for ever: none may change, another gets the next number (`scripts/bus_dictionary.py`)."""
@@ -42,7 +44,8 @@ def pack(envelope: Envelope, kind: type[Message]) -> bytes:
     logged = issubclass(kind, Event)
     if not logged and len(encoded) < (LONG_WORK_BYTES if issubclass(kind, Work) else LONG_BYTES):
         return encoded
-    compressor = zlib.compressobj(_LOG_LEVEL if logged else _LEVEL, wbits=_RAW, zdict=DICTIONARIES[_NUMBER])
+    level = (_LOG_LEVEL if len(encoded) < LONG_BYTES else _LONG_LOG_LEVEL) if logged else _LEVEL
+    compressor = zlib.compressobj(level, wbits=_RAW, zdict=DICTIONARIES[_NUMBER])
     deflated = b"".join((_HEAD, compressor.compress(encoded), compressor.flush()))
     return deflated if len(deflated) < len(encoded) else encoded
 

@@ -67,19 +67,6 @@ def test_a_first_call_is_a_root_whose_suffix_is_everything():
     assert talk.text(prompt.token_ids) == "u:hi\na:"
 
 
-def test_siblings_share_the_prompt_of_equal_messages_and_settings():
-    talk = Talk()
-    first = talk.prompt([user("hi")])
-    assert talk.prompt([user("hi")]) is first
-    for other in (talk.prompt([user("ho")]), talk.prompt([user("hi")], template_kwargs={"enable_thinking": True})):
-        assert other is not first
-
-
-def test_prompts_of_a_template_that_writes_the_date_are_not_kept():
-    talk = Talk(letters(template="{{ strftime_now('%Y') }}" + LETTERS_TEMPLATE))
-    assert talk.prompt([user("hi")]) is not talk.prompt([user("hi")])
-
-
 def test_a_second_call_begins_with_the_exact_tokens_of_the_first():
     talk = Talk()
     talk.call([user("hi")], "yes")

@@ -10,7 +10,7 @@ import msgspec
 
 from areal_actors.generation.engine import TokenChunk
 
-STREAM_INTERVAL_SECONDS = 0.04
+STREAM_INTERVAL_SECONDS = 0.08
 """Least time between two chunks of a stream: each costs engine, bus and gateway a message."""
 
 

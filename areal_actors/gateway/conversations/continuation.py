@@ -7,6 +7,7 @@ conversations are rendered in full from time to time as a check.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,12 +16,15 @@ import msgspec
 from areal_actors.core.errors import RequestError
 from areal_actors.gateway.conversations.kept_reasoning import KeptReasoning
 from areal_actors.gateway.conversations.message_equality import MessageDict, same_answer
-from areal_actors.gateway.conversations.prompt_cache import PromptCache
 from areal_actors.gateway.conversations.template_window import SENTINEL, local_features, renders_names, window
+from areal_actors.gateway.conversations.turns import Prompt
 from areal_actors.messages import ModelRequest
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.vision.processor import VisionProcessor
 
+KEPT_PROMPTS, LONGEST_KEPT_BYTES = 256, 64 << 10
+CLOCK = "strftime_now"
+"""Function with which chat templates write the date."""
 CACHE_SIZE = 256
 """Number of rendered placeholder histories in the cache."""
 
@@ -38,13 +42,38 @@ class AnsweredConversation(NamedTuple):
     """Variables of the chat template."""
 
 
+class FirstPrompts:
+    """The prompts used last of calls that continue no other, by digest of messages and settings: siblings begin with the same messages.
+
+    Each change is one operation of the dictionary, since long requests are handled beside the event loop.
+    """
+
+    def __init__(self, template: str) -> None:
+        """`template`: source of the chat template; what one that writes the date renders is not the same later, and not kept."""
+        self._keeps = CLOCK not in template
+        self._kept: OrderedDict[bytes, Prompt] = OrderedDict()
+
+    def get(self, digest: bytes) -> Prompt | None:
+        """Returns the prompt of this digest, if it is kept."""
+        if (prompt := self._kept.pop(digest, None)) is not None:
+            self._kept[digest] = prompt
+        return prompt
+
+    def put(self, digest: bytes, prompt: Prompt) -> None:
+        """Keep a prompt without prefix and images, unless it is long."""
+        if self._keeps and len(prompt.token_ids) + len(prompt.messages) + len(prompt.tools) < LONGEST_KEPT_BYTES:
+            self._kept[digest] = prompt
+            if len(self._kept) > KEPT_PROMPTS:
+                self._kept.popitem(last=False)
+
+
 class Continuations:
     """Renders the new messages of conversations with one model's template."""
 
     def __init__(self, chat: ChatTokenizer, kept: KeptReasoning | None = None, vision: VisionProcessor | None = None) -> None:
         """With `kept`, prompts keep reasoning that the template drops; with `vision` they may have images."""
         self.chat, self.kept, self.vision = chat, kept, vision
-        self.first_prompts = PromptCache(chat.template.source)
+        self.first_prompts = FirstPrompts(chat.template.source)
         """Prompts of calls that continue no other."""
         self._openings: dict[tuple[frozenset[str], str], str] = {}
         self._local = local_features(chat)
