@@ -11,7 +11,6 @@ from contextlib import suppress
 from typing import Final
 
 from bus.base import Envelope, History
-from bus.errors import BusError
 from bus.nats_reader import NatsLogReader
 from bus.nats_streams import Streams
 
@@ -77,18 +76,16 @@ class SharedLog:
 
     async def _pass_on(self, reader: NatsLogReader) -> None:
         while True:
-            item: Envelope | BusError
             try:
-                item = await reader.next()
-            except BusError as error:
-                item = error
-            else:
-                self._passed = item.sequence
-            for consumer, subjects in self._consumers.items():
-                if isinstance(item, BusError) or item.subject in subjects:
-                    consumer.put(item)
-            if isinstance(item, BusError):
+                event = await reader.next()
+            except Exception as error:  # noqa: BLE001 - each consumer raises it
+                for consumer in self._consumers:
+                    consumer.put(error)
                 return
+            self._passed = event.sequence
+            for consumer, subjects in self._consumers.items():
+                if event.subject in subjects:
+                    consumer.put(event)
 
 
 class SharedLogReader:
@@ -104,7 +101,7 @@ class SharedLogReader:
         self._own: NatsLogReader | None = None
         self._left = 0
         """Number of events to read with the reader of its own."""
-        self._waiting: asyncio.Queue[Envelope | BusError] = asyncio.Queue()
+        self._waiting: asyncio.Queue[Envelope | Exception] = asyncio.Queue()
         self._is_behind = False
 
     async def open(self, _: History, after: int = 0) -> int:
@@ -122,11 +119,11 @@ class SharedLogReader:
         self._left = self._own.backlog
         return end
 
-    def put(self, item: Envelope | BusError) -> None:
+    def put(self, item: Envelope | Exception) -> None:
         """Take a new event, unless too many wait; or the error that ends the reading."""
         if self._is_behind:
             return
-        self._is_behind = self._waiting.qsize() >= _WAITING and not isinstance(item, BusError)
+        self._is_behind = self._waiting.qsize() >= _WAITING and not isinstance(item, Exception)
         if not self._is_behind:
             self._waiting.put_nowait(item)
 
@@ -147,7 +144,7 @@ class SharedLogReader:
                 await self._begin()
                 continue
             item = await self._waiting.get()
-            if isinstance(item, BusError):
+            if isinstance(item, Exception):
                 self._waiting.put_nowait(item)
                 raise item
             if item.sequence > self._after:

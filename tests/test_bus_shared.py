@@ -1,4 +1,4 @@
-"""Consumers of one process that share a reader of the log: each receives every event once, whoever comes, goes or is slow."""
+"""Consumers of one process that share a reader of the log: each receives every event once, while others come, go or are slow."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from support.bus_cases import KINDS, Ended, Happened, numbers, stamp, take
 
+from bus import nats_reader
 from bus.errors import BusError
 from bus.nats import NatsBus
 from bus.nats_shared import _WAITING
@@ -70,7 +71,7 @@ async def test_a_consumer_that_falls_behind_delays_no_other_and_receives_everyth
         assert numbers(await take(slow, 5)) == numbers(await take(quick, 5)) == list(range(3 * _WAITING, 3 * _WAITING + 5))
 
 
-async def test_whoever_comes_and_goes_while_events_are_published_each_receives_all_of_its_kinds(bus: NatsBus) -> None:
+async def test_consumers_that_come_and_go_while_events_are_published_receive_all_of_their_kinds(bus: NatsBus) -> None:
     dice, total = random.Random(3), 1200
 
     async def consume(name: str) -> None:
@@ -104,6 +105,15 @@ async def test_consumers_continue_after_the_server_was_killed(server: EmbeddedSe
         assert numbers(await take(second, 26)) == [n for n in range(40) if n % 3]
         await bus.close()
         await again.stop()
+
+
+async def test_an_error_of_the_shared_reader_is_one_of_every_consumer(bus: NatsBus, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with bus.events(Happened, consumer="a") as first, bus.events(Ended, consumer="b") as second:
+        monkeypatch.setattr(nats_reader, "unpack", lambda *_, **__: 1 / 0)
+        await publish(bus, 0, 1)
+        for inbox in (first, second):
+            with pytest.raises(ZeroDivisionError):
+                await take(inbox, 1)
 
 
 async def test_a_lost_connection_is_an_error_for_every_consumer(bus: NatsBus) -> None:
