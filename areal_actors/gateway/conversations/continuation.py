@@ -22,7 +22,7 @@ from areal_actors.messages import ModelRequest
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.vision.processor import VisionProcessor
 
-KEPT_PROMPTS, LONGEST_KEPT_BYTES = 256, 64 << 10
+KEPT_PROMPTS, LONGEST_KEPT_BYTES = 1024, 32 << 10
 CLOCK = "strftime_now"
 """Function with which chat templates write the date."""
 CACHE_SIZE = 256

@@ -36,6 +36,8 @@ from areal_actors.tokenization.tokenizer import ChatTokenizer
 
 REASONING_MARKS = ("<think>", "</think>", "<|channel|>analysis")
 """Delimiters that a rendered conversation loses when its reasoning is dropped."""
+LONG_CHARACTERS = 8192
+"""Length from which the ids of a text are kept by the tokenizer: the prompt may be too long for `FirstPrompts`."""
 
 
 class PromptLimit(NamedTuple):
@@ -121,6 +123,7 @@ def encode_within(chat: ChatTokenizer, text: str, limit: PromptLimit | None, *, 
     """
     if limit is not None and (least := chat.min_token_count(text, limit.max_model_len - after)):
         raise PromptTooLong(after + least, limit.max_model_len, limit.field, at_least=True)
+    keep = keep or len(text) >= LONG_CHARACTERS
     return pack_ids(chat.encode(text) if keep else chat.encode_once(text))
 
 
