@@ -44,6 +44,7 @@ class RolloutWorker(Actor):
     """
 
     asks = (OpenSession, DescribeSession)
+    history = "last"
     serial = False
 
     def __init__(
