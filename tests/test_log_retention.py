@@ -194,7 +194,7 @@ def test_the_actors_that_fold_are_those_that_hold_the_log():
     )
     assert {actor.kind() for actor in actors if actor.state_type is not None} == FOLDING
     listening = {actor.kind() for actor in actors if actor.history == "all" and any(hasattr(kind, "subject") for kind in actor.handlers)}
-    assert listening - FOLDING == {"reward_worker", "rollout_worker"}, "an actor that hears events of the past must keep snapshots"
+    assert listening - FOLDING == {"reward_worker"}, "an actor that hears events of the past must keep snapshots"
     assert folds_of([("trainer-0", "trainer"), ("rollout_worker-0", "rollout_worker")], FOLDING, {"run_state": None}) == (
         "trainer-0",
         "run_state",
