@@ -9,9 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -22,9 +20,7 @@ from areal_actors.core.devices import CudaDevices, pretended_cuda
 from areal_actors.core.errors import SetupError
 from areal_actors.core.settings import JOIN_TOKEN
 from areal_actors.hosts.local import local_commands
-from areal_actors.hosts.local_command import LocalCommand
 from areal_actors.hosts.plan import LaunchPlan, launch_plan
-from areal_actors.hosts.scaled_workers import ScaleChange, ScaledWorkers
 from areal_actors.recipe.load import load
 from areal_actors.run.server import fixed_token
 from areal_actors.run.supervisor import child_environment
@@ -295,53 +291,3 @@ def test_a_worker_waits_for_a_run_no_longer_than_asked(tmp_path):
     assert waiting.communicate(timeout=120)[1].startswith("SIGTERM: this host no longer waits for run")
     assert waiting.returncode == 0
     assert list(tmp_path.glob("areal-join-*")) == []
-
-
-class StartedWorker:
-    """A stand-in for a process of `areal join`."""
-
-    def __init__(self) -> None:
-        self.left = False
-
-    def poll(self) -> int | None:
-        return 0 if self.left else None
-
-    def terminate(self) -> None:
-        self.left = True
-
-
-def scaled(*settings: str, gpus: Sequence[int] = ()) -> tuple[ScaledWorkers, dict[str, LocalCommand]]:
-    started: dict[str, LocalCommand] = {}
-
-    def start(command: LocalCommand) -> Any:
-        started[command.name] = command
-        return StartedWorker()
-
-    return ScaledWorkers(plan(*settings), "nats://127.0.0.1:1/run", gpus, start), started
-
-
-def test_decisions_start_workers_and_the_newest_leave():
-    workers, started = scaled()
-    workers.apply(ScaleChange(role="rollout_worker", before=1, workers=3))
-    assert list(started) == ["rollout_worker-added-0", "rollout_worker-added-1"]
-    assert started["rollout_worker-added-0"].shown().startswith("areal join nats://127.0.0.1:1/run --role rollout_worker --wait ")
-    workers.apply(ScaleChange(role="reward_worker", before=1, workers=2))
-    workers.apply(ScaleChange(role="rollout_worker", before=3, workers=2))
-    assert [name for name, worker in workers.workers.items() if worker.poll() is None] == [
-        "rollout_worker-added-0",
-        "reward_worker-added-2",
-    ]
-    workers.apply(ScaleChange(role="rollout_worker", before=2, workers=1))
-    workers.apply(ScaleChange(role="rollout_worker", before=1, workers=2))
-    assert list(started)[-1] == "rollout_worker-added-3"
-
-
-def test_workers_that_need_a_gpu_get_those_that_are_free(capsys):
-    settings = ("hosts.inference_worker.count=1", "hosts.inference_worker.gpus=1")
-    workers, started = scaled(*settings, gpus=[2])
-    workers.apply(ScaleChange(role="inference_worker", before=1, workers=3))
-    assert [command.gpus for command in started.values()] == [(2,)]
-    assert "autoscale: no GPU is free for another inference_worker" in capsys.readouterr().err
-    workers.apply(ScaleChange(role="inference_worker", before=2, workers=1))
-    workers.apply(ScaleChange(role="inference_worker", before=1, workers=2))
-    assert [command.gpus for command in started.values()] == [(2,), (2,)]
