@@ -185,6 +185,23 @@ def test_the_ray_program_is_python(capsys, tmp_path, monkeypatch):
     assert checked.returncode == 0, checked.stdout
 
 
+def test_the_ray_program_follows_decisions_if_they_may_add_hosts(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    scaled = ("autoscale.enabled=true", "autoscale.rollout_worker.max=9", "hosts.rollout_worker.count=1", "hosts.rollout_worker.cpus=3")
+    text = written(capsys, "ray", *scaled)
+    names = {target.id: one.value for one in ast.parse(text).body if isinstance(one, ast.Assign) for target in one.targets}
+    assert ast.literal_eval(names["ADDED"]) == {
+        "rollout_worker": ({"num_cpus": 3, "num_gpus": 0}, ["--role", "rollout_worker", "--wait", "900"])
+    }
+    assert ast.literal_eval(names["FOLLOW_COMMAND"])[-3:] == ["--on", "ray", "--follow"]
+    (tmp_path / "program.py").write_text(text)
+    checked = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", "--select=E9,F", tmp_path], capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stdout
+    assert "FOLLOW_COMMAND" not in written(capsys, "ray", *scaled, "autoscale.enabled=false")
+
+
 @pytest.mark.parametrize(("target", "suffix"), [("slurm", ".sbatch"), ("kubernetes", ".yaml"), ("ray", "-ray.py")])
 def test_files_are_written_for_their_user_only_and_the_command_is_printed(capsys, tmp_path, target, suffix):
     assert main(["launch", str(RECIPE), "--on", target, "--output", str(tmp_path / "out"), *HOSTS, "--from", str(ROOT)]) in (0, 1)
@@ -236,6 +253,8 @@ def test_what_a_target_cannot_do_is_refused(capsys, tmp_path, monkeypatch):
     )
     (tmp_path / "50%").mkdir()
     monkeypatch.chdir(tmp_path / "50%")
+    assert "`--on slurm` has no use for it" in refused(capsys, "launch", "gsm8k_grpo", "--on", "slurm", "--follow")
+    assert "lets no decision add a worker" in refused(capsys, "launch", "gsm8k_grpo", "--on", "ray", "--follow")
     assert "sbatch does not read this name" in refused(capsys, "launch", "gsm8k_grpo", "--on", "slurm")
 
 

@@ -71,6 +71,8 @@ def test_decisions_start_hosts_and_the_newest_of_the_role_leave():
     assert hosts.left == ["rollout_worker-1", "rollout_worker-0"]
     scaled_hosts.apply(change("rollout_worker", 1, 2))
     assert hosts.started[3:] == ["rollout_worker-3"]
+    scaled_hosts.dismiss()
+    assert set(hosts.left) == set(hosts.started)
 
 
 def test_workers_of_the_recipe_stay():
@@ -223,3 +225,24 @@ def test_the_gpu_of_a_worker_that_was_killed_is_given_out_once_its_engine_is_gon
     engine.kill()
     until_started(scaled_hosts, workers, 2)
     assert workers.processes["inference_worker-added-1"].poll() is None
+
+
+def test_what_is_to_start_and_to_leave_is_written_for_a_program_which_reports_ends():
+    program = (
+        "import threading\n"
+        "from areal_actors.hosts.ray import RayHosts\n"
+        "stopped = threading.Event()\n"
+        "hosts = RayHosts(stopped)\n"
+        "first, second = hosts.start('reward_worker'), hosts.start('rollout_worker')\n"
+        "hosts.leave(first)\n"
+        "stopped.wait()\n"
+        "print(hosts.ended([first, second]))\n"
+    )
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, input="reward_worker-added-0\n", capture_output=True, text=True, check=True, timeout=SECONDS)
+    assert done.stdout.splitlines() == [
+        "start reward_worker-added-0 reward_worker",
+        "start rollout_worker-added-1 rollout_worker",
+        "leave reward_worker-added-0",
+        "{'reward_worker-added-0'}",
+    ]

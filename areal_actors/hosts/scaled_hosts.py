@@ -97,6 +97,12 @@ class ScaledHosts:
                 self._missing[role] -= 1
                 self._written.pop(role, None)
 
+    def dismiss(self) -> None:
+        """Have all hosts leave."""
+        self._missing.clear()
+        for name in [*self.hosts]:
+            self._leave(name)
+
     def _leave(self, name: str) -> None:
         role = self.hosts.pop(name)
         try:
