@@ -9,9 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -22,9 +20,7 @@ from areal_actors.core.devices import CudaDevices, pretended_cuda
 from areal_actors.core.errors import SetupError
 from areal_actors.core.settings import JOIN_TOKEN
 from areal_actors.hosts.local import local_commands
-from areal_actors.hosts.local_command import LocalCommand
 from areal_actors.hosts.plan import LaunchPlan, launch_plan
-from areal_actors.hosts.scaled_workers import ScaleChange, ScaledWorkers
 from areal_actors.recipe.load import load
 from areal_actors.run.server import fixed_token
 from areal_actors.run.supervisor import child_environment
@@ -198,6 +194,23 @@ def test_the_ray_program_is_python(capsys, tmp_path, monkeypatch):
     assert checked.returncode == 0, checked.stdout
 
 
+def test_the_ray_program_follows_decisions_if_they_may_add_hosts(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    scaled = ("autoscale.enabled=true", "autoscale.rollout_worker.max=9", "hosts.rollout_worker.count=1", "hosts.rollout_worker.cpus=3")
+    text = written(capsys, "ray", *scaled)
+    names = {target.id: one.value for one in ast.parse(text).body if isinstance(one, ast.Assign) for target in one.targets}
+    assert ast.literal_eval(names["ADDED"]) == {
+        "rollout_worker": ({"num_cpus": 3, "num_gpus": 0}, ["--role", "rollout_worker", "--wait", "900"])
+    }
+    assert ast.literal_eval(names["FOLLOW_COMMAND"])[-3:] == ["--on", "ray", "--follow"]
+    (tmp_path / "program.py").write_text(text)
+    checked = subprocess.run(
+        [sys.executable, "-m", "ruff", "check", "--select=E9,F", tmp_path], capture_output=True, text=True, check=False
+    )
+    assert checked.returncode == 0, checked.stdout
+    assert "FOLLOW_COMMAND" not in written(capsys, "ray", *scaled, "autoscale.enabled=false")
+
+
 @pytest.mark.parametrize(("target", "suffix"), [("slurm", ".sbatch"), ("kubernetes", ".yaml"), ("ray", "-ray.py")])
 def test_files_are_written_for_their_user_only_and_the_command_is_printed(capsys, tmp_path, target, suffix):
     assert main(["launch", str(RECIPE), "--on", target, "--output", str(tmp_path / "out"), *HOSTS, "--from", str(ROOT)]) in (0, 1)
@@ -249,6 +262,8 @@ def test_what_a_target_cannot_do_is_refused(capsys, tmp_path, monkeypatch):
     )
     (tmp_path / "50%").mkdir()
     monkeypatch.chdir(tmp_path / "50%")
+    assert "`--on slurm` has no use for it" in refused(capsys, "launch", "gsm8k_grpo", "--on", "slurm", "--follow")
+    assert "lets no decision add a worker" in refused(capsys, "launch", "gsm8k_grpo", "--on", "ray", "--follow")
     assert "sbatch does not read this name" in refused(capsys, "launch", "gsm8k_grpo", "--on", "slurm")
 
 
@@ -304,53 +319,3 @@ def test_a_worker_waits_for_a_run_no_longer_than_asked(tmp_path):
     assert waiting.communicate(timeout=120)[1].startswith("SIGTERM: this host no longer waits for run")
     assert waiting.returncode == 0
     assert list(tmp_path.glob("areal-join-*")) == []
-
-
-class StartedWorker:
-    """A stand-in for a process of `areal join`."""
-
-    def __init__(self) -> None:
-        self.left = False
-
-    def poll(self) -> int | None:
-        return 0 if self.left else None
-
-    def terminate(self) -> None:
-        self.left = True
-
-
-def scaled(*settings: str, gpus: Sequence[int] = ()) -> tuple[ScaledWorkers, dict[str, LocalCommand]]:
-    started: dict[str, LocalCommand] = {}
-
-    def start(command: LocalCommand) -> Any:
-        started[command.name] = command
-        return StartedWorker()
-
-    return ScaledWorkers(plan(*settings), "nats://127.0.0.1:1/run", gpus, start), started
-
-
-def test_decisions_start_workers_and_the_newest_leave():
-    workers, started = scaled()
-    workers.apply(ScaleChange(role="rollout_worker", before=1, workers=3))
-    assert list(started) == ["rollout_worker-added-0", "rollout_worker-added-1"]
-    assert started["rollout_worker-added-0"].shown().startswith("areal join nats://127.0.0.1:1/run --role rollout_worker --wait ")
-    workers.apply(ScaleChange(role="reward_worker", before=1, workers=2))
-    workers.apply(ScaleChange(role="rollout_worker", before=3, workers=2))
-    assert [name for name, worker in workers.workers.items() if worker.poll() is None] == [
-        "rollout_worker-added-0",
-        "reward_worker-added-2",
-    ]
-    workers.apply(ScaleChange(role="rollout_worker", before=2, workers=1))
-    workers.apply(ScaleChange(role="rollout_worker", before=1, workers=2))
-    assert list(started)[-1] == "rollout_worker-added-3"
-
-
-def test_workers_that_need_a_gpu_get_those_that_are_free(capsys):
-    settings = ("hosts.inference_worker.count=1", "hosts.inference_worker.gpus=1")
-    workers, started = scaled(*settings, gpus=[2])
-    workers.apply(ScaleChange(role="inference_worker", before=1, workers=3))
-    assert [command.gpus for command in started.values()] == [(2,)]
-    assert "autoscale: no GPU is free for another inference_worker" in capsys.readouterr().err
-    workers.apply(ScaleChange(role="inference_worker", before=2, workers=1))
-    workers.apply(ScaleChange(role="inference_worker", before=1, workers=2))
-    assert [command.gpus for command in started.values()] == [(2,), (2,)]

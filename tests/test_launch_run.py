@@ -146,11 +146,16 @@ async def test_a_signal_ends_a_launch_on_this_machine_with_a_checkpoint(tmp_path
     assert run.processes_left() == []
 
 
-async def test_a_decision_on_more_workers_starts_them(tmp_path, started):
-    reward = tmp_path / "slow_reward.py"
+def slow_rewards(folder: Path) -> tuple[str, ...]:
+    """Settings of a run that decides on more reward workers."""
+    reward = folder / "slow_reward.py"
     reward.write_text("import time\n\n\ndef slow(task, output):\n    time.sleep(0.5)\n    return float(len(output) % 2)\n")
     autoscale = ("enabled=true", "window_seconds=3", "cooldown_seconds=1", "reward_worker.max=2")
-    settings = (*(f"autoscale.{one}" for one in autoscale), f"task.reward={reward}:slow")
+    return (*(f"autoscale.{one}" for one in autoscale), f"task.reward={reward}:slow")
+
+
+async def test_a_decision_on_more_workers_starts_them(tmp_path, started):
+    settings = slow_rewards(tmp_path)
     command = [sys.executable, "-m", "areal_actors", "launch", str(RECIPE), "--on", "local", *SMALL]
     output = tmp_path / "output.txt"
     process = start(started, [*command, "steps=100000", f"folder={tmp_path}", *settings], output)
@@ -229,18 +234,47 @@ async def test_the_containers_of_the_manifests_run_as_processes(tmp_path, starte
     await assert_joined(runs, 2, {"inference_worker": 1, "rollout_worker": 1})
 
 
-@pytest.mark.skipif(not LAUNCHERS.exists(), reason="`just environments launchers` makes the interpreter that this needs")
-async def test_the_ray_program_runs_on_ray(tmp_path, started):
-    launch("--on", "ray", "--output", str(tmp_path), *HOSTS, "steps=2", folder=tmp_path)
-    output = tmp_path / "output.txt"
+def ray_cluster(started: list[psutil.Process], output: Path) -> str:
+    """Starts a cluster on this machine; returns its address."""
     # a port that is not fixed must be known within 15 s, which a busy machine does not keep
     ports = ("--port", "--dashboard-agent-grpc-port", "--dashboard-agent-listen-port", "--metrics-export-port", "--runtime-env-agent-port")
     fixed = {port: free_port() for port in ports}
     head = [str(LAUNCHERS.with_name("ray")), "start", "--head", "--block", "--num-cpus=8", "--include-dashboard=false"]
-    cluster = start(started, [*head, *(f"{port}={number}" for port, number in fixed.items())], tmp_path / "ray.txt", **RAY)
-    address = f"127.0.0.1:{fixed['--port']}"
-    until_printed("Ray runtime started.", tmp_path / "ray.txt", cluster)
+    cluster = start(started, [*head, *(f"{port}={number}" for port, number in fixed.items())], output, **RAY)
+    until_printed("Ray runtime started.", output, cluster)
+    return f"127.0.0.1:{fixed['--port']}"
+
+
+@pytest.mark.skipif(not LAUNCHERS.exists(), reason="`just environments launchers` makes the interpreter that this needs")
+async def test_the_ray_program_runs_on_ray(tmp_path, started):
+    launch("--on", "ray", "--output", str(tmp_path), *HOSTS, "steps=2", folder=tmp_path)
+    output = tmp_path / "output.txt"
+    address = ray_cluster(started, tmp_path / "ray.txt")
     job = start(started, [str(LAUNCHERS), str(tmp_path / "gsm8k-grpo-ray.py")], output, **RAY, RAY_ADDRESS=address)
     assert job.wait(PATIENT) == 0, output.read_text() + (tmp_path / "ray.txt").read_text()
     await assert_joined(tmp_path, 2, {"inference_worker": 1, "rollout_worker": 1})
     assert json.loads((tmp_path / "gsm8k-grpo" / "recipe.json").read_text())["actors"]["rollout_worker"]["count"] == 0
+
+
+@pytest.mark.skipif(not LAUNCHERS.exists(), reason="`just environments launchers` makes the interpreter that this needs")
+async def test_the_ray_program_follows_the_decisions_of_the_run(tmp_path, started):
+    launch("--on", "ray", "--output", str(tmp_path), "steps=100000", "hosts.run.cpus=1", *slow_rewards(tmp_path), folder=tmp_path)
+    output = tmp_path / "output.txt"
+    address = ray_cluster(started, tmp_path / "ray.txt")
+    process = start(started, [str(LAUNCHERS), str(tmp_path / "gsm8k-grpo-ray.py")], output, **RAY, RAY_ADDRESS=address)
+    run = LiveRun.__new__(LiveRun)
+    run.folder, run.output_file, run.process, run.events = tmp_path / "gsm8k-grpo", output, process, []
+    async with run.listening():
+        (joined, *_) = await run.until(WorkerJoined, 1)
+        assert joined.role == "reward_worker"
+        assert [(one.before, one.workers) for one in run.received(ScaleDecided)] == [(1, 2)]
+        # one that no longer follows has the hosts that it has added leave
+        (follower,) = [
+            one for one in psutil.process_iter(["cmdline"]) if {"--follow", f"folder={tmp_path}"} <= set(one.info["cmdline"] or ())
+        ]
+        follower.terminate()
+        (left, *_) = await run.until(WorkerLeft, 1)
+        assert (left.worker, left.reason) == (joined.worker, "")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENT) == 130, output.read_text()
+    assert run.processes_left() == []

@@ -41,7 +41,7 @@ OTHER_NAMES = {"train": "run", "start": "run", "validate": "check", "dry-run": "
 TAKE_RECIPE = ("run", "serve", "check", "launch")
 ROLES = ("inference_worker", "reward_worker", "rollout_worker")
 """Kinds of workers that may join a run of another host."""
-OPTIONS_BESIDE_SETTINGS = ("--help", "--set", "--from", "--devices", "--json", "--static", "--on", "--output", "--dry-run")
+OPTIONS_BESIDE_SETTINGS = ("--help", "--set", "--from", "--devices", "--json", "--static", "--on", "--output", "--dry-run", "--follow")
 """Options of the commands that take a recipe; any other is a setting."""
 
 _SETTINGS_HELP = """\
@@ -300,6 +300,8 @@ def _launches(command: Callable[..., argparse.ArgumentParser]) -> None:
     launched.add_argument("--on", choices=("local", "slurm", "kubernetes", "ray"), required=True, help="what starts the hosts")
     launched.add_argument("--output", type=Path, default=Path("launch"), metavar="FOLDER", help="where files go (default: %(default)s)")
     launched.add_argument("--dry-run", action="store_true", help="print the commands or the file; write and start nothing")
+    follow = "with --on ray: act on the decisions of [autoscale] of the run, until SIGTERM; the written program starts it"
+    launched.add_argument("--follow", action="store_true", help=follow)
 
 
 def _serves_tinker(command: Callable[..., argparse.ArgumentParser]) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import shlex
+import threading
 from pathlib import Path
 
 from areal_actors.cli.arguments import Options
 from areal_actors.cli.checking import files_and_overrides
 from areal_actors.core.devices import CudaDevices, detect_cuda, pretended_cuda
 from areal_actors.core.durable_files import PRIVATE_MODE, atomic_write
+from areal_actors.core.errors import SetupError
+from areal_actors.hosts.following import follow_run
 from areal_actors.hosts.kubernetes import manifests
 from areal_actors.hosts.local import launch_here, local_commands
 from areal_actors.hosts.plan import LaunchPlan, launch_plan
-from areal_actors.hosts.ray import ray_program
+from areal_actors.hosts.ray import RayHosts, ray_program
 from areal_actors.hosts.slurm import batch_script
 from areal_actors.recipe.load import load, written_value
 
@@ -26,6 +29,8 @@ def launch(options: Options) -> int:
     cuda = detect_cuda() if options.on == "local" else _devices_there(files, overrides)
     resolved = load(files, overrides, cuda)
     plan = launch_plan(resolved.recipe, [*map(str, files), *overrides], resolved.profile)
+    if options.follow:
+        return _follow(plan, options.on)
     if options.on == "local":
         return _launch_here(plan, cuda, dry_run=options.dry_run)
     folder = Path.cwd()
@@ -44,6 +49,16 @@ def launch(options: Options) -> int:
     print("\n".join(plan.described()))
     print(f"submit it: {SUBMIT[options.on]} {shlex.quote(str(file))}", flush=True)
     return 0
+
+
+def _follow(plan: LaunchPlan, target: str) -> int:
+    """Act on the decisions of a run, beside it: the program for Ray starts this."""
+    if target != "ray":
+        raise SetupError(f"--follow: the program of `--on ray` starts it, and `--on {target}` has no use for it; leave it out")
+    if not plan.added:
+        raise SetupError("--follow: [autoscale] of this recipe lets no decision add a worker; set enabled = true, and a larger max")
+    stopped = threading.Event()
+    return follow_run(plan, RayHosts(stopped), stopped)
 
 
 def _launch_here(plan: LaunchPlan, cuda: CudaDevices, *, dry_run: bool) -> int:

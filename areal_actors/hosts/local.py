@@ -17,8 +17,9 @@ from areal_actors.core.devices import VISIBLE, CudaDevices, visibility
 from areal_actors.core.errors import SetupError
 from areal_actors.core.settings import JOIN_TOKEN
 from areal_actors.hosts.local_command import LocalCommand
+from areal_actors.hosts.local_workers import LocalWorkers, holder
 from areal_actors.hosts.plan import PROGRAM, LaunchPlan
-from areal_actors.hosts.scaled_workers import ScaledWorkers
+from areal_actors.hosts.scaled_hosts import ScaledHosts
 from bus.server import LOOPBACK
 
 LEAVING_SECONDS = 60.0
@@ -97,17 +98,18 @@ def _scaled(
     plan: LaunchPlan, commands: Sequence[LocalCommand], cuda: CudaDevices, start: Callable[[LocalCommand], subprocess.Popen[bytes]]
 ) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
     """Follow the decisions of the run; yields the workers that are started for them."""
-    if not plan.recipe.autoscale.enabled:
+    if not plan.added:
         yield {}
         return
     taken = {number for command in commands for number in command.gpus}
-    scaled = ScaledWorkers(plan, commands[0].address, [number for number in range(cuda.count) if number not in taken], start)
-    following = threading.Thread(target=scaled.follow, name="autoscale", daemon=True)
+    workers = LocalWorkers(plan, commands[0].address, [number for number in range(cuda.count) if number not in taken], start)
+    stopped = threading.Event()
+    following = threading.Thread(target=ScaledHosts(plan, workers).follow, args=(stopped,), name="autoscale", daemon=True)
     following.start()
     try:
-        yield scaled.workers
+        yield workers.processes
     finally:
-        scaled.stop()
+        stopped.set()
         following.join(LEAVING_SECONDS)
 
 
@@ -125,7 +127,7 @@ def _started(command: LocalCommand, token: str, output: Path) -> subprocess.Pope
 
 def _environment(command: LocalCommand, token: str) -> dict[str, str]:
     devices = {VISIBLE: visibility(command.gpus)} if command.gpus else {}
-    return {**os.environ, JOIN_TOKEN: token, **devices}
+    return {**os.environ, JOIN_TOKEN: token, **devices, **holder(command)}
 
 
 def _free_port() -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 import jinja2
 
+from areal_actors.core.host_settings import JoinedHosts
 from areal_actors.core.values import Value
 from areal_actors.recipe.recipe import Recipe
 
@@ -43,10 +44,16 @@ class LaunchPlan(Value):
     """The host of `areal run`."""
     joined: tuple[Place, ...]
     """Hosts of `areal join`; their words lack the address, which comes first."""
+    added: tuple[Place, ...] = ()
+    """Hosts that decisions of `[autoscale]` may add, with a worker each: `count` is the largest number of them."""
 
     def ending_seconds(self) -> int:
         """Returns the time that the run may need between SIGTERM and its end."""
         return round(self.recipe.watchdog.save_seconds) + SAVING_SECONDS
+
+    def following(self) -> tuple[str, ...]:
+        """Returns the words, after `areal`, of the command beside the run on Ray that has the program start hosts."""
+        return ("launch", *self.run.words[1:], "--on", "ray", "--follow")
 
     def described(self) -> Iterator[str]:
         """Yields one line for each kind of host."""
@@ -85,7 +92,24 @@ def launch_plan(recipe: Recipe, words: Sequence[str], profile: str) -> LaunchPla
         )
         for role, place in hosts.joined().items()
     )
-    return LaunchPlan(recipe=recipe, run=run, joined=joined)
+    return LaunchPlan(recipe=recipe, run=run, joined=joined, added=tuple(_added(recipe)) if recipe.autoscale.enabled else ())
+
+
+def _added(recipe: Recipe) -> Iterator[Place]:
+    """Yields the hosts that decisions may add: each has what a worker of `[hosts.ROLE]` has, whether it lists hosts or none."""
+    joined = recipe.hosts.joined()
+    for role, bounds in recipe.autoscale.bounds().items():
+        host: JoinedHosts = getattr(recipe.hosts, role)
+        own = host.count * host.workers if role in joined else getattr(recipe.actors, role).count
+        if (most := bounds.max - own) > 0:
+            yield Place(
+                name=role,
+                count=most,
+                gpus=host.gpus,
+                cpus=-(-host.cpus // host.workers),
+                memory_gb=-(-host.memory_gb // host.workers),
+                words=("--role", role, "--wait", f"{recipe.hosts.wait_seconds:g}"),
+            )
 
 
 def rendered(template: str, **values: Any) -> str:
