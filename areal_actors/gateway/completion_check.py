@@ -20,9 +20,9 @@ from areal_actors.runtime.actor import Context
 
 FINISH_REASONS = frozenset({"", "stop", "length"})
 """Finish reasons of a part; the last part has one, those before it have none."""
-PUBLICATION_SECONDS = 5.0
+PUBLICATION_SECONDS = 30.0
 """Worker and gateway read publications from the same log, and the worker may be ahead. A part with a weight version that the gateway
-has not read yet waits this long for it."""
+has not read yet waits this long for it: on a busy machine the gateway may be seconds behind."""
 
 
 class CompletionFault(EngineError):
