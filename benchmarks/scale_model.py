@@ -192,8 +192,8 @@ def walls(cluster: Cluster, costs: Costs) -> Iterator[Wall]:
     yield wall("messages of loaded weights", loaded / version, stream, "messages/s", "hosts", loads)
 
 
-READERS = 8
-"""Actors that read every event of an episode, or of loaded weights."""
+READERS = 4
+"""Processes that read every event of an episode, or of loaded weights: control, gateway, trainer and supervisor."""
 DISK_MB = 500.0
 """Megabytes per second that a disk writes for long."""
 MEMORY_GIB = 32.0

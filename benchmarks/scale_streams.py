@@ -26,8 +26,8 @@ WRITERS = 4
 AT_ONCE = 2000
 """Messages of a writer between two waits for the server's answer to a ping."""
 TIMEOUT_SECONDS = 300.0
-CONSUMERS = 8
-"""Readers of a run's log that receive every event of an episode."""
+CONSUMERS = 4
+"""Processes that read every event of an episode: control, gateway, trainer and supervisor."""
 NANOSECONDS = 1_000_000_000
 
 
