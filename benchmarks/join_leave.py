@@ -4,10 +4,11 @@
 
 `undisturbed` is the small run beside which the others are shown. `joins`: workers join it and leave it, five at a time, each a random
 number of steps after its start, or while it starts; half by SIGTERM to `areal join`, half by `kill -9` of it and its worker, as a lost
-host; then the run is interrupted. `cable`: the main recipe with all workers on the other host, whose cable is pulled for 20 s.
-`leader`, `paused` and `majority`: the bus is a cluster of three NATS servers; the leader of the log is killed and started again, stopped
-by SIGSTOP for 20 s, or killed with another one for 20 s. As root on Linux the other host is a network namespace, elsewhere it has a
-home and temporary folder of its own. Every weight version is also recomputed from the log, except after `joins`, whose run is long.
+host; then the run is interrupted. `cable`: the main recipe with all workers and the gateway on the other host, whose cable is pulled
+for 20 s. `leader`, `paused` and `majority`: the bus is a cluster of three NATS servers; the leader of the log is killed and started
+again, stopped by SIGSTOP for 20 s, or killed with another one for 20 s. As root on Linux the other host is a network namespace,
+elsewhere it has a home and temporary folder of its own. Every weight version is also recomputed from the log, except after `joins`,
+whose run is long.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ from support.other_host import ISOLATED, Joiner, OtherHost
 RUN = "gsm8k-grpo"
 OUTAGE_SECONDS = 20.0
 ROLES = ("rollout_worker", "inference_worker", "reward_worker")
-NO_WORKERS = tuple(f"actors.{role}.count=0" for role in ROLES)
+ALONE = (*(f"actors.{role}.count=0" for role in ROLES), "gateway.joined=1")
 LONGEST_STAY = 10
 """Steps after its start at which a joined worker leaves at the latest."""
 AT_ONCE = 5
@@ -147,9 +148,9 @@ def _lose(joiner: Joiner) -> None:
 
 
 async def cable(scene: Scene) -> None:
-    """All workers lose their network."""
+    """All workers and the gateway lose their network."""
     credential = await scene.credential()
-    for role in ROLES:
+    for role in (*ROLES, "gateway"):
         scene.host.join("--credential", credential, "--role", role)
     await scene.reach(scene.options.cable_steps // 2)
     if ISOLATED:
@@ -239,7 +240,7 @@ async def measure(name: str, options: argparse.Namespace, folder: Path) -> Outco
         settings += SMALL if name != "cable" or options.quick else ["profile=embedded"]
         settings += [f"bus.url={cluster.url}", "bus.replicas=3"] if cluster else []
         settings += [f"bus.host={host.run_address}", f"gateway.host={host.run_address}"] if name in ("joins", "cable") else []
-        settings += NO_WORKERS if name == "cable" else ()
+        settings += ALONE if name == "cable" else ()
         run = LiveRun(folder / "runs", *settings, small=False)
         stack.callback(run.abort)
         async with run.listening():
