@@ -165,7 +165,7 @@ def simulated(monkeypatch):
 )
 def test_following_the_recommendation_balances_a_run_and_then_stays(simulated, scaled, words, reward_seconds):
     scaling, cases, hardware = simulated
-    small = ("profile=cuda", "steps=40", "trainer.batch_size=4", "algorithm.group_size=4")
+    small = ("profile=cuda", "steps=60", "trainer.batch_size=4", "algorithm.group_size=4")
     recipe = load_recipe([cases.RECIPE], [*small, *words], cases.DEVICES).recipe
     bounds = WorkerBounds(max=8)
     settings = AutoscaleSettings(

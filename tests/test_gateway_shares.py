@@ -217,10 +217,10 @@ async def test_a_gateway_that_leaves_opens_no_more_sessions_and_waits_for_the_ot
         await leaving
 
 
-async def test_after_an_outage_calls_in_flight_continue_on_any_worker() -> None:
+def test_after_an_outage_calls_in_flight_continue_on_any_worker() -> None:
     pool = WorkerPool()
     pool.loaded("a", 3)
-    async with pool.count_call("a") as gone:
+    with pool.count_call("a") as gone:
         pool.interrupt_all()
         assert gone.over
     assert (pool.versions, pool.in_flight) == ({"a": 3}, {"a": 0})
