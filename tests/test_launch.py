@@ -50,7 +50,13 @@ def plan(*settings: str, cuda: CudaDevices = NO_CUDA) -> LaunchPlan:
     return launch_plan(resolved.recipe, [str(RECIPE), *settings], resolved.profile)
 
 
-@pytest.mark.parametrize("settings", [(), HOSTS, (*HOSTS, "bus.port=7000", 'hosts.slurm=["--partition=gpu", "--time=1:00"]')])
+GROWING = ("autoscale.enabled=true", "autoscale.rollout_worker.max=5")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [(), HOSTS, GROWING, (*HOSTS, *GROWING), (*HOSTS, "bus.port=7000", 'hosts.slurm=["--partition=gpu", "--time=1:00"]')],
+)
 def test_the_batch_script_is_sound_shell(capsys, tmp_path, settings):
     script = written(capsys, "slurm", *settings)
     file = tmp_path / "run.sh"
@@ -262,7 +268,8 @@ def test_what_a_target_cannot_do_is_refused(capsys, tmp_path, monkeypatch):
     )
     (tmp_path / "50%").mkdir()
     monkeypatch.chdir(tmp_path / "50%")
-    assert "`--on slurm` has no use for it" in refused(capsys, "launch", "gsm8k_grpo", "--on", "slurm", "--follow")
+    assert "`--on local` has no use for it" in refused(capsys, "launch", "gsm8k_grpo", "--on", "local", "--follow")
+    assert "AREAL_JOIN_ADDRESS is not set" in refused(capsys, "launch", "gsm8k_grpo", "--on", "slurm", "--follow", *GROWING)
     assert "lets no decision add a worker" in refused(capsys, "launch", "gsm8k_grpo", "--on", "ray", "--follow")
     assert "sbatch does not read this name" in refused(capsys, "launch", "gsm8k_grpo", "--on", "slurm")
 

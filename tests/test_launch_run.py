@@ -62,6 +62,35 @@ done
 exit "$status"
 """
 
+SBATCH = """#!/usr/bin/env bash
+# A stand-in for Slurm's sbatch: starts the job at once, here.
+set -eu
+[[ -z ${SLURM_JOB_ID:-} ]] || { echo "sbatch: inside of another job" >&2; exit 1; }
+name=job
+for word in "$@"; do
+    case $word in
+    --wrap=*) wrap=${word#*=} ;;
+    --job-name=*) name=${word#*=} ;;
+    esac
+done
+number=$(($(ls "$JOBS" | wc -l) + 1))
+printf '#!/bin/sh\\n%s\\n' "$wrap" >"$JOBS.$number.sh"
+setsid sh "$JOBS.$number.sh" >"$JOBS.$name.log" 2>&1 </dev/null &
+echo "$!" >"$JOBS/$number"
+echo "$number;cluster"
+"""
+SCANCEL = """#!/usr/bin/env bash
+# A stand-in for Slurm's scancel: no job waits here.
+echo "$*" >>"$JOBS.scancel"
+[[ $1 == --state=PENDING ]] || kill -TERM "$(cat "$JOBS/${*: -1}")"
+"""
+SQUEUE = """#!/usr/bin/env bash
+# A stand-in for Slurm's squeue.
+for job in "$JOBS"/*; do
+    ! kill -0 "$(cat "$job")" 2>/dev/null || basename "$job"
+done
+"""
+
 
 @pytest.fixture
 def started() -> Iterator[list[psutil.Process]]:
@@ -201,6 +230,34 @@ async def test_the_batch_script_runs_a_job(tmp_path, started):
         job = start(started, ["bash", str(tmp_path / "job.sh")], output, **environment)
         assert job.wait(PATIENT) == 1, output.read_text()
     assert "gateway.port: cannot listen on 0.0.0.0" in output.read_text()
+
+
+async def test_the_batch_script_submits_jobs_for_the_workers_that_the_run_decides_on(tmp_path, started):
+    launch("--on", "slurm", "--output", str(tmp_path), "steps=100000", *slow_rewards(tmp_path), folder=tmp_path)
+    commands, jobs = tmp_path / "bin", tmp_path / "jobs"
+    jobs.mkdir()
+    commands.mkdir()
+    for name, text in {"srun": SRUN, "sbatch": SBATCH, "scancel": SCANCEL, "squeue": SQUEUE}.items():
+        (commands / name).write_text(text)
+        (commands / name).chmod(0o755)
+    environment = {"PATH": f"{commands}:{os.environ['PATH']}", "SRUN_LOG": str(tmp_path / "srun.txt"), "SLURM_JOB_ID": str(os.getpid())}
+    output = tmp_path / "output.txt"
+    job = start(started, ["bash", str(tmp_path / "gsm8k-grpo.sbatch")], output, **environment, JOBS=str(jobs))
+    run = LiveRun.__new__(LiveRun)
+    run.folder, run.output_file, run.process, run.events = tmp_path / "gsm8k-grpo", output, job, []
+    async with run.listening():
+        (joined, *_) = await run.until(WorkerJoined, 1)
+        started.append(psutil.Process(int((jobs / "1").read_text())))
+        assert joined.role == "reward_worker"
+        (follower,) = [one for one in psutil.Process(job.pid).children() if "--follow" in one.cmdline()]
+        follower.terminate()
+        (left, *_) = await run.until(WorkerLeft, 1)
+        assert (left.worker, left.reason) == (joined.worker, "")
+        assert (tmp_path / "jobs.scancel").read_text().splitlines() == ["--state=PENDING 1", "--signal=TERM --batch 1"]
+        (server,) = [one for one in psutil.Process(job.pid).children(recursive=True) if one.cmdline()[1:4] == ["-m", "areal_actors", "run"]]
+        server.terminate()
+        assert job.wait(PATIENT) == 130, output.read_text()
+    assert "SIGTERM" in (tmp_path / "jobs.areal-gsm8k-grpo-reward_worker-added-0.log").read_text()
 
 
 async def test_the_containers_of_the_manifests_run_as_processes(tmp_path, started):

@@ -17,6 +17,7 @@ from areal_actors.hosts.local import launch_here, local_commands
 from areal_actors.hosts.plan import LaunchPlan, launch_plan
 from areal_actors.hosts.ray import RayHosts, ray_program
 from areal_actors.hosts.slurm import batch_script
+from areal_actors.hosts.slurm_hosts import SlurmHosts
 from areal_actors.recipe.load import load, written_value
 
 SUBMIT = {"slurm": "sbatch", "kubernetes": "kubectl apply --filename", "ray": "ray job submit -- python"}
@@ -52,13 +53,15 @@ def launch(options: Options) -> int:
 
 
 def _follow(plan: LaunchPlan, target: str) -> int:
-    """Act on the decisions of a run, beside it: the program for Ray starts this."""
-    if target != "ray":
-        raise SetupError(f"--follow: the program of `--on ray` starts it, and `--on {target}` has no use for it; leave it out")
+    """Act on the decisions of a run, beside it: the program for Ray and the batch script for Slurm start this."""
+    if target not in ("ray", "slurm"):
+        raise SetupError(
+            f"--follow: the files of `--on ray` and `--on slurm` start it, and `--on {target}` has no use for it; leave it out"
+        )
     if not plan.added:
         raise SetupError("--follow: [autoscale] of this recipe lets no decision add a worker; set enabled = true, and a larger max")
     stopped = threading.Event()
-    return follow_run(plan, RayHosts(stopped), stopped)
+    return follow_run(plan, RayHosts(stopped) if target == "ray" else SlurmHosts(plan), stopped)
 
 
 def _launch_here(plan: LaunchPlan, cuda: CudaDevices, *, dry_run: bool) -> int:

@@ -1,4 +1,4 @@
-"""`areal launch RECIPE --on ray --follow`: acts on the decisions of a run, beside it, until it is asked to end."""
+"""`areal launch RECIPE --follow` on Ray and Slurm: acts on the decisions of a run, beside it, until it is asked to end."""
 
 from __future__ import annotations
 

@@ -51,9 +51,9 @@ class LaunchPlan(Value):
         """Returns the time that the run may need between SIGTERM and its end."""
         return round(self.recipe.watchdog.save_seconds) + SAVING_SECONDS
 
-    def following(self) -> tuple[str, ...]:
-        """Returns the words, after `areal`, of the command beside the run on Ray that has the program start hosts."""
-        return ("launch", *self.run.words[1:], "--on", "ray", "--follow")
+    def following(self, target: str) -> tuple[str, ...]:
+        """Returns the words, after `areal`, of the command beside the run that acts on its decisions."""
+        return ("launch", *self.run.words[1:], "--on", target, "--follow")
 
     def described(self) -> Iterator[str]:
         """Yields one line for each kind of host."""

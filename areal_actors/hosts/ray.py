@@ -19,7 +19,7 @@ def ray_program(plan: LaunchPlan, folder: Path) -> str:
         folder=folder,
         run_command=(*PROGRAM, *plan.run.words),
         join_command=(*PROGRAM, "join"),
-        follow_command=(*PROGRAM, *plan.following()),
+        follow_command=(*PROGRAM, *plan.following("ray")),
         needs=_needs,
     )
 

@@ -25,7 +25,7 @@ def batch_script(plan: LaunchPlan, folder: Path) -> str:
         plan=plan,
         places=(plan.run, *plan.joined),
         folder=folder,
-        needs=lambda place: list(_needs(place)),
+        needs=lambda place: list(needs_of(place)),
         command=_command,
     )
 
@@ -34,7 +34,7 @@ def _command(words: Sequence[str]) -> str:
     return shlex.join((*PROGRAM, *words))
 
 
-def _needs(place: Place) -> Iterator[str]:
+def needs_of(place: Place) -> Iterator[str]:
     """Yields what each task of a place needs. Several may share a node, so that memory is asked for by core."""
     yield f"--cpus-per-task={place.cpus}"
     if place.gpus:
