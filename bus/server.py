@@ -32,6 +32,8 @@ _LAST_LINES: Final = 8
 _PR_SET_PDEATHSIG: Final = 1
 _CONFIG: Final = "nats-server.conf"
 _ANY_PORT: Final = -1
+_CORES_FOR_ONE: Final = 4
+"""Cores of the machine for each that the server uses at once: waking a thread on another core costs more than most of its messages."""
 
 LOOPBACK: Final = "127.0.0.1"
 EVERY_INTERFACE: Final = ("0.0.0.0", "::")
@@ -252,6 +254,7 @@ async def _spawn(binary: str, folder: Path, config: dict[str, Any]) -> asyncio.s
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                env={"GOMAXPROCS": str(max((os.cpu_count() or 1) // _CORES_FOR_ONE, 1)), **os.environ},
                 pass_fds=[lock],
                 preexec_fn=_end_with_parent,
                 start_new_session=True,  # Ctrl-C is for the parent, which publishes more before it stops the server

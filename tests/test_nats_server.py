@@ -42,6 +42,19 @@ async def test_it_serves_clients_monitors_and_browsers_on_the_loopback_interface
     assert not is_running(tmp_path)
 
 
+@pytest.mark.parametrize(("chosen", "cores"), [(None, max((os.cpu_count() or 1) // 4, 1)), ("1", 1)])
+async def test_it_uses_a_quarter_of_the_cores_at_once_or_as_many_as_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str | None, cores: int
+) -> None:
+    monkeypatch.delenv("GOMAXPROCS", raising=False)
+    if chosen is not None:
+        monkeypatch.setenv("GOMAXPROCS", chosen)
+    server = await EmbeddedServer.start(tmp_path)
+    async with aiohttp.ClientSession() as session, session.get(server.monitoring_url + "/varz") as answer:
+        assert (await answer.json())["gomaxprocs"] == cores
+    await server.stop()
+
+
 async def test_it_wants_its_token(tmp_path: Path) -> None:
     server = await EmbeddedServer.start(tmp_path)
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
