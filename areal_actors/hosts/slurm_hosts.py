@@ -17,6 +17,8 @@ ADDRESS: Final = "AREAL_JOIN_ADDRESS"
 """Variable in which the batch script names the run's bus to the command that follows its decisions."""
 TIMEOUT_SECONDS: Final = 60.0
 """Time limit of a command of Slurm, whose controller may be busy."""
+SITE: Final = "SLURM_CONF"
+"""Variable with the path of Slurm's configuration: the only one of its variables that is not of the job."""
 
 
 class SlurmHosts:
@@ -57,7 +59,8 @@ class SlurmHosts:
     def leave(self, name: str) -> None:
         """Remove a job that waits from the queue, or send SIGTERM to one that runs."""
         _run("scancel", "--state=PENDING", self._jobs[name])
-        _run("scancel", "--signal=TERM", "--batch", self._jobs[name])
+        if not self.ended([name]):
+            _run("scancel", "--signal=TERM", "--batch", self._jobs[name])
 
     def ended(self, names: Sequence[str]) -> set[str]:
         """Returns those whose job is neither queued nor running."""
@@ -71,7 +74,7 @@ def _run(*command: str) -> str:
     Raises:
         SetupError: it is not on the PATH, fails, or does not end.
     """
-    outside = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_"))}
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("SLURM_") or name == SITE}
     try:
         done = subprocess.run(command, env=outside, capture_output=True, text=True, check=False, timeout=TIMEOUT_SECONDS)
     except FileNotFoundError as error:
