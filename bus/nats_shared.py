@@ -7,7 +7,6 @@ reads with one of its own again, so that it neither delays the others nor fills 
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from typing import Final
 
 from bus.base import Envelope, History
@@ -69,8 +68,7 @@ class SharedLog:
         reader, self._reader = self._reader, None
         if self._passing is not None:
             self._passing.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._passing
+            await asyncio.wait({self._passing})  # unlike a plain await, it does not mix up the task's cancellation with that of this one
         if reader is not None:
             await reader.close()
 

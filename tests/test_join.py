@@ -7,10 +7,11 @@ import base64
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.joined_runs import Start, invited, runs_beside
 from support.live_run import PATIENT, ROOT, LiveRun
 from support.other_host import ISOLATED, Joiner, OtherHost
 from support.tiny_vision import CONTEXT, TOP_K, picture, write_vision_model
@@ -38,27 +39,9 @@ def other(tmp_path: Path) -> Iterator[OtherHost]:
 
 
 @pytest.fixture
-def live(tmp_path: Path, other: OtherHost) -> Iterator[Callable[..., LiveRun]]:
-    runs: list[LiveRun] = []
-
-    def start(*settings: str) -> LiveRun:
-        address = other.run_address
-        runs.append(LiveRun(tmp_path / "runs", f"bus.host={address}", f"gateway.host={address}", *settings))
-        return runs[-1]
-
-    yield start
-    for run in runs:
-        run.abort()
-
-
-async def invited(run: LiveRun, other: OtherHost) -> Path:
-    """The credential of a run, copied to the other host."""
-    until = time.monotonic() + PATIENT
-    while not (file := run.folder / "join.json").exists():
-        assert run.process.poll() is None, run.output()
-        assert time.monotonic() < until, run.output()
-        await asyncio.sleep(0.05)
-    return Path(shutil.copy(file, other.folder / "join.json"))
+def live(tmp_path: Path, other: OtherHost) -> Iterator[Start]:
+    with runs_beside(other, tmp_path / "runs") as start:
+        yield start
 
 
 def joined(run: LiveRun, role: str) -> list[str]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.joined_runs import Start, invited, runs_beside
 from support.live_run import PATIENT, LiveRun
 from support.other_host import ISOLATED, Joiner, OtherHost
 
@@ -35,27 +35,14 @@ def other(tmp_path: Path) -> Iterator[OtherHost]:
 
 
 @pytest.fixture
-def live(tmp_path: Path, other: OtherHost) -> Iterator[Callable[..., LiveRun]]:
-    runs: list[LiveRun] = []
-
-    def start(*settings: str) -> LiveRun:
-        address = other.run_address
-        runs.append(LiveRun(tmp_path / "runs", f"bus.host={address}", f"gateway.host={address}", *settings))
-        return runs[-1]
-
-    yield start
-    for run in runs:
-        run.abort()
+def live(tmp_path: Path, other: OtherHost) -> Iterator[Start]:
+    with runs_beside(other, tmp_path / "runs") as start:
+        yield start
 
 
 async def join(run: LiveRun, other: OtherHost, *roles: str) -> list[Joiner]:
     """Have workers of these roles join from the other host, with a copy of the run's credential."""
-    until = time.monotonic() + PATIENT
-    while not (file := run.folder / "join.json").exists():
-        assert run.process.poll() is None, run.output()
-        assert time.monotonic() < until, run.output()
-        await asyncio.sleep(0.05)
-    credential = shutil.copy(file, other.folder / "join.json")
+    credential = await invited(run, other)
     return [other.join("--credential", str(credential), "--role", role) for role in roles]
 
 

@@ -22,7 +22,10 @@ from areal_actors.messages import ModelRequest
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.vision.processor import VisionProcessor
 
-KEPT_PROMPTS, LONGEST_KEPT_BYTES = 1024, 32 << 10
+KEPT_PROMPTS = 1024
+"""Prompts that are kept for siblings: those of the groups in flight."""
+LONGEST_KEPT_BYTES = 32 << 10
+"""Size of a prompt, its ids and texts, from which it is not kept."""
 CLOCK = "strftime_now"
 """Function with which chat templates write the date."""
 CACHE_SIZE = 256
