@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -45,7 +45,8 @@ class RunCounts:
     """Counts of a run's messages on the bus."""
 
     def __init__(self) -> None:
-        self.opened: Counter[tuple[str, int]] = Counter()
+        self.opened: dict[tuple[str, int], set[str]] = defaultdict(set)
+        """Deliveries of each attempt that opened a session: one repeats its request while no gateway serves."""
         self.abandoned: Counter[str] = Counter()
         self.details: Counter[str] = Counter()
         self.lost = 0
@@ -57,7 +58,7 @@ class RunCounts:
         """Count a message of any type."""
         if envelope.subject == OpenSession.subject:
             work = envelope.open(OpenSession).work
-            self.opened[work.episode, work.attempt] += 1
+            self.opened[work.episode, work.attempt].add(envelope.cause)
         elif envelope.subject == EpisodeAbandoned.subject:
             gone = envelope.open(EpisodeAbandoned)
             self.abandoned[gone.reason] += 1
@@ -79,7 +80,7 @@ class RunCounts:
             "case": case,
             "attempts": len(self.opened),
             "abandoned": sum(self.abandoned.values()),
-            "run_twice": sum(count > 1 for count in self.opened.values()),
+            "run_twice": sum(len(deliveries) > 1 for deliveries in self.opened.values()),
             "lost": self.lost,
             "exported": self.exported,
             "seconds": round(seconds, 1),
