@@ -1,75 +1,83 @@
-"""Writes a dictionary for deflated messages: `python scripts/bus_dictionary.py tests/recordings/log-3.xz bus/dictionary_2.bin`.
+"""Trains a dictionary for compressed messages: `python scripts/bus_dictionary.py bus/dictionary_3.bin LOG ...`.
 
-It has one message of each frequent kind of a recorded log, without texts and token columns; the most frequent are last, where zlib finds
-them at the least cost. A dictionary that was released is never written again.
+LOG is an exported log (`areal run` of several recipes, then `areal events RUN --export LOG`). Texts are replaced by the documentation's
+prose, so that the dictionary has no task's sentences. A dictionary that was released is never written again.
 """
 
 from __future__ import annotations
 
 import re
 import sys
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import msgspec
+import zstandard
 
-from areal_actors.messages import (
-    CapacityGranted,
-    EpisodeAbandoned,
-    EpisodeEvaluated,
-    EpisodeScored,
-    Generate,
-    Generated,
-    InteractionRecorded,
-    SessionOpened,
-    TrajectoryExported,
-)
+from areal_actors.messages import KINDS
 from bus.base import Envelope
-from bus.message import Message
 from bus.recorded import read_log
 
-REQUESTS: tuple[type[Message], ...] = (SessionOpened, Generate, Generated)
-"""Frequent kinds that no log has: their names and fields."""
-EVENTS: tuple[type[Message], ...] = (
-    EpisodeAbandoned,
-    EpisodeEvaluated,
-    CapacityGranted,
-    EpisodeScored,
-    TrajectoryExported,
-    InteractionRecorded,
-)
-TRAINED = {kind.subject for kind in (EpisodeAbandoned, EpisodeScored, InteractionRecorded)}
-"""Kinds with a purpose, of which evaluation has few."""
-TRAIN = msgspec.msgpack.encode("train")
-NAME = re.compile(r"[\w.-]{0,20}")
+DICTIONARY_BYTES = 32 << 10
+SAMPLES_A_KIND = 400
+LEAST_SHARE = 0.01
+"""Share of a log's messages that a kind has at least."""
+LEVEL = 3
+SHORT_WORD = re.compile(r"[\w.-]{0,20}")
+BY_SUBJECT = {kind.subject: kind for kind in KINDS}
 
 
-def without_content(value: Any) -> Any:
-    """Returns a value with only names, numbers and short words in it."""
-    if isinstance(value, dict):
-        return {key: without_content(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [without_content(one) for one in value]
-    if isinstance(value, bytes) or (isinstance(value, str) and not NAME.fullmatch(value)):
-        return value[:0]
-    return value
+class Prose:
+    """Replaces the texts of messages."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._random = Random(0)
+
+    def replaced(self, value: Any) -> Any:
+        """Returns a value with other texts of the same lengths; names, numbers and short words stay."""
+        if isinstance(value, dict):
+            return {key: self.replaced(one) for key, one in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.replaced(one) for one in value]
+        if isinstance(value, str) and not SHORT_WORD.fullmatch(value):
+            begin = self._random.randrange(max(len(self._text) - len(value), 1))
+            return self._text[begin : begin + len(value)]
+        return value
+
+    def sample(self, envelope: Envelope) -> bytes:
+        """Returns an envelope as it is compressed, with other texts."""
+        message = msgspec.to_builtins(envelope.open(BY_SUBJECT[envelope.subject]).packed(), builtin_types=(bytes,))
+        body = msgspec.msgpack.encode(self.replaced(message))
+        return msgspec.msgpack.encode(msgspec.structs.replace(envelope, body=body, checksum=zlib.crc32(body), sequence=0))
 
 
-def main(recording: Path, dictionary: Path) -> None:
+def samples(log: Path, prose: Prose) -> Iterator[bytes]:
+    """Yield a log's messages of frequent kinds, of each evenly over the log."""
+    of_kind: dict[str, list[Envelope]] = {}
+    for envelope in read_log(log):
+        if envelope.subject in BY_SUBJECT and not envelope.claim:
+            of_kind.setdefault(envelope.subject, []).append(envelope)
+    least = LEAST_SHARE * sum(map(len, of_kind.values()))
+    for envelopes in of_kind.values():
+        if len(envelopes) < least:
+            continue
+        step = max(1, len(envelopes) // SAMPLES_A_KIND)
+        yield from (prose.sample(one) for one in envelopes[::step])
+
+
+def main(dictionary: Path, logs: list[Path]) -> None:
     """Write a dictionary."""
     if dictionary.exists():
         sys.exit(f"{dictionary} exists: logs need it as it is")
-    content = [msgspec.msgpack.encode({kind.subject: kind.__struct_fields__}) for kind in REQUESTS]
-    seen = {envelope.subject: envelope for envelope in read_log(recording) if TRAIN in envelope.body or envelope.subject not in TRAINED}
-    for kind in EVENTS:
-        if envelope := seen.get(kind.subject):
-            message = msgspec.to_builtins(envelope.open(kind), builtin_types=(bytes,))
-            body = msgspec.msgpack.encode(without_content(message))
-            fields = {"id": "", "run": "", "cause": "", "checksum": 0, "body": body}
-            content.append(msgspec.msgpack.encode(msgspec.structs.replace(envelope, **fields, sequence=0)))
-    dictionary.write_bytes(b"".join(content))
-    print(f"{dictionary}: {dictionary.stat().st_size} bytes, for {Envelope.__name__}s of {len(content)} kinds")
+    prose = Prose(" ".join(page.read_text() for page in sorted(Path("docs").glob("*.md"))))
+    content = [sample for log in logs for sample in samples(log, prose)]
+    dictionary.write_bytes(zstandard.train_dictionary(DICTIONARY_BYTES, content, level=LEVEL).as_bytes())
+    print(f"{dictionary}: {dictionary.stat().st_size} bytes, of {len(content)} messages")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    main(Path(sys.argv[1]), [Path(log) for log in sys.argv[2:]])

@@ -81,7 +81,7 @@ subscribes to `areal.<run>.<subject>`, for example
 `areal.gsm8k-grpo.trajectory.>`; address, user and password are in the `monitor.json` of the run's folder
 ([security.md](security.md)). `areal monitor RUN 'trajectory.>'` prints messages.
 
-Each message is an envelope in msgpack, deflated if it begins with the byte `C1` ([monitoring.md](monitoring.md#a-monitor-with-nats-py));
+Each message is an envelope in msgpack, compressed if it begins with the byte `C1` ([monitoring.md](monitoring.md#a-monitor-with-nats-py));
 its `body` is the message in msgpack, or in the file that `claim` names. Fields are by name, unknown ones are ignored.
 [asyncapi.json](asyncapi.json) has the same as an AsyncAPI 3.0 document, for code generators and viewers.
 

@@ -30,7 +30,7 @@ runpy.run_path({program!r}, run_name="__main__")
 def monitor() -> str:
     """The program of the page."""
     [block] = [block for block in BLOCKS if block.page.name == "monitoring.md" and block.language == "python"]
-    assert len(block.text.splitlines()) <= 25, "it is short"
+    assert len(block.text.splitlines()) <= 26, "it is short"
     return block.text
 
 
