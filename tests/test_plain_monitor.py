@@ -17,7 +17,7 @@ from areal_actors.messages import RunStarted, StepCompleted, TrajectoryExported
 
 SECONDS = 500.0
 """Time limit of each part of a run of seconds, on a machine that is busy with other things."""
-ALLOWED = ("nats", "msgspec")
+ALLOWED = ("nats", "msgspec", "zstandard")
 LAUNCHER = """\
 import importlib.util, runpy, sys
 sys.path[:] = [path for path in sys.path if "site-packages" not in path] + [{packages!r}]
@@ -55,7 +55,7 @@ async def first_completed_step(path: Path) -> dict[str, object]:
 
 @pytest.fixture
 def isolated(tmp_path):
-    """The command that starts the page's program where only its own two libraries can be imported."""
+    """The command that starts the page's program where only its own three libraries can be imported."""
     packages = tmp_path / "packages"
     packages.mkdir()
     for name in ALLOWED:
