@@ -46,13 +46,14 @@ def manifests(plan: LaunchPlan, files: Sequence[Path], folder: Path, *, shown: b
         "gateway": recipe.gateway.port or GATEWAY_PORT,
     }
     ports |= {f"gateway-{number}": ports["gateway"] + number for number in range(1, recipe.actors.session_manager.count)}
+    certificates = secret_files(recipe, shown=shown)
     contents = _contents(without_certificates(recipe), files, folder)
     words = [_inside(file, folder) for file in files]
     after = plan.run.words[1 + len(files) :]
     addresses = ("bus.host=0.0.0.0", *(f"bus.{key}={ports[name]}" for key, name in (("port", "bus"), ("objects_port", "objects"))))
     advertised = recipe.gateway.advertise or f"{name}-run"
-    gateway = ("gateway.host=0.0.0.0", f"gateway.port={ports['gateway']}", f"gateway.advertise={advertised}")
-    address, certificates = plan.address(f"{name}-run", ports["bus"]), secret_files(recipe, shown=shown)
+    gateway = ("gateway.host=0.0.0.0", f"gateway.port={ports['gateway']}", f"gateway.advertise={advertised}", *words_for(certificates))
+    address = plan.address(f"{name}-run", ports["bus"])
     return rendered(
         "kubernetes.yaml.jinja",
         plan=plan,
@@ -64,7 +65,7 @@ def manifests(plan: LaunchPlan, files: Sequence[Path], folder: Path, *, shown: b
         ports=ports,
         requests=_requests,
         limits=_limits,
-        run_command=("areal", "run", *words, *after, f"folder={RUNS}", *addresses, *gateway, *words_for(certificates)),
+        run_command=("areal", "run", *words, *after, f"folder={RUNS}", *addresses, *gateway),
         join_command=lambda place: ("areal", "join", address, *place.words),
     )
 

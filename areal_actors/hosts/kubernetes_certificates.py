@@ -12,7 +12,7 @@ from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.certificate_files import named_certificate
 
 FOLDER = "/tls"
-"""Where the pod of the run finds the files; each is named as its setting."""
+"""Folder in which the pod of the run finds the files; each has the name of its setting."""
 LEFT_OUT = "left out by --dry-run"
 
 
