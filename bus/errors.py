@@ -13,6 +13,7 @@ BusError
 ├── ClaimLost            the file with a large message's body cannot be read
 ├── LogUnavailable       the durable log cannot be opened or written (store, disk, limits)
 │   └── EventsTrimmed    a reader requires events that were removed from the beginning of the log
+├── CertificateUnusable  the files of a certificate and its key cannot be used
 └── RecordingDamaged     a file is no recording, or ends in the middle of an entry
 """
 
@@ -71,6 +72,14 @@ class LogUnavailable(BusError):
 
 class EventsTrimmed(LogUnavailable):
     """Raised when a reader requires events that were trimmed from the beginning of the log."""
+
+
+class CertificateUnusable(BusError):
+    """Raised when the files of a certificate cannot be used; `part` is the setting of the one at fault."""
+
+    def __init__(self, part: str, message: str) -> None:
+        super().__init__(message)
+        self.part = part
 
 
 class RecordingDamaged(BusError):

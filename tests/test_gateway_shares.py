@@ -10,15 +10,17 @@ from typing import Any
 
 import msgspec
 import pytest
+from support.authority import Authority
 from support.clock import jumping_time
 from support.manager_harness import Manager
 from support.samples import work
 from support.tiny_vision import picture
 
+from areal_actors.cli import main
 from areal_actors.core.devices import detect_cuda
 from areal_actors.core.errors import ImageLost, RecipeError
 from areal_actors.core.objects import MODEL, RemoteObjects
-from areal_actors.core.settings import WatchdogSettings
+from areal_actors.core.settings import GatewaySettings, WatchdogSettings
 from areal_actors.gateway.worker_pool import WorkerPool
 from areal_actors.messages import (
     ActorFailed,
@@ -38,7 +40,7 @@ from areal_actors.recipe.supervision import joined_kind, left_to_others
 from areal_actors.run.gateway_shares import GatewayShares
 from areal_actors.run.join import recipe_here
 from areal_actors.run.joined import JoinedWorker
-from areal_actors.run.joined_gateway import ChatModelPuller, gateway_recipe
+from areal_actors.run.joined_gateway import ChatModelPuller, encrypts_here, gateway_recipe
 from areal_actors.run.joining import Joining
 from areal_actors.run.liveness import Leases, WatchClock
 from areal_actors.run.object_server import ObjectServer
@@ -104,6 +106,46 @@ def test_a_gateway_listens_at_the_address_of_its_host_with_the_keys_of_the_run()
     assert here("gateway.host=0.0.0.0").gateway.url(21001) == "http://127.0.0.1:21001"
     with pytest.raises(RecipeError, match="this setting is that of the run"):
         here("gateway.tool_format=hermes")
+
+
+def test_a_gateway_of_another_host_has_a_certificate_of_that_host_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Authority().issue(tmp_path, "two.example")
+    run = recipe("gateway.host=10.0.0.1", "gateway.certificate=/run/a.pem", "gateway.certificate_key=/run/a.key")
+    keys = GatewayKeys(actor="session_manager-1", secret=b"secret", admin_key="a-long-admin-key-of-it")
+
+    def here(*settings: str) -> GatewaySettings:
+        return gateway_recipe(recipe_here(PortableRecipe(run, MAIN.parent.parent).recipe, settings), keys, settings, BUS).gateway
+
+    assert (here().certificate, here().certificate_key) == ("", "")
+    files = ("gateway.certificate=host.pem", "gateway.certificate_key=host.key", "gateway.advertise=two.example")
+    assert encrypts_here(files)
+    found = here(*files)  # its process works in another folder
+    assert (found.certificate, found.certificate_key) == (str(tmp_path / "host.pem"), str(tmp_path / "host.key"))
+    assert found.url(8080) == "https://two.example:8080"
+    assert encrypts_here(["gateway.advertise=https://proxy:443"])
+    assert not encrypts_here(["gateway.port=8080"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        (("gateway.certificate=host.pem",), "gateway.certificate: certificate and certificate_key belong together; name both files"),
+        (("gateway.certificate=host.pem", "gateway.certificate_key=host.key"), "add --set gateway.advertise=NAME"),
+        (
+            ("gateway.certificate=host.pem", "gateway.certificate_key=none.key", "gateway.advertise=a"),
+            "gateway.certificate_key: {here}/none.key cannot be read (No such file or directory)",
+        ),
+    ],
+)
+def test_a_certificate_of_another_host_that_cannot_be_used_is_refused_before_it_joins(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], settings: tuple[str, ...], complaint: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Authority().issue(tmp_path, "two.example")
+    words = [word for setting in settings for word in ("--set", setting)]
+    assert main(["join", "nats://127.0.0.1:9/gsm8k-grpo", "--token", "t", "--role", "gateway", "--wait", "600", *words]) == 1
+    assert complaint.format(here=tmp_path) in capsys.readouterr().err
 
 
 def test_a_chat_template_goes_with_the_recipe_and_a_certificate_does_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,8 +305,8 @@ class Admission:
     async def _start(self, processes: Sequence[str]) -> None:
         self.started += processes
 
-    async def join(self, role: str = "session_manager") -> JoinAnswer:
-        request = JoinRun(role=role, host="other", version="", code=self.joining.code)
+    async def join(self, role: str = "session_manager", **more: bool) -> JoinAnswer:
+        request = JoinRun(role=role, host="other", version="", code=self.joining.code, **more)
         return await self.joining._join(request)
 
 
@@ -305,6 +347,14 @@ async def test_a_gateway_that_agents_could_not_reach_on_the_runs_own_host_waits_
         await asyncio.sleep(60.0)
         assert admission.started == []
         assert (await admission.join()).gateway is not None
+
+
+async def test_a_run_that_encrypts_admits_no_gateway_that_does_not(tmp_path: Path) -> None:
+    admission = Admission(tmp_path, "gateway.host=10.0.0.1", "gateway.certificate=a.pem", "gateway.certificate_key=a.key")
+    refused = await admission.join()
+    assert "its gateways encrypt (gateway.certificate), each with a certificate of its own host: add --set" in refused.refused
+    assert not refused.later
+    assert (await admission.join(encrypts=True)).gateway is not None
 
 
 async def test_a_run_that_leaves_no_gateway_to_other_hosts_admits_none(tmp_path: Path) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import ssl
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from support.authority import Authority
 from support.joined_runs import Start, invited, runs_beside
 from support.live_run import PATIENT, LiveRun
 from support.other_host import ISOLATED, Joiner, OtherHost
@@ -82,6 +85,35 @@ async def test_agents_engine_and_the_only_gateway_are_on_another_host(live, othe
     assert gateway.actor == "session_manager-0"
     assert served_by(run, gateway.actor) == [gateway.worker]
     assert not (run.folder / "logs" / "gateway.out").exists()
+
+
+async def test_a_gateway_of_another_host_encrypts_with_a_certificate_of_that_host(live, other, tmp_path):
+    """Agents are on that host, too, where its name is localhost; the certificate of the run's own gateway is for another name."""
+    authority, there = Authority(), other.folder
+    (tmp_path / "own").mkdir()
+    own, issued = authority.issue(tmp_path / "own", "run.example"), authority.issue(there, "localhost")
+    files = (f"gateway.certificate={own.certificate}", f"gateway.certificate_key={own.key}", "gateway.advertise=run.example")
+    run = live("steps=3", *ELSEWHERE, *files)
+    credential = str(await invited(run, other))
+    plain = other.join("--credential", credential, "--role", "gateway")
+    assert plain.ended() == 1
+    assert "its gateways encrypt (gateway.certificate), each with a certificate of its own host: add --set" in plain.output()
+    here = (f"certificate={issued.certificate.name}", f"certificate_key={issued.key.name}", "host=0.0.0.0", "advertise=localhost")
+    words = [word for setting in here for word in ("--set", f"gateway.{setting}")]
+    joiners = [
+        other.join("--credential", credential, "--role", "gateway", *words),
+        other.join("--credential", credential, "--role", "inference_worker"),
+        other.join("--credential", credential, "--role", "rollout_worker", SSL_CERT_FILE=str(authority.file(there))),
+    ]
+    place = (other.address, json.loads((run.folder / "recipe.json").read_text())["gateway"]["port"])
+    async with run.listening():
+        await run.until(InteractionRecorded, 1)
+        assert await asyncio.to_thread(ssl.get_server_certificate, place) == issued.certificate.read_text()
+        assert await run.ended() == 0, run.output() + "".join(joiner.output() for joiner in joiners)
+    assert [joiner.ended() for joiner in joiners] == [0, 0, 0]
+    await assert_exact(run, 3)
+    (gateway,) = [event for event in run.received(WorkerJoined) if event.role == "session_manager"]
+    assert served_by(run, gateway.actor) == [gateway.worker]
 
 
 async def test_a_killed_gateway_of_another_host_is_replaced_there(live, other):

@@ -55,7 +55,14 @@ GROWING = ("autoscale.enabled=true", "autoscale.rollout_worker.max=5")
 
 @pytest.mark.parametrize(
     "settings",
-    [(), HOSTS, GROWING, (*HOSTS, *GROWING), (*HOSTS, "bus.port=7000", 'hosts.slurm=["--partition=gpu", "--time=1:00"]')],
+    [
+        (),
+        HOSTS,
+        GROWING,
+        (*HOSTS, *GROWING),
+        ("bus.tls=true", *HOSTS, *GROWING),
+        (*HOSTS, "bus.port=7000", 'hosts.slurm=["--partition=gpu", "--time=1:00"]'),
+    ],
 )
 def test_the_batch_script_is_sound_shell(capsys, tmp_path, settings):
     script = written(capsys, "slurm", *settings)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -151,28 +152,45 @@ async def assert_joined(folder: Path, steps: int, roles: dict[str, int]) -> None
     assert [event.reason for event in log if isinstance(event, WorkerLeft)] == [""] * len(joined)
 
 
-async def test_a_run_and_its_workers_are_started_on_this_machine(tmp_path, started):
-    command = [sys.executable, "-m", "areal_actors", "launch", str(RECIPE), "--on", "local", *SMALL, *HOSTS]
+async def test_a_run_and_its_workers_are_started_on_this_machine_with_a_certificate_that_no_other_can_replace(tmp_path, started):
+    areal = [sys.executable, "-m", "areal_actors"]
+    command = [*areal, "launch", str(RECIPE), "--on", "local", *SMALL, *HOSTS, "bus.tls=true", "--output", str(tmp_path / "launch")]
     output = tmp_path / "output.txt"
     process = start(started, [*command, "hosts.gateway.count=1", "steps=2", f"folder={tmp_path}"], output)
+    until_printed("areal join tls://", output, process)
+    address, known = re.search(r"areal join (tls://127.0.0.1:\d+/gsm8k-grpo)#([0-9a-f]{64}) ", output.read_text()).groups()
+    another = [*areal, "join", f"{address}#{'0' * 64}", "--token", "0" * 32, "--wait", "600"]
+    refused = start(started, another, tmp_path / "refused.txt")
+    assert refused.wait(PATIENT) == 1
+    assert f"its certificate has the fingerprint {known[:16]}…, not {'0' * 16}…: take the address" in (tmp_path / "refused.txt").read_text()
     assert process.wait(PATIENT) == 0, output.read_text()
-    assert "areal join nats://127.0.0.1:" in output.read_text()
     await assert_joined(tmp_path, 2, {"inference_worker": 1, "rollout_worker": 1, "session_manager": 1})
     assert "run 'gsm8k-grpo' has ended" in (tmp_path / "gsm8k-grpo.hosts" / "rollout_worker-0.log").read_text()
+    audit = start(started, [*areal, "audit", "gsm8k-grpo", "--folder", str(tmp_path)], tmp_path / "audit.txt")
+    assert audit.wait(PATIENT) == 0, (tmp_path / "audit.txt").read_text()
+    key = tmp_path / "launch" / ".gsm8k-grpo-tls" / "key.pem"
+    secret = key.read_bytes().splitlines()[1]
+    assert [path for path in tmp_path.rglob("*") if path.is_file() and secret in path.read_bytes()] == [key]
 
 
 async def test_a_signal_ends_a_launch_on_this_machine_with_a_checkpoint(tmp_path, started):
     command = [sys.executable, "-m", "areal_actors", "launch", str(RECIPE), "--on", "local", *SMALL, *HOSTS]
     output = tmp_path / "output.txt"
     process = start(started, [*command, "steps=100000", f"folder={tmp_path}"], output)
-    run = LiveRun.__new__(LiveRun)
-    run.folder, run.output_file, run.process, run.events = tmp_path / "gsm8k-grpo", output, process, []
+    run = attached(tmp_path, process, output)
     async with run.listening():
         await run.until(StepCompleted, 1)
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENT) == 130, output.read_text()
     assert list((run.folder / "checkpoints").glob("step-*"))
     assert run.processes_left() == []
+
+
+def attached(folder: Path, process: psutil.Popen, output: Path) -> LiveRun:
+    """The run of a process that a launcher has started."""
+    run = LiveRun.__new__(LiveRun)
+    run.folder, run.output_file, run.process, run.events = folder / "gsm8k-grpo", output, process, []
+    return run
 
 
 def slow_rewards(folder: Path) -> tuple[str, ...]:
@@ -187,9 +205,9 @@ async def test_a_decision_on_more_workers_starts_them(tmp_path, started):
     settings = slow_rewards(tmp_path)
     command = [sys.executable, "-m", "areal_actors", "launch", str(RECIPE), "--on", "local", *SMALL]
     output = tmp_path / "output.txt"
-    process = start(started, [*command, "steps=100000", f"folder={tmp_path}", *settings], output)
-    run = LiveRun.__new__(LiveRun)
-    run.folder, run.output_file, run.process, run.events = tmp_path / "gsm8k-grpo", output, process, []
+    encrypted = ("bus.tls=true", "--output", str(tmp_path / "launch"))
+    process = start(started, [*command, "steps=100000", f"folder={tmp_path}", *settings, *encrypted], output)
+    run = attached(tmp_path, process, output)
     async with run.listening():
         (decision, *_) = await run.until(ScaleDecided, 1)
         assert (decision.role, decision.before, decision.workers) == ("reward_worker", 1, 2)
@@ -203,7 +221,7 @@ async def test_a_decision_on_more_workers_starts_them(tmp_path, started):
 
 
 async def test_the_batch_script_runs_a_job(tmp_path, started):
-    more = ("hosts.rollout_worker.count=2", "hosts.gateway.count=1", "steps=2")
+    more = ("hosts.rollout_worker.count=2", "hosts.gateway.count=1", "steps=2", "bus.tls=true")
     launch("--on", "slurm", "--output", str(tmp_path), *HOSTS, *more, folder=tmp_path)
     script = (tmp_path / "gsm8k-grpo.sbatch").read_text()
     commands = tmp_path / "bin"
@@ -233,7 +251,7 @@ async def test_the_batch_script_runs_a_job(tmp_path, started):
 
 
 async def test_the_batch_script_submits_jobs_for_the_workers_that_the_run_decides_on(tmp_path, started):
-    launch("--on", "slurm", "--output", str(tmp_path), "steps=100000", *slow_rewards(tmp_path), folder=tmp_path)
+    launch("--on", "slurm", "--output", str(tmp_path), "steps=100000", "bus.tls=true", *slow_rewards(tmp_path), folder=tmp_path)
     commands, jobs = tmp_path / "bin", tmp_path / "jobs"
     jobs.mkdir()
     commands.mkdir()
@@ -243,8 +261,7 @@ async def test_the_batch_script_submits_jobs_for_the_workers_that_the_run_decide
     environment = {"PATH": f"{commands}:{os.environ['PATH']}", "SRUN_LOG": str(tmp_path / "srun.txt"), "SLURM_JOB_ID": str(os.getpid())}
     output = tmp_path / "output.txt"
     job = start(started, ["bash", str(tmp_path / "gsm8k-grpo.sbatch")], output, **environment, JOBS=str(jobs))
-    run = LiveRun.__new__(LiveRun)
-    run.folder, run.output_file, run.process, run.events = tmp_path / "gsm8k-grpo", output, job, []
+    run = attached(tmp_path, job, output)
     async with run.listening():
         (joined, *_) = await run.until(WorkerJoined, 1)
         started.append(psutil.Process(int((jobs / "1").read_text())))
@@ -262,11 +279,11 @@ async def test_the_batch_script_submits_jobs_for_the_workers_that_the_run_decide
 
 async def test_the_containers_of_the_manifests_run_as_processes(tmp_path, started):
     ports = [f"{name}={free_port()}" for name in ("bus.port", "bus.objects_port", "gateway.port")]
-    manifests = launch(
-        *("--on", "kubernetes", "--dry-run", *HOSTS, "steps=2", "hosts.image=areal", "hosts.wait_seconds=600", *ports), folder=tmp_path
-    )
-    objects = list(yaml.safe_load_all(manifests))
-    token = next(one for one in objects if one["kind"] == "Secret")["stringData"]["token"]
+    pods = ("hosts.image=areal", "hosts.wait_seconds=600", "bus.tls=true", *ports)
+    launch("--on", "kubernetes", "--output", str(tmp_path), *HOSTS, "steps=2", *pods, folder=tmp_path)
+    objects = list(yaml.safe_load_all((tmp_path / "gsm8k-grpo.yaml").read_text()))
+    secrets = {one["metadata"]["name"]: one["stringData"] for one in objects if one["kind"] == "Secret"}
+    token = secrets["areal-gsm8k-grpo-join"]["token"]
     contents = next(one for one in objects if one["kind"] == "ConfigMap")["data"]
     service = next(one for one in objects if one["kind"] == "Service")["metadata"]["name"]
     runs = tmp_path / "runs"
@@ -279,11 +296,14 @@ async def test_the_containers_of_the_manifests_run_as_processes(tmp_path, starte
             for item in volume.get("configMap", {}).get("items", ()):
                 (there / item["path"]).parent.mkdir(parents=True, exist_ok=True)
                 (there / item["path"]).write_text(contents[item["key"]])
+            for name, content in secrets.get(volume.get("secret", {}).get("secretName"), {}).items():
+                (there / name).write_text(content)
         (container,) = pod["containers"]
         assert container["env"] == [
             {"name": "AREAL_JOIN_TOKEN", "valueFrom": {"secretKeyRef": {"name": "areal-gsm8k-grpo-join", "key": "token"}}}
         ]
         command = [word.replace(service, socket.gethostname()).replace("folder=/runs", f"folder={runs}") for word in container["command"]]
+        command = [word.replace("=/tls/", f"={there}/") for word in command]
         assert command[0] == "areal"
         command[:1] = [str(Path(sys.executable).with_name("areal"))]
         processes.append(start(started, command, there / "output.txt", AREAL_JOIN_TOKEN=token, cwd=str(there)))
@@ -304,7 +324,7 @@ def ray_cluster(started: list[psutil.Process], output: Path) -> str:
 
 @pytest.mark.skipif(not LAUNCHERS.exists(), reason="`just environments launchers` makes the interpreter that this needs")
 async def test_the_ray_program_runs_on_ray(tmp_path, started):
-    launch("--on", "ray", "--output", str(tmp_path), *HOSTS, "steps=2", folder=tmp_path)
+    launch("--on", "ray", "--output", str(tmp_path), *HOSTS, "steps=2", "bus.tls=true", folder=tmp_path)
     output = tmp_path / "output.txt"
     address = ray_cluster(started, tmp_path / "ray.txt")
     job = start(started, [str(LAUNCHERS), str(tmp_path / "gsm8k-grpo-ray.py")], output, **RAY, RAY_ADDRESS=address)
@@ -319,8 +339,7 @@ async def test_the_ray_program_follows_the_decisions_of_the_run(tmp_path, starte
     output = tmp_path / "output.txt"
     address = ray_cluster(started, tmp_path / "ray.txt")
     process = start(started, [str(LAUNCHERS), str(tmp_path / "gsm8k-grpo-ray.py")], output, **RAY, RAY_ADDRESS=address)
-    run = LiveRun.__new__(LiveRun)
-    run.folder, run.output_file, run.process, run.events = tmp_path / "gsm8k-grpo", output, process, []
+    run = attached(tmp_path, process, output)
     async with run.listening():
         (joined, *_) = await run.until(WorkerJoined, 1)
         assert joined.role == "reward_worker"

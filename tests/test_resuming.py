@@ -73,6 +73,15 @@ def test_settings_of_where_and_how_fast_may_change(begun, recipe):
     assert words == 'with trainer.ranks = 2, watchdog.stall_seconds = 9, actors.trainer.process = "learning"'
 
 
+def test_a_run_leaves_the_certificate_of_its_launch_if_asked(begun, recipe):
+    bus = msgspec.structs.replace(recipe.bus, host="127.0.0.1", tls=True, certificate="/launch/a.pem", certificate_key="/launch/a.key")
+    launched = msgspec.structs.replace(recipe, bus=bus)
+    begun.keep(launched)
+    assert recipe_to_resume(begun, [])[0] == launched
+    changed, _ = recipe_to_resume(begun, ["bus.certificate=", "bus.certificate_key="])
+    assert changed.bus == msgspec.structs.replace(bus, certificate="", certificate_key="")
+
+
 @pytest.mark.parametrize(
     ("override", "complaint"),
     [

@@ -131,9 +131,10 @@ def test_the_address_of_an_encrypted_run_has_its_fingerprint(tmp_path: Path) -> 
             "`bus.tls`: found true, but the server of bus.url encrypts by its own",
         ),
         (
-            ["bus.tls=true", "bus.host=127.0.0.1", "hosts.rollout_worker.count=1"],
-            "`bus.tls`: found true, but hosts that `areal launch` starts",
+            ["bus.tls=true", "bus.host=127.0.0.1", "bus.certificate_key=a.pem"],
+            "`bus.certificate`: certificate and certificate_key belong together; name both files, or neither",
         ),
+        (["bus.certificate=a.pem", "bus.certificate_key=b.pem"], "`bus.certificate`: found a file, but the run does not encrypt"),
         (
             ["bus.tls=true", "bus.host=127.0.0.1", "chaos.enabled=true", "chaos.partition.per_minute=1"],
             "a link to a server with TLS cannot be cut",

@@ -11,8 +11,8 @@ import pytest
 from support.live_run import RECIPE
 from support.runtime_harness import Do, Happened, Noted, RuntimeHarness
 
+from areal_actors.core.bus_settings import BusSettings
 from areal_actors.core.devices import CudaDevices
-from areal_actors.core.settings import BusSettings
 from areal_actors.recipe.checks import problems
 from areal_actors.recipe.load import load
 from areal_actors.run.resuming import MAY_CHANGE

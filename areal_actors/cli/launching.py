@@ -11,6 +11,7 @@ from areal_actors.cli.checking import files_and_overrides
 from areal_actors.core.devices import CudaDevices, detect_cuda, pretended_cuda
 from areal_actors.core.durable_files import PRIVATE_MODE, atomic_write
 from areal_actors.core.errors import SetupError
+from areal_actors.hosts.encryption import with_certificate
 from areal_actors.hosts.following import follow_run
 from areal_actors.hosts.kubernetes import manifests
 from areal_actors.hosts.local import launch_here, local_commands
@@ -32,13 +33,14 @@ def launch(options: Options) -> int:
     plan = launch_plan(resolved.recipe, [*map(str, files), *overrides], resolved.profile)
     if options.follow:
         return _follow(plan, options.on)
+    plan = with_certificate(plan, options.output, write=not options.dry_run)
     if options.on == "local":
         return _launch_here(plan, cuda, dry_run=options.dry_run)
     folder = Path.cwd()
     if options.on == "slurm":
         text = batch_script(plan, folder)
     elif options.on == "kubernetes":
-        text = manifests(plan, files, folder)
+        text = manifests(plan, files, folder, shown=options.dry_run)
     else:
         text = ray_program(plan, folder)
     if options.dry_run:

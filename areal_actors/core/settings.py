@@ -1,17 +1,16 @@
-"""The recipe's tables for everything but learning: tasks, gateway, bus, watchdog, placement and supervision.
+"""The recipe's tables for everything but learning: tasks, gateway, watchdog, placement and supervision.
 
 They are separate from the components that they parametrise, so that a recipe can be read without importing these.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import msgspec
 
-from areal_actors.core.config import Config, Fraction, NonNegativeInt, PositiveFloat, PositiveInt
+from areal_actors.core.config import Config, Fraction, NonNegativeInt, Port, PositiveFloat, PositiveInt
 
-Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
 JOIN_TOKEN = "AREAL_JOIN_TOKEN"  # noqa: S105 - the name of a variable
 """Environment variable with the password of workers of other hosts, for `areal join` and, if it is fixed beforehand, for `areal run`."""
 TemperaturePolicy = Literal["error", "recipe", "as_asked"]
@@ -183,43 +182,6 @@ class GatewaySettings(Config):
     def is_local(self) -> bool:
         """True if the gateway is reachable from this machine only."""
         return self.host in ("localhost", "::1") or self.host.startswith("127.")
-
-
-class BusSettings(Config):
-    """`[bus]`: the NATS server of the run."""
-
-    url: str = ""
-    """URL of a running server, `nats://host:port`, or `nats://user:password@host:port` if it has users; empty starts one for this run,
-    with a user and password for each process. Of a cluster list several: `nats://user:password@host1:port,host2:port,host3:port`.
-    `tls://` encrypts; the certificate is verified by the authorities of the system, or of the file in the variable `SSL_CERT_FILE`."""
-    replicas: PositiveInt = 1
-    """Servers of the cluster of `url` that each keep the log, the work queue and the values: 3 survive the loss of one server,
-    5 of two. See docs/scaling.md."""
-    monitor_url: str = ""
-    """URL of a running server with a read-only user, for `monitor.json`; empty uses `url`."""
-    host: str = ""
-    """Address on which the run accepts workers of other hosts (`areal join`): one of this host, or `0.0.0.0` for all of its interfaces.
-    Empty: the loopback interface only, and no worker can join. See docs/scaling.md."""
-    tls: bool = False
-    """Encrypt what other hosts exchange with the run's own server and with its HTTP server of files. The run makes a certificate at each
-    start, and `join.json` has its fingerprint, so that workers verify it; no other setting is needed. See docs/scaling.md."""
-    port: Port = 0
-    """Port of the run's own server; 0 selects a free one."""
-    objects_port: Port = 0
-    """Port of the HTTP server from which joined workers pull code, model and weights, on `host`; 0 selects a free one."""
-    lease_seconds: PositiveFloat = 5.0
-    """Seconds after which a work item (an episode, a score) whose lease was not renewed is redelivered to another worker. The worker's
-    event loop, on which no agent runs, renews the lease three times per period. Increase it if processes or the network pause for
-    seconds; the work items of a dead worker wait for this time."""
-    sync: Literal["5s", "1s", "always"] = "5s"
-    """Interval between syncs of the log to disk by the run's own server, which bounds the loss in a power failure. `always` syncs
-    before every confirmation. A checkpoint is complete only once the log before it is on disk, regardless of this setting."""
-    max_restarts: NonNegativeInt = 10
-    """Maximum number of restarts of the run's own server within `window_seconds`; beyond it the run ends."""
-    window_seconds: PositiveFloat = 60.0
-    """Period, in seconds, in which `max_restarts` are counted."""
-    answer_seconds: PositiveFloat = 15.0
-    """Seconds without an answer after which the run's own server is killed and restarted."""
 
 
 class LogSettings(Config):

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from areal_actors.core.errors import RecipeError, SetupError
+from areal_actors.hosts.kubernetes_certificates import FOLDER, secret_files, without_certificates, words_for
 from areal_actors.hosts.plan import LaunchPlan, Place, rendered
 from areal_actors.recipe.paths import LONGEST_PATH, NAMED, SHIPPED
 from areal_actors.recipe.recipe import Recipe
@@ -26,8 +27,8 @@ MOST_BYTES = 900_000
 """Size of the files; a ConfigMap has at most 1 MiB."""
 
 
-def manifests(plan: LaunchPlan, files: Sequence[Path], folder: Path) -> str:
-    """Returns the manifests of a plan, of which the recipe was read from `files` in `folder`.
+def manifests(plan: LaunchPlan, files: Sequence[Path], folder: Path, *, shown: bool = False) -> str:
+    """Returns the manifests of a plan, of which the recipe was read from `files` in `folder`; without keys if they are `shown`.
 
     Raises:
         RecipeError: `[hosts]` names no image, or the run's name is too long.
@@ -45,19 +46,22 @@ def manifests(plan: LaunchPlan, files: Sequence[Path], folder: Path) -> str:
         "gateway": recipe.gateway.port or GATEWAY_PORT,
     }
     ports |= {f"gateway-{number}": ports["gateway"] + number for number in range(1, recipe.actors.session_manager.count)}
-    contents = _contents(recipe, files, folder)
+    certificates = secret_files(recipe, shown=shown)
+    contents = _contents(without_certificates(recipe), files, folder)
     words = [_inside(file, folder) for file in files]
     after = plan.run.words[1 + len(files) :]
     addresses = ("bus.host=0.0.0.0", *(f"bus.{key}={ports[name]}" for key, name in (("port", "bus"), ("objects_port", "objects"))))
     advertised = recipe.gateway.advertise or f"{name}-run"
-    gateway = ("gateway.host=0.0.0.0", f"gateway.port={ports['gateway']}", f"gateway.advertise={advertised}")
-    address = f"nats://{name}-run:{ports['bus']}/{recipe.run}"
+    gateway = ("gateway.host=0.0.0.0", f"gateway.port={ports['gateway']}", f"gateway.advertise={advertised}", *words_for(certificates))
+    address = plan.address(f"{name}-run", ports["bus"])
     return rendered(
         "kubernetes.yaml.jinja",
         plan=plan,
         name=name,
         token=secrets.token_hex(16),
         files=contents,
+        certificates=certificates,
+        certificates_folder=FOLDER,
         ports=ports,
         requests=_requests,
         limits=_limits,

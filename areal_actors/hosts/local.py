@@ -36,7 +36,7 @@ def local_commands(plan: LaunchPlan, cuda: CudaDevices) -> list[LocalCommand]:
         SetupError: this machine has fewer GPUs.
     """
     port = plan.recipe.bus.port or _free_port()
-    address = f"nats://{LOOPBACK}:{port}/{plan.recipe.run}"
+    address = plan.address(LOOPBACK, port)
     needed = sum(place.count * place.gpus for place in (plan.run, *plan.joined))
     if needed > cuda.count:
         raise SetupError(

@@ -12,6 +12,7 @@ import jinja2
 from areal_actors.core.host_settings import JoinedHosts
 from areal_actors.core.values import Value
 from areal_actors.recipe.recipe import Recipe
+from bus.tls import SCHEME
 
 TEMPLATES = Path(__file__).parent / "templates"
 PROGRAM = (sys.executable, "-m", "areal_actors")
@@ -46,6 +47,13 @@ class LaunchPlan(Value):
     """Hosts of `areal join`; their words lack the address, which comes first."""
     added: tuple[Place, ...] = ()
     """Hosts that decisions of `[autoscale]` may add, with a worker each: `count` is the largest number of them."""
+    fingerprint: str = ""
+    """Fingerprint of the certificate of the run's server; empty if it does not encrypt."""
+
+    def address(self, host: str, port: object) -> str:
+        """Returns the address at which workers join the run."""
+        place = f"{host}:{port}/{self.recipe.run}"
+        return f"{SCHEME}://{place}#{self.fingerprint}" if self.fingerprint else f"nats://{place}"
 
     def ending_seconds(self) -> int:
         """Returns the time that the run may need between SIGTERM and its end."""

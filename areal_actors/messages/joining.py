@@ -95,6 +95,8 @@ class JoinRun(Request[JoinAnswer]):
     """Version of its areal-actors."""
     code: str
     """Digest of its source files."""
+    encrypts: bool = False
+    """True for a gateway to which agents connect by HTTPS."""
 
 
 class LeaseRenewed(Reply):

@@ -18,8 +18,12 @@ def bus_problems(recipe: Recipe) -> Problems:
             ("bus", "tls"),
             "found true, but the server of bus.url encrypts by its own settings; write tls:// in bus.url, and leave bus.tls out",
         )
-    elif recipe.bus.tls and not recipe.bus.host:
+    elif recipe.bus.tls and not (recipe.bus.host or recipe.hosts.joined() or recipe.autoscale.enabled):
         yield ("bus", "tls"), "found true, but without bus.host no other host reaches the bus; set bus.host, or leave bus.tls out"
+    if bool(recipe.bus.certificate) != bool(recipe.bus.certificate_key):
+        yield ("bus", "certificate"), "certificate and certificate_key belong together; name both files, or neither"
+    elif recipe.bus.certificate and not recipe.bus.tls:
+        yield ("bus", "certificate"), "found a file, but the run does not encrypt; set bus.tls = true, or leave the file out"
     key, lease, attempt = ("bus", "lease_seconds"), recipe.bus.lease_seconds, recipe.task.timeout_seconds
     if lease < MIN_LEASE_SECONDS:
         found = f"found {lease:g}, but a busy worker may renew its leases a second late, and its episodes would run twice"

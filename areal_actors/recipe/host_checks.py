@@ -36,8 +36,9 @@ def host_problems(recipe: Recipe) -> Problems:
     if hosts.joined() and recipe.bus.url:
         url = toml_value(without_credentials(recipe.bus.url))
         yield ("bus", "url"), f"found {url}, but hosts that `areal launch` starts join the run's own server; remove it, or [hosts]"
-    if hosts.joined() and recipe.bus.tls:
-        yield ("bus", "tls"), "found true, but hosts that `areal launch` starts have no fingerprint to verify; remove it, or [hosts]"
+    if hosts.gateway.count and recipe.gateway.certificate:
+        found = f"found {hosts.gateway.count}, but gateway.certificate is not for the addresses of other hosts, which are not known yet"
+        yield ("hosts", "gateway", "count"), f"{found}; write 0, or leave gateway.certificate out"
     for option in hosts.slurm:
         name = option.removeprefix("--").partition("=")[0]
         if not SLURM_OPTION.fullmatch(option):

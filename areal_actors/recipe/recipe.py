@@ -13,6 +13,7 @@ import msgspec
 from areal_actors.batching.assembler import BatcherConfig
 from areal_actors.chaos.settings import ChaosSettings
 from areal_actors.core.autoscale_settings import AutoscaleSettings
+from areal_actors.core.bus_settings import BusSettings
 from areal_actors.core.config import Config, PositiveInt
 from areal_actors.core.errors import SetupError
 from areal_actors.core.host_settings import HostsSettings
@@ -23,7 +24,6 @@ from areal_actors.core.settings import (
     ONLINE,
     ONLY_WITH_EXAMPLES,
     ActorsSettings,
-    BusSettings,
     DiskSettings,
     GatewaySettings,
     LogSettings,

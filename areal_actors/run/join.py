@@ -34,7 +34,7 @@ from areal_actors.messages import JoinAnswer, JoinRun, LeaveRun, RenewLease
 from areal_actors.recipe.recipe import Recipe, recorded_recipe
 from areal_actors.recipe.source import Layer, read_override
 from areal_actors.run.joined import HURRY, JoinedWorker
-from areal_actors.run.joined_gateway import DIFFERS, gateway_recipe
+from areal_actors.run.joined_gateway import DIFFERS, encrypts_here, gateway_recipe
 from areal_actors.run.launch import on_interrupt
 from areal_actors.run.logs import log_to_terminal
 from areal_actors.run.portable import code_digest
@@ -88,6 +88,7 @@ def join(options: JoinOptions) -> int:
         BusError: the bus cannot be reached.
     """
     log_to_terminal()
+    encrypts_here(options.settings)  # files that cannot be used are refused before anything starts
     with _place(options.folder) as folder, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_join(options, RunFolder(folder)))
 
@@ -281,7 +282,8 @@ class JoinedHost:
     async def _add(self) -> None:
         """Join the run with another worker, and start its process; one that has no place yet is a spare."""
         options = self.options
-        request = JoinRun(role=options.role, host=socket.gethostname(), version=__version__, code=code_digest())
+        encrypts = encrypts_here(options.settings)
+        request = JoinRun(role=options.role, host=socket.gethostname(), version=__version__, code=code_digest(), encrypts=encrypts)
         answer = await self._admission(request)
         if answer.later:
             self.spares += 1

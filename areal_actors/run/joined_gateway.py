@@ -11,9 +11,13 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from areal_actors.core.errors import SetupError
 from areal_actors.core.objects import MODEL, RemoteObjects
+from areal_actors.core.settings import GatewaySettings
 from areal_actors.messages import GatewayKeys
 from areal_actors.recipe.recipe import Recipe
+from areal_actors.recipe.source import read_override
+from areal_actors.run.certificate_files import named_certificate
 from bus.server import EVERY_INTERFACE
 
 DIFFERS = ("gateway.host", "gateway.port", "gateway.advertise", "gateway.certificate", "gateway.certificate_key")
@@ -30,8 +34,39 @@ def gateway_recipe(recipe: Recipe, keys: GatewayKeys, settings: Sequence[str], b
     gateway, own = recipe.gateway, own_address(bus_url)
     host = gateway.host if "gateway.host" in named or gateway.host in EVERY_INTERFACE else own
     advertise = gateway.advertise if "gateway.advertise" in named else own if host in EVERY_INTERFACE else ""
-    here = msgspec.structs.replace(gateway, host=host, advertise=advertise, admin_key=keys.admin_key)
+    here = msgspec.structs.replace(gateway, host=host, advertise=advertise, admin_key=keys.admin_key, **_certificate_here(settings))
     return msgspec.structs.replace(recipe, gateway=here)
+
+
+def encrypts_here(settings: Sequence[str]) -> bool:
+    """Returns True if a gateway of this host encrypts, or a proxy before it.
+
+    Raises:
+        SetupError: its certificate cannot be used.
+    """
+    files = _certificate_here(settings)
+    advertise = _written(settings, "advertise")
+    if not any(files.values()):
+        return advertise.startswith("https://")
+    if not all(files.values()):
+        raise SetupError("gateway.certificate: certificate and certificate_key belong together; name both files with --set, or neither")
+    if not advertise:
+        raise SetupError(
+            "gateway.certificate: agents verify it for the name of this host, which is not known; add --set gateway.advertise=NAME"
+        )
+    return named_certificate(GatewaySettings(certificate=files["certificate"], certificate_key=files["certificate_key"])) is not None
+
+
+def _certificate_here(settings: Sequence[str]) -> dict[str, str]:
+    """Returns the files of this host's certificate; those of the run are on another host. Its process works in another folder."""
+    named = {name: _written(settings, name) for name in ("certificate", "certificate_key")}
+    return {name: str(Path(file).expanduser().absolute()) if file else "" for name, file in named.items()}
+
+
+def _written(settings: Sequence[str], name: str) -> str:
+    """Returns a setting of `[gateway]` of this host; empty if it is unset."""
+    found = [read_override(one).data["gateway"][name] for one in settings if one.partition("=")[0].strip() == f"gateway.{name}"]
+    return str(found[-1]) if found else ""
 
 
 def own_address(url: str) -> str:

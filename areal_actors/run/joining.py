@@ -182,9 +182,17 @@ class Joining:
             )
         if request.role in self.recipe.absent() or (request.role == "inference_worker" and self.recipe.is_served()):
             return f"this run has no {request.role}: its episodes are run elsewhere, or it has none"
-        if request.role == GATEWAY and not self.shares.processes:
-            return "it leaves no gateway to other hosts; start it with gateway.joined=1"
+        if request.role == GATEWAY:
+            return self._no_gateway(request)
         return self._unreachable() if request.role == "rollout_worker" else ""
+
+    def _no_gateway(self, request: JoinRun) -> str:
+        if not self.shares.processes:
+            return "it leaves no gateway to other hosts; start it with gateway.joined=1"
+        if self.recipe.gateway.certificate and not request.encrypts:
+            files = "--set gateway.certificate=FILE --set gateway.certificate_key=FILE --set gateway.advertise=NAME"
+            return f"its gateways encrypt (gateway.certificate), each with a certificate of its own host: add {files}"
+        return ""
 
     def _unreachable(self) -> str:
         """Returns why agents of another host cannot reach their gateways; empty if they can."""

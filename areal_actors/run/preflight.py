@@ -30,6 +30,7 @@ from areal_actors.recipe.recipe import Recipe
 from areal_actors.rewards import MODEL, resolve_reward
 from areal_actors.rollout.agent_process import AgentProcess, AgentProgram
 from areal_actors.rollout.runners import program_of
+from areal_actors.run.certificate_files import named_certificate
 from areal_actors.run.disk_watch import refuse_full_disk
 from areal_actors.run.fold_actors import open_tasks
 from areal_actors.run.run_folder import RunFolder
@@ -173,6 +174,8 @@ def check_parts(recipe: Recipe) -> None:
     check_devices(recipe)
     check_inference_server(recipe)
     check_bus_server(recipe)
+    named_certificate(recipe.bus)
+    named_certificate(recipe.gateway)
     check_folder(recipe)
     check_model_on_hub(recipe)
     check_chat_template(recipe)

@@ -42,7 +42,7 @@ MAY_CHANGE: frozenset[Key] = frozenset(
         ),
         *(("trainer", name) for name in TRAINER_MAY_CHANGE),
         *(("task", name) for name in ("processes", "reward_timeout_seconds", "timeout_seconds")),
-        *(("bus", name) for name in ("host", "lease_seconds", "objects_port", "port")),
+        *(("bus", name) for name in ("certificate", "certificate_key", "host", "lease_seconds", "objects_port", "port")),
         ("record_actor_io",),
     }
 )

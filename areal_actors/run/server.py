@@ -10,13 +10,11 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from areal_actors.batching.batcher import Batcher
 from areal_actors.core.errors import SetupError
-from areal_actors.core.lazy import LazyModule
 from areal_actors.core.settings import COUNTED, JOIN_TOKEN, SEVERAL, GatewaySettings
 from areal_actors.evaluation.evaluator import Evaluator
 from areal_actors.gateway.session_manager import SessionManager
@@ -38,6 +36,7 @@ from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.supervision import joined_kind, processes_of
 from areal_actors.rewards.reward_worker import RewardWorker
 from areal_actors.rollout.rollout_worker import RolloutWorker
+from areal_actors.run.certificate_files import bus_certificate
 from areal_actors.run.process import placed
 from areal_actors.run.run_folder import BusAddresses, RunFolder, ServerAddress
 from areal_actors.runtime.actor import Actor, Tick
@@ -55,11 +54,6 @@ from bus.server import LOOPBACK, resolve_server
 from bus.server_keeper import RestartSettings, ServerKeeper
 from bus.tls import SCHEME, Certificate
 from bus.users import MONITOR, BusUsers, Permissions, without_credentials
-
-if TYPE_CHECKING:
-    from bus import certificates
-else:
-    certificates = LazyModule("bus.certificates")
 
 ACTORS: dict[str, type[Actor]] = {
     actor.kind(): actor
@@ -216,7 +210,7 @@ def _certified(recipe: Recipe, folder: RunFolder, *, secure: bool = False) -> It
     if not (recipe.bus.host and (recipe.bus.tls or secure)):
         yield None
         return
-    made = certificates.make_certificate(folder.path / "tls")
+    made = bus_certificate(recipe.bus, folder.path / "tls")
     try:
         yield made
     finally:

@@ -50,19 +50,20 @@ class OtherHost:
         self.cable = f"cable{number}"
         self.run_address = f"10.77.{number}.1" if ISOLATED else "127.0.0.1"
         """Address of this host, as the other one reaches it."""
+        self.address = f"10.77.{number}.2" if ISOLATED else "127.0.0.1"
         self.processes: list[subprocess.Popen[bytes]] = []
         for name in ("home", "tmp"):
             (folder / name).mkdir(parents=True)
 
     def __enter__(self) -> Self:
         if ISOLATED:
-            inside, network = f"{self.cable}b", self.run_address.rpartition(".")[0]
+            inside = f"{self.cable}b"
             for command in (
                 f"ip netns add {self.name}",
                 f"ip link add {self.cable} type veth peer name {inside} netns {self.name}",
                 f"ip addr add {self.run_address}/24 dev {self.cable}",
                 f"ip link set {self.cable} up",
-                f"ip -n {self.name} addr add {network}.2/24 dev {inside}",
+                f"ip -n {self.name} addr add {self.address}/24 dev {inside}",
                 f"ip -n {self.name} link set {inside} up",
                 f"ip -n {self.name} link set lo up",
             ):
@@ -92,7 +93,7 @@ class OtherHost:
             assert time.monotonic() < until, f"{worker} has not logged {words!r}"
             await asyncio.sleep(0.1)
 
-    def join(self, *words: str, root: Path | None = None) -> Joiner:
+    def join(self, *words: str, root: Path | None = None, **variables: str) -> Joiner:
         """`areal join` on this host; `root`: where its areal-actors lies."""
         number = len(self.processes)
         output = self.folder / f"join-{number}.txt"
@@ -101,6 +102,7 @@ class OtherHost:
             "TMPDIR": str(self.folder / "tmp"),
             "PATH": os.environ["PATH"],
             **({"PYTHONPATH": str(root)} if root is not None else {}),
+            **variables,
         }
         command = [sys.executable, "-m", "areal_actors", "join", *words]
         if ISOLATED:
