@@ -1,4 +1,4 @@
-"""Kubernetes: manifests of core kinds only, a Job for the run and one for each role of its workers.
+"""Kubernetes: manifests of core kinds only, a Job for the run and one for each role of its workers, and of those that decisions may add.
 
 The recipe and the files of its agent are in a ConfigMap; the workers get them from the run, as everywhere.
 """
@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from areal_actors.core.errors import RecipeError, SetupError
+from areal_actors.hosts.kubernetes_hosts import added_suffix
 from areal_actors.hosts.plan import LaunchPlan, Place, rendered
 from areal_actors.recipe.paths import LONGEST_PATH, NAMED, SHIPPED
 from areal_actors.recipe.recipe import Recipe
@@ -61,6 +62,7 @@ def manifests(plan: LaunchPlan, files: Sequence[Path], folder: Path) -> str:
         ports=ports,
         requests=_requests,
         limits=_limits,
+        added_suffix=added_suffix,
         run_command=("areal", "run", *words, *after, f"folder={RUNS}", *addresses, *gateway),
         join_command=lambda place: ("areal", "join", address, *place.words),
     )
