@@ -13,7 +13,6 @@ from typing import Any
 import msgspec
 
 from areal_actors.core.errors import RecipeError, SetupError
-from areal_actors.hosts.kubernetes_hosts import added_suffix
 from areal_actors.hosts.plan import LaunchPlan, Place, rendered
 from areal_actors.recipe.paths import LONGEST_PATH, NAMED, SHIPPED
 from areal_actors.recipe.recipe import Recipe
@@ -62,7 +61,6 @@ def manifests(plan: LaunchPlan, files: Sequence[Path], folder: Path) -> str:
         ports=ports,
         requests=_requests,
         limits=_limits,
-        added_suffix=added_suffix,
         run_command=("areal", "run", *words, *after, f"folder={RUNS}", *addresses, *gateway),
         join_command=lambda place: ("areal", "join", address, *place.words),
     )

@@ -44,11 +44,6 @@ class Jobs(Protocol):
         ...
 
 
-def added_suffix(role: str) -> str:
-    """Returns the end of the name of the Job for added workers of a role; a name of a run and a whole role would be too long for it."""
-    return f"added-{role.removesuffix('_worker')}"
-
-
 @dataclass
 class _Role:
     """Added workers of a role."""
@@ -73,9 +68,8 @@ class ScaledJobs:
 
     def __init__(self, plan: LaunchPlan, jobs: Jobs, now: Callable[[], float] = time.monotonic) -> None:
         self._recipe, self._jobs, self._now = plan.recipe, jobs, now
-        self._roles = {
-            place.name: _Role(job=f"areal-{self._recipe.run}-{added_suffix(place.name)}", most=place.count) for place in plan.added
-        }
+        names = {place.name: f"areal-{self._recipe.run}-added-{place.name.removesuffix('_worker')}" for place in plan.added}
+        self._roles = {place.name: _Role(job=names[place.name], most=place.count) for place in plan.added}
         self._written: dict[str, str] = {}
         """The last report on each Job, which is not repeated."""
 
