@@ -58,9 +58,16 @@ def main() -> None:
         runs = list(measure_runs(arguments.seed, arguments.settings, arguments.trackers))
     header = ("run", "to step 1, s", "wall s", "CPU s", "of the run", "others' share")
     print("\n" + table(header, [[run[name] for name in header] for run in runs]))
-    print("\nCPU s by process: " + ", ".join(f"{name} {value:.1f}" for name, value in runs[-1]["by process"].items()))
+    print("\nCPU s by process\n" + by_process(runs))
     if not arguments.no_history:
         print(append("startup", {"settings": arguments.settings, "commands": commands, "runs": runs}))
+
+
+def by_process(runs: Sequence[Figures]) -> str:
+    """Returns a table of the CPU seconds of each run, by process; the last column has those of supervisor, nats-server and helpers."""
+    processes = list(runs[0]["by process"])
+    rows = [[run["run"], *(run["by process"].get(name, 0.0) for name in processes), run["besides"]] for run in runs]
+    return table(("run", *processes, "besides"), rows)
 
 
 def measure_command(words: Sequence[str], repeat: int) -> Figures:
@@ -117,6 +124,7 @@ def measure_run(words: Sequence[str], run_folder: Path, root: Path = ROOT) -> Fi
         "wall s": wall,
         "CPU s": cpu,
         "of the run": sum(usage.values()),
+        "besides": cpu - sum(usage.values()),
         "others' share": others_share(busy_seconds() - busy, cpu, wall),
         "by process": usage,
     }

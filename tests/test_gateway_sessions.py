@@ -359,3 +359,15 @@ async def test_rows_are_arrays_of_the_promised_types(harness):
         "token_rewards": (np.float32, (3,)),
         "rewards": (np.float32, (1,)),
     }
+
+
+async def test_a_gateway_that_still_reads_the_log_has_a_session_asked_for_again(harness):
+    given = await harness.started("sum")
+    harness.record(given["session_id"], ("a", "x", ""))
+    await ended(harness, given["session_id"], given["api_key"])
+    harness.manager.caught_up = False
+    question = {"session_id": "of-another-life-0"}
+    assert (await harness.post("/export_trajectories", question))[0] == 503
+    assert (await harness.post("/export_trajectories", {"session_id": given["session_id"]}))[0] == 200
+    harness.manager.caught_up = True
+    assert (await harness.post("/export_trajectories", question))[0] == 404

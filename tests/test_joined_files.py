@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,26 +18,31 @@ from areal_actors.core.devices import detect_cuda
 from areal_actors.core.errors import EngineError, RecipeError, SetupError, WeightsSuperseded
 from areal_actors.core.objects import CODE, MODEL, RemoteObjects
 from areal_actors.core.settings import COUNTED, SEVERAL, WatchdogSettings
+from areal_actors.core.snapshots import Restored, Snapshot, SnapshotStore, restore
 from areal_actors.core.values import WeightsLocation
 from areal_actors.generation.inference_worker import InferenceWorker
-from areal_actors.messages import KINDS, ActorFailed, Generate, WeightsPublished
+from areal_actors.messages import KINDS, ActorFailed, Generate, JoinRun, WeightsPublished
 from areal_actors.recipe.load import load
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.supervision import joined_kind
 from areal_actors.run.join import recipe_here
 from areal_actors.run.join_address import join_address
+from areal_actors.run.joined import JoinedWorker
+from areal_actors.run.joined_gateway import GatewaySnapshots
 from areal_actors.run.liveness import Leases
 from areal_actors.run.object_server import ObjectServer
 from areal_actors.run.portable import PortableRecipe
-from areal_actors.run.run_folder import ServerAddress
+from areal_actors.run.run_folder import RunFolder, ServerAddress
 from areal_actors.run.server import JOINED, JOINER, joined_permissions, users_of
 from areal_actors.weights.folders import named_path, prune, version_folder
 from areal_actors.weights.pulled import WeightsPuller
 from areal_actors.weights.transfer import write_weights
 from bus.base import Stamp
 from bus.errors import ClaimLost
+from bus.memory import MemoryBus
 from bus.nats import NatsBus
 from bus.server import EmbeddedServer
+from bus.subjects import inbox_of
 
 RUN = "gsm8k-grpo"
 RECIPES = Path(__file__).parent.parent / "recipes"
@@ -313,3 +319,68 @@ def test_a_lease_lasts_while_its_host_renews_it_and_from_the_first_heartbeat_on_
     for now in range(20, 60, 5):
         leases.renew("starts", float(now))
     assert leases.overdue(56.0) == [("starts", "starts did not start within 50 s")]
+
+
+class Kept:
+    """A fold with a number."""
+
+    state_type = int
+    state_version = 1
+
+    def __init__(self, state: int = 0) -> None:
+        self.state = state
+
+    def snapshot(self) -> int:
+        return self.state
+
+    def restore(self, state: int) -> None:
+        self.state = state
+
+
+async def test_the_snapshots_of_a_gateway_are_kept_in_the_folder_of_the_run_for_its_successor_only(served: Served) -> None:
+    bus = MemoryBus(RUN)
+    lost = WeightsPublished(weight_version=0, location=served.publish(0))
+    place = await bus.publish(lost, Stamp(id="first", sender="test", time=0.0))
+    store = GatewaySnapshots(served.objects)
+    taken = Snapshot.of("session_manager-1", Kept(7), place, "first")
+    for attempt in (lambda: store.write(taken), lambda: store.sequences("session_manager-1")):
+        with pytest.raises(OSError, match="does not serve session_manager-1"):
+            attempt()
+    served.server.folds[TOKEN] = "session_manager-1"
+    store.write(taken)
+    of_the_run = SnapshotStore(served.server.run_folder / "snapshots")
+    assert of_the_run.sequences("session_manager-1") == store.sequences("session_manager-1") == [place]
+    for successor in (store, of_the_run):
+        fold = Kept()
+        assert await restore(bus, successor, "session_manager-1", fold) == Restored(after=place)
+        assert fold.state == 7
+    with pytest.raises(OSError, match="this is a snapshot of batcher-0"):
+        served.objects.write_snapshot("session_manager-1", msgspec.msgpack.encode(Snapshot.of("batcher-0", Kept(), place, "first")))
+    with pytest.raises(OSError, match="this is no snapshot"):
+        served.objects.write_snapshot("session_manager-1", b"nonsense")
+    of_the_run.path("session_manager-1", place).write_bytes(b"damaged")
+    refused = await restore(bus, store, "session_manager-1", Kept())
+    assert (refused.after, "cannot be read" in refused.refused[0]) == (0, True)
+
+
+def test_the_credential_of_other_hosts_and_the_secret_that_a_gateway_gets_are_readable_by_their_user_only(tmp_path: Path) -> None:
+    previous = os.umask(0)
+    try:
+        folder = RunFolder(tmp_path)
+        invitation = folder.invite(ServerAddress(url="nats://areal-join:password@10.0.0.1:4222", run=RUN, pid=0))
+        folder.keep_secret(b"secret")
+        JoinedWorker(objects="http://10.0.0.1:1", token=TOKEN, share="", weights="", drain_seconds=1).keep(folder, "session_manager-10000")
+    finally:
+        os.umask(previous)
+    for file in (invitation, tmp_path / "secret", tmp_path / "session_manager-10000.joined.json"):
+        assert file.stat().st_mode & 0o777 == 0o600, file
+
+
+def test_only_a_gateway_is_given_the_secret_of_the_run_and_no_worker_reads_the_answer_to_another() -> None:
+    shared = recipe("gateway.joined=1")
+    for role in ("rollout_worker", "inference_worker", "reward_worker", "session_manager"):
+        worker = f"{role}-10000"
+        permissions = joined_permissions(shared, worker, "session_manager-0" if role == "session_manager" else "")
+        subjects = permissions.subscribe
+        assert [subject for subject in subjects if subject.startswith(inbox_of(JOINER)) or subject in (">", "_INBOX.>")] == []
+        assert f"areal.{RUN}.{JoinRun.subject}" not in permissions.publish

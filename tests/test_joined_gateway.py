@@ -17,8 +17,11 @@ from support.other_host import ISOLATED, Joiner, OtherHost
 
 from areal_actors.messages import (
     ActorStarted,
+    BatchFormed,
     EpisodeAbandoned,
     InteractionRecorded,
+    LogTrimmed,
+    SnapshotRefused,
     StepCompleted,
     TrajectoryExported,
     WorkerJoined,
@@ -204,3 +207,31 @@ async def test_a_resumed_run_waits_for_a_gateway_of_another_host_again(live, oth
     assert joiner.ended() == 1
     log = [event.step for _, event in await run.log() if isinstance(event, StepCompleted)]
     assert set(log) == set(range(1, max(log) + 1))
+
+
+@pytest.mark.parametrize("successor", ["session_manager-10003", "the run's own gateway"])
+async def test_the_successor_of_a_killed_gateway_goes_on_from_its_snapshot_in_a_trimmed_log(live, other, successor):
+    settings = ("steps=40", "evaluation.tasks=0", "checkpoint.every_steps=2", "log.max_mb=0", "watchdog.heartbeat_seconds=6")
+    run = live(*settings, *ELSEWHERE)
+    joiners = await join(run, other, *ROLES)
+    async with run.listening():
+        await run.until(LogTrimmed, 2)
+        *_, gateway = joiners
+        for process in [gateway.process] * (successor == "the run's own gateway") + [gateway.worker()]:
+            process.kill()
+        await until(run, lambda: len(served_by(run, "session_manager-0")) == 2, "nobody serves the gateway")
+        first = run.received(LogTrimmed)[-1].first
+        await until(run, lambda: run.received(LogTrimmed)[-1].first > first, "the log is not trimmed any more")
+        assert await run.ended() == 0, run.output() + "".join(joiner.output() for joiner in joiners)
+        received = dict(run.events)
+    assert served_by(run, "session_manager-0")[1:] == [successor.rpartition(" ")[2]]
+    assert not run.received(SnapshotRefused)
+    left = dict(await run.log())
+    assert min(left) > 1
+    log = [event for _, event in sorted({**received, **left}.items())]
+    assert [event.step for event in log if isinstance(event, StepCompleted)] == list(range(1, 41))
+    exported = [event.trajectory.episode for event in log if isinstance(event, TrajectoryExported)]
+    assert len(exported) == len(set(exported))
+    trained = [one.episode for event in log if isinstance(event, BatchFormed) for group in event.groups for one in group]
+    assert len(trained) == len(set(trained))
+    assert set(trained) <= set(exported)

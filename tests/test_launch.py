@@ -50,7 +50,7 @@ def plan(*settings: str, cuda: CudaDevices = NO_CUDA) -> LaunchPlan:
     return launch_plan(resolved.recipe, [str(RECIPE), *settings], resolved.profile)
 
 
-GROWING = ("autoscale.enabled=true", "autoscale.rollout_worker.max=5")
+GROWING = ("autoscale.enabled=true", "autoscale.rollout_worker.max=9")
 
 
 @pytest.mark.parametrize(

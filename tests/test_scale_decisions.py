@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from areal_actors.cli import main
 from areal_actors.core.autoscale_settings import AutoscaleSettings, WorkerBounds
 from areal_actors.core.devices import pretended_cuda
 from areal_actors.core.errors import RecipeError
 from areal_actors.messages import LoadMeasured, RoleLoad, RunResumed, ScaleDecided
+from areal_actors.recipe.autoscale_checks import exhausted_bounds
 from areal_actors.recipe.load import load as load_recipe
+from areal_actors.recipe.plan import plan
 from areal_actors.scaling.decisions import DOWN_WINDOWS, PENDING_SECONDS, UP_WINDOWS, Decider
 
 WINDOW = 10.0
@@ -39,6 +42,10 @@ def test_bounds_that_do_not_agree_are_refused(words, complaint):
             "actors.rollout_worker.count=3",
             "found 2, but actors.rollout_worker.count = 3; write 3 or more, or 0",
         ),
+        (
+            "hosts.rollout_worker.count=3",
+            "`autoscale.rollout_worker.max`: found 2, but hosts.rollout_worker starts 3: count × workers; write 3 or more, or 0",
+        ),
         ("staleness_gate.max_staleness=0", "take turns with staleness_gate.max_staleness = 0"),
     ],
 )
@@ -47,6 +54,30 @@ def test_bounds_that_do_not_fit_the_run_are_refused(word, complaint):
     with pytest.raises(RecipeError) as refused:
         load_recipe([RECIPE], [*scaled, word], pretended_cuda("0"))
     assert complaint in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "notices"),
+    [
+        (
+            ("hosts.rollout_worker.count=1", "hosts.rollout_worker.workers=2", "actors.reward_worker.count=1"),
+            ["hosts.rollout_worker starts 2, as many as autoscale.rollout_worker.max allows: no decision can add one"],
+        ),
+        (
+            ("actors.rollout_worker.count=2",),
+            ["actors.rollout_worker.count = 2 is as many as autoscale.rollout_worker.max allows: no decision can add one"],
+        ),
+        (("hosts.rollout_worker.count=1",), []),
+        (("hosts.rollout_worker.count=2", "autoscale.enabled=false"), []),
+    ],
+)
+def test_bounds_that_leave_no_room_are_noted_before_anything_is_started(words, notices, capsys):
+    scaled = ["profile=embedded", "autoscale.enabled=true", "autoscale.rollout_worker.max=2", *words]
+    recipe = load_recipe([RECIPE], scaled, pretended_cuda("0")).recipe
+    assert list(exhausted_bounds(recipe)) == notices
+    assert [line for line in plan(recipe) if line.startswith("autoscale")] == [f"autoscale   {notice}" for notice in notices]
+    main(["launch", str(RECIPE), *scaled, "--on", "slurm", "--dry-run"])
+    assert capsys.readouterr().err == "".join(f"autoscale: {notice}\n" for notice in notices)
 
 
 def settings(least=0, most=4, *, enabled=True, cooldown=0.0):

@@ -89,5 +89,9 @@ async def test_two_starts_without_progress_end_the_run_and_a_life_between_them_d
 async def test_of_a_crash_outside_the_actors_only_the_error_is_reported(supervisor):
     supervisor.folder.output_of("trainer").write_text("Traceback (most recent call last):\n  File x\nImportError: libtorch.so\n")
     assert reason_of_end(supervisor.folder, "trainer", 1) == "ended with status 1: ImportError: libtorch.so"
-    supervisor.folder.failure_of("trainer").write_text("model: no such folder")
+    failure = supervisor.folder.failure_of("trainer")
+    assert reason_of_end(supervisor.folder, "trainer", EXIT_FATAL).endswith(
+        f"its error could not be written to {failure}, as on a full disk"
+    )
+    failure.write_text("model: no such folder")
     assert reason_of_end(supervisor.folder, "trainer", EXIT_FATAL) == "model: no such folder"

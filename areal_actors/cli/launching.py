@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 import threading
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from areal_actors.hosts.ray import RayHosts, ray_program
 from areal_actors.hosts.scaled_hosts import ScaledHosts
 from areal_actors.hosts.slurm import batch_script
 from areal_actors.hosts.slurm_hosts import SlurmHosts
+from areal_actors.recipe.autoscale_checks import exhausted_bounds
 from areal_actors.recipe.load import load, written_value
 
 SUBMIT = {"slurm": "sbatch", "kubernetes": "kubectl apply --filename", "ray": "ray job submit -- python"}
@@ -36,6 +38,8 @@ def launch(options: Options) -> int:
     plan = launch_plan(resolved.recipe, [*map(str, files), *overrides], resolved.profile)
     if options.follow:
         return _follow(plan, options.on)
+    for notice in exhausted_bounds(resolved.recipe):
+        sys.stderr.write(f"autoscale: {notice}\n")
     plan = with_certificate(plan, options.output, write=not options.dry_run)
     if options.on == "local":
         return _launch_here(plan, cuda, dry_run=options.dry_run)

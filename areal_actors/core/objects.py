@@ -23,7 +23,7 @@ from bus.tls import client_context
 
 T = TypeVar("T")
 
-FOLDERS, BLOBS, IMAGES = "/folders/", "/blobs/", "/images/"
+FOLDERS, BLOBS, IMAGES, SNAPSHOTS = "/folders/", "/blobs/", "/images/", "/snapshots/"
 """Paths of the HTTP server."""
 CODE, MODEL, WEIGHTS = "code", "model", "weights-"
 """Names of folders; that of weights is followed by their version."""
@@ -84,6 +84,18 @@ class RemoteObjects:
         """Store an image of a prompt."""
         self._call("PUT", IMAGES + quote(digest), png)
 
+    def write_snapshot(self, fold: str, snapshot: bytes) -> None:
+        """Store a snapshot of this worker's fold."""
+        self._call("PUT", SNAPSHOTS + quote(fold), snapshot)
+
+    def snapshots(self, fold: str) -> list[int]:
+        """Returns the sequences of the snapshots of this worker's fold, oldest first."""
+        return msgspec.json.decode(self._call("GET", SNAPSHOTS + quote(fold)), type=list[int])
+
+    def read_snapshot(self, fold: str, sequence: int) -> bytes:
+        """Returns a snapshot of this worker's fold."""
+        return self._call("GET", f"{SNAPSHOTS}{quote(fold)}/{sequence}")
+
     def _pull_file(self, folder: str, name: str, stored: StoredFile, place: Path) -> None:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise OSError(f"{self.url} offers a file outside of its folder: {name}")
@@ -124,6 +136,8 @@ class RemoteObjects:
                 raise FileNotFoundError(f"{self.url}{path} is not there")
             if answer.status == 401:
                 raise PermissionError(f"{self.url} refuses the token of this worker, which is no longer part of the run")
+            if answer.status == 503:
+                raise ConnectionError(f"{self.url}{path}: {answer.read(1000).decode(errors='replace')}")
             if answer.status >= 300:
                 raise OSError(f"{self.url}{path}: status {answer.status}: {answer.read(1000).decode(errors='replace')}")
             return receive(answer)

@@ -10,7 +10,7 @@ fold begins with the log's first event, if that was not trimmed.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
@@ -79,11 +79,30 @@ class UnusableSnapshot(Exception):
     """Raised when a snapshot is damaged, or belongs to another fold, version or log."""
 
 
+class Snapshots(Protocol):
+    """Place of the snapshots of folds. All calls block."""
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Keep a snapshot; raises OSError if it cannot be kept."""
+        ...
+
+    def sequences(self, fold: str) -> list[int]:
+        """Returns the sequences of the snapshots of this fold, oldest first."""
+        ...
+
+    def read(self, fold: str, sequence: int) -> Snapshot:
+        """Returns the snapshot of a fold after this event; raises `UnusableSnapshot` if it is damaged or another one."""
+        ...
+
+
 class SnapshotStore:
     """The snapshots of a run, in one folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+
+    def __str__(self) -> str:
+        return str(self.folder)
 
     def write(self, snapshot: Snapshot) -> None:
         """Write a snapshot and remove all but the newest `KEPT` of its fold; blocks until it is on disk.
@@ -92,9 +111,9 @@ class SnapshotStore:
             OSError: it cannot be written.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        atomic_write(self._path(snapshot.fold, snapshot.sequence), msgspec.msgpack.encode(snapshot))
+        atomic_write(self.path(snapshot.fold, snapshot.sequence), msgspec.msgpack.encode(snapshot))
         for old in self.sequences(snapshot.fold)[:-KEPT]:
-            self._path(snapshot.fold, old).unlink(missing_ok=True)
+            self.path(snapshot.fold, old).unlink(missing_ok=True)
 
     def sequences(self, fold: str) -> list[int]:
         """Returns the sequences of the snapshots of this fold, oldest first."""
@@ -109,7 +128,7 @@ class SnapshotStore:
         """Remove the snapshots of a fold with a sequence above this."""
         for taken in self.sequences(fold):
             if taken > sequence:
-                self._path(fold, taken).unlink(missing_ok=True)
+                self.path(fold, taken).unlink(missing_ok=True)
 
     def read(self, fold: str, sequence: int) -> Snapshot:
         """Read the snapshot of a fold after this event.
@@ -117,22 +136,31 @@ class SnapshotStore:
         Raises:
             UnusableSnapshot: it is damaged, or the file contains another snapshot.
         """
-        path = self._path(fold, sequence)
-        try:
-            found = msgspec.msgpack.decode(path.read_bytes(), type=Snapshot)
-        except (OSError, msgspec.MsgspecError) as error:
-            raise UnusableSnapshot(f"{path} cannot be read: {error}") from error
-        if zlib.crc32(found.state) != found.checksum:
-            raise UnusableSnapshot(f"{path} is damaged: its checksum does not match")
-        if (found.format, found.fold, found.sequence) != (FORMAT, fold, sequence):
-            raise UnusableSnapshot(f"{path} is a snapshot of {found.fold} after event {found.sequence} in format {found.format}")
-        return found
+        return read_snapshot(self.path(fold, sequence).read_bytes, str(self.path(fold, sequence)), fold, sequence)
 
-    def _path(self, fold: str, sequence: int) -> Path:
+    def path(self, fold: str, sequence: int) -> Path:
+        """Returns the file of the snapshot of a fold after this event."""
         return self.folder / f"{fold}-{sequence}.msgpack"
 
 
-async def restore(bus: Bus, store: SnapshotStore, name: str, fold: Fold) -> Restored:
+def read_snapshot(read: Callable[[], bytes], place: str, fold: str, sequence: int) -> Snapshot:
+    """Returns the snapshot of a fold after this event, checked.
+
+    Raises:
+        UnusableSnapshot: it cannot be read, is damaged, or is another one.
+    """
+    try:
+        found = msgspec.msgpack.decode(read(), type=Snapshot)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UnusableSnapshot(f"{place} cannot be read: {error}") from error
+    if zlib.crc32(found.state) != found.checksum:
+        raise UnusableSnapshot(f"{place} is damaged: its checksum does not match")
+    if (found.format, found.fold, found.sequence) != (FORMAT, fold, sequence):
+        raise UnusableSnapshot(f"{place} is a snapshot of {found.fold} after event {found.sequence} in format {found.format}")
+    return found
+
+
+async def restore(bus: Bus, store: Snapshots, name: str, fold: Fold) -> Restored:
     """Restore a fold from its newest usable snapshot, or let it begin with the first event.
 
     Raises:
@@ -155,7 +183,7 @@ async def restore(bus: Bus, store: SnapshotStore, name: str, fold: Fold) -> Rest
     if span.first > 1:
         raise EventsTrimmed(
             f"{name} cannot be restored: the log begins at event {span.first}, since earlier ones were trimmed, and no snapshot is "
-            f"usable ({'; '.join(refused) or f'{store.folder} has none'}); restore the run folder's snapshots from a backup, "
+            f"usable ({'; '.join(refused) or f'{store} has none'}); restore the run folder's snapshots from a backup, "
             "or start another run from the last checkpoint"
         )
     return Restored(after=0, refused=tuple(refused))

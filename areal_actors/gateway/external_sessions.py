@@ -181,9 +181,7 @@ class ExternalSessions(Actor):
         if not self.slots.capacity.group_size:
             reason = 'the rollout workers of this run run its episodes; for external agents set task.agent = "online" in the recipe'
             return Refusal(status=403, reason=reason)
-        if not self.caught_up:
-            return Refusal(status=503, reason="the gateway is reading the run's log; retry", retry_after=SOON_SECONDS)
-        return None
+        return None if self.caught_up else unavailable("the gateway is reading the run's log")
 
     @on
     async def end_session(self, request: EndSession, context: Context) -> Emits[Ending | SessionClosed]:
@@ -283,6 +281,8 @@ class ExternalSessions(Actor):
     def _unknown(self, session: str) -> Refusal:
         if owner := self.share.elsewhere(session):
             return misdirected(session, owner)
+        if not self.caught_up:
+            return unavailable("the gateway is reading the run's log")
         if self.registry.is_known(session):
             return Refusal(status=410, reason=f"session {session} is over and no longer kept (gateway.finished_sessions_cached)")
         return Refusal(status=404, reason=f"there is no session '{session}'", field="session_id")

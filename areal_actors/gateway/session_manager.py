@@ -110,9 +110,7 @@ class SessionManager(ExternalSessions):
         self.run_folder, self.records_routes = run_folder, records_routes
         self.locate_model = locate_model
         self.images = ImageIntake(images or ImageFolder.of_run(run_folder), config.images)
-        self.max_model_len = max_model_len
-        self.concurrency = concurrency
-        self.serve_http = serve_http
+        self.max_model_len, self.concurrency, self.serve_http = max_model_len, concurrency, serve_http
         self.published = PublishedVersions()
         self.refused: Counter[str] = Counter()
         """Completions refused since this gateway started, by worker."""
@@ -144,11 +142,15 @@ class SessionManager(ExternalSessions):
         self.published.newest = state.published
         for worker, version in state.workers.items():
             self.pool.loaded(worker, version)
-        if state.model:
+        self.model = state.model
+        if state.model and self.locate_model is None:
             self._load_chat(state.model)
 
     async def start(self, submit: Submit) -> None:
-        """Serve the gateway."""
+        """Serve the gateway; one of another host that goes on from a snapshot first has its model pulled."""
+        if self.model and self.locate_model is not None:
+            await asyncio.to_thread(self.locate_model, self.model)
+            self._load_chat(self.model)
         if self.serve_http:
             admin = admin_key(self.secret, self.config.admin_key)
             routes = partial(add_session_routes, admin_key=admin, open_metrics=self.config.is_local(), own_address=self.share.count > 1)

@@ -1,6 +1,8 @@
-"""Validates `[autoscale]`: bounds that agree with each other and with the workers of the run."""
+"""Validates `[autoscale]`: bounds that agree with each other and with the workers of the run, and leave room for others."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import msgspec
 
@@ -12,7 +14,7 @@ from areal_actors.recipe.recipe import Recipe
 def autoscale_problems(recipe: Recipe) -> Problems:
     """Yields what keeps the number of workers from being decided on."""
     scaled, enabled = recipe.autoscale, ("autoscale", "enabled")
-    placements = msgspec.structs.asdict(recipe.actors)
+    placements, hosts = msgspec.structs.asdict(recipe.actors), recipe.hosts.joined()
     bounds: dict[str, WorkerBounds] = {name: one for name, one in msgspec.structs.asdict(scaled).items() if isinstance(one, WorkerBounds)}
     for role, one in bounds.items():
         own = placements[role].count
@@ -20,6 +22,9 @@ def autoscale_problems(recipe: Recipe) -> Problems:
             yield ("autoscale", role, "max"), f"found {one.max}, but autoscale.{role}.min = {one.min}; write {one.min} or more"
         elif one.max and role in recipe.absent():
             yield ("autoscale", role, "max"), f"found {one.max}, but this run has no {role}; write 0"
+        elif role in hosts and 0 < one.max < (there := hosts[role].count * hosts[role].workers):
+            started = f"hosts.{role} starts {there}: count × workers"
+            yield ("autoscale", role, "max"), f"found {one.max}, but {started}; write {there} or more, or 0"
         elif 0 < one.max < own:
             yield ("autoscale", role, "max"), f"found {one.max}, but actors.{role}.count = {own}; write {own} or more, or 0"
     if scaled.enabled and (recipe.is_online() or recipe.learns_from_examples()):
@@ -29,3 +34,13 @@ def autoscale_problems(recipe: Recipe) -> Problems:
     elif scaled.enabled and recipe.staleness_gate.max_staleness == 0:
         remedy = "write false, or staleness_gate.max_staleness = 1 or more"
         yield enabled, f"found true, but trainer and generation take turns with staleness_gate.max_staleness = 0; {remedy}"
+
+
+def exhausted_bounds(recipe: Recipe) -> Iterator[str]:
+    """Yields a sentence for each role that begins with as many workers as it may have."""
+    hosts = recipe.hosts.joined()
+    for role, bounds in recipe.autoscale.bounds().items() if recipe.autoscale.enabled else ():
+        if role in hosts and hosts[role].count * hosts[role].workers == bounds.max:
+            yield f"hosts.{role} starts {bounds.max}, as many as autoscale.{role}.max allows: no decision can add one"
+        elif role not in hosts and getattr(recipe.actors, role).count == bounds.max:
+            yield f"actors.{role}.count = {bounds.max} is as many as autoscale.{role}.max allows: no decision can add one"

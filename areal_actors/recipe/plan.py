@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from areal_actors.recipe.autoscale_checks import exhausted_bounds
 from areal_actors.recipe.checks import EMBEDDED, is_local
 from areal_actors.recipe.complaints import toml_key, toml_value
 from areal_actors.recipe.device_map import describe_devices
@@ -46,6 +47,8 @@ def plan(recipe: Recipe) -> Iterator[str]:
     """Yields one line for each thing that a run would download, create or start."""
     for label, text in (_examples if recipe.learns_from_examples() else _of_episodes)(recipe):
         yield f"{label:<11} {text}"
+    for text in exhausted_bounds(recipe):
+        yield f"{'autoscale':<11} {text}"
 
 
 def device_plan(resolved: Resolved) -> Iterator[str]:

@@ -34,7 +34,7 @@ from areal_actors.messages import JoinAnswer, JoinRun, LeaveRun, RenewLease
 from areal_actors.recipe.recipe import Recipe, recorded_recipe
 from areal_actors.recipe.source import Layer, read_override
 from areal_actors.run.joined import HURRY, JoinedWorker
-from areal_actors.run.joined_gateway import DIFFERS, encrypts_here, gateway_recipe
+from areal_actors.run.joined_gateway import DIFFERS, encrypts_here, gateway_address, gateway_recipe
 from areal_actors.run.launch import on_interrupt
 from areal_actors.run.logs import log_to_terminal
 from areal_actors.run.portable import code_digest
@@ -309,6 +309,8 @@ class JoinedHost:
         )
         joined.keep(self.folder, answer.worker)
         await self._spawn(answer)
+        if joined.actor and self.recipe is not None:
+            sys.stderr.write(f"{answer.worker} serves {joined.actor} at {gateway_address(self.recipe, joined.actor)}\n")
 
     async def _admission(self, request: JoinRun) -> JoinAnswer:
         """Returns the answer of the run, which may just be starting."""

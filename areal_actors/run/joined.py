@@ -14,11 +14,12 @@ import msgspec
 
 from areal_actors.core.durable_files import PRIVATE_MODE, atomic_write
 from areal_actors.core.objects import RemoteObjects
+from areal_actors.core.snapshots import Snapshots, SnapshotStore
 from areal_actors.core.values import Value
 from areal_actors.generation.inference_worker import InferenceWorker
 from areal_actors.messages import ActorStarted, ActorStopped
 from areal_actors.recipe.supervision import joined_kind
-from areal_actors.run.joined_gateway import ChatModelPuller
+from areal_actors.run.joined_gateway import ChatModelPuller, GatewaySnapshots
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.runtime.runtime import Runtime
 from areal_actors.vision.files import ImageFolder
@@ -30,6 +31,8 @@ from bus.nats import NatsBus
 
 HURRY = SIGUSR1
 """Signal to end at once, where SIGTERM lets work in progress be finished. A launcher may send SIGTERM to all processes of a host."""
+MODEL_SECONDS = 600.0
+"""Time in which a gateway asks for the model of a run whose trainer is still making or restoring it."""
 BODY_RETRY_SECONDS = 5.0
 """Time in which a large body is asked for again; meanwhile the process handles nothing else."""
 
@@ -65,12 +68,21 @@ def blobs_of(folder: RunFolder, process: str) -> Blobs:
     return folder.blobs if joined is None else RemoteObjects(joined.objects, joined.token, retry_for_seconds=BODY_RETRY_SECONDS)
 
 
+def snapshots_of(folder: RunFolder, process: str) -> Snapshots:
+    """Returns where a process keeps the snapshots of its folds."""
+    joined = joined_worker(folder, process)
+    if joined is None or not joined.actor:
+        return SnapshotStore(folder.snapshots)
+    return GatewaySnapshots(RemoteObjects(joined.objects, joined.token))
+
+
 def gateway_files(folder: RunFolder, process: str) -> tuple[Callable[[str], Path] | None, ImageFolder]:
     """Returns how a gateway finds its model, None if that is in the run's folder; and where it puts the images of prompts."""
     if (joined := joined_worker(folder, process)) is None:
         return None, ImageFolder.of_run(folder.path)
     objects = RemoteObjects(joined.objects, joined.token)
-    return ChatModelPuller(objects, folder.path), SentImages(ImageFolder.of_run(folder.path).path, objects)
+    model = RemoteObjects(joined.objects, joined.token, retry_for_seconds=MODEL_SECONDS)
+    return ChatModelPuller(model, folder.path), SentImages(ImageFolder.of_run(folder.path).path, objects)
 
 
 def pullers_of(folder: RunFolder, process: str) -> tuple[WeightsPuller | None, ImagePuller | None]:

@@ -1,4 +1,4 @@
-"""A gateway of another host: its settings there, the keys of its sessions, and its tokenizer, which is pulled without the weights."""
+"""A gateway of another host: its settings there, the keys of its sessions, its snapshots, and its tokenizer, pulled without the weights."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from urllib.parse import urlsplit
 import msgspec
 
 from areal_actors.core.errors import SetupError
-from areal_actors.core.objects import MODEL, RemoteObjects
+from areal_actors.core.objects import MODEL, SNAPSHOTS, RemoteObjects
 from areal_actors.core.settings import GatewaySettings
+from areal_actors.core.snapshots import Snapshot, read_snapshot
 from areal_actors.messages import GatewayKeys
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import read_override
@@ -69,6 +70,12 @@ def _written(settings: Sequence[str], name: str) -> str:
     return str(found[-1]) if found else ""
 
 
+def gateway_address(recipe: Recipe, actor: str) -> str:
+    """Returns the address of a gateway for agents, as far as it is known before it listens."""
+    gateway = recipe.gateway.numbered(int(actor.rpartition("-")[2]))
+    return gateway.url(gateway.port) if gateway.port or "://" in gateway.advertise else "a free port"
+
+
 def own_address(url: str) -> str:
     """Returns the address of this host from which it reaches a server; nothing is sent."""
     parts = urlsplit(url.partition(",")[0])
@@ -76,6 +83,40 @@ def own_address(url: str) -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect((parts.hostname or "", parts.port or 4222))
         return str(probe.getsockname()[0])
+
+
+class GatewaySnapshots:
+    """The snapshots of a gateway, which are kept in the folder of the run, so that its successor on any host has them."""
+
+    def __init__(self, objects: RemoteObjects) -> None:
+        self._objects = objects
+
+    def __str__(self) -> str:
+        return f"{self._objects}{SNAPSHOTS}"
+
+    def write(self, snapshot: Snapshot) -> None:
+        """Keep a snapshot; blocks until it is on the disk of the run's host.
+
+        Raises:
+            OSError: it cannot be kept.
+        """
+        self._objects.write_snapshot(snapshot.fold, msgspec.msgpack.encode(snapshot))
+
+    def sequences(self, fold: str) -> list[int]:
+        """Returns the sequences of the snapshots of this fold, oldest first.
+
+        Raises:
+            OSError: the run's host does not answer.
+        """
+        return self._objects.snapshots(fold)
+
+    def read(self, fold: str, sequence: int) -> Snapshot:
+        """Returns the snapshot of a fold after this event.
+
+        Raises:
+            UnusableSnapshot: it cannot be read, is damaged, or is another one.
+        """
+        return read_snapshot(lambda: self._objects.read_snapshot(fold, sequence), f"{self}{fold}/{sequence}", fold, sequence)
 
 
 class ChatModelPuller:

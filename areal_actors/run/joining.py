@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import structlog
 
 from areal_actors import __version__
-from areal_actors.core.gateways import GATEWAY
+from areal_actors.core.gateways import GATEWAY, gateway_name
 from areal_actors.core.settings import COUNTED
 from areal_actors.messages import (
     ActorFailed,
@@ -33,6 +33,7 @@ from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.supervision import FIRST_JOINED, left_to_others
 from areal_actors.run.gateway_shares import GatewayShares
 from areal_actors.run.health import HealthMonitor
+from areal_actors.run.joined_gateway import gateway_address
 from areal_actors.run.object_server import ObjectServer
 from areal_actors.run.portable import PortableRecipe, code_digest
 from areal_actors.run.run_folder import RunFolder
@@ -155,6 +156,8 @@ class Joining:
             return JoinAnswer(refused=str(error))
         token = self.tokens[worker] = uuid.uuid4().hex
         self.objects.tokens.add(token)
+        if actor:
+            self.objects.folds[token] = actor
         await self.publish(WorkerJoined(worker=worker, role=request.role, host=request.host, actor=actor))
         self.leases.admit(worker, self.health.clock.watching)
         host = "" if self.recipe.bus.host in EVERY_INTERFACE else self.recipe.bus.host
@@ -213,7 +216,9 @@ class Joining:
         if self.leases.held.pop(worker, None) is None:
             return
         self.gone[worker] = reason or "it has left"
-        self.objects.tokens.discard(self.tokens.pop(worker, ""))
+        token = self.tokens.pop(worker, "")
+        self.objects.tokens.discard(token)
+        self.objects.folds.pop(token, None)
         actor = self.shares.actor_of(worker)
         if reason:
             logger.warning("a worker of another host was lost", worker=worker, reason=reason)
@@ -231,7 +236,8 @@ class Joining:
         if not self._reaches_gateways():
             logger.warning("a gateway waits for another host: agents there cannot reach one here (gateway.host)", number=number)
         elif process := self.shares.take_over(number):
-            logger.warning("a gateway of another host is served here now", number=number, process=process)
+            address = gateway_address(self.recipe, gateway_name(number))
+            logger.warning("a gateway of another host is served here now", number=number, process=process, address=address)
             await self.start_processes([process])
 
     def _let_go(self, worker: str, reason: str) -> None:

@@ -1,4 +1,4 @@
-"""HTTP server of a run's files for workers of other hosts: code, model, weights, images, and large bodies of messages.
+"""HTTP server of a run's files for workers of other hosts: code, model, weights, images, snapshots, and large bodies of messages.
 
 It has a thread and an event loop of its own, so that a large file delays nothing else; the kernel sends the files.
 """
@@ -18,7 +18,8 @@ import msgspec
 from aiohttp import web
 
 from areal_actors.core.errors import SetupError
-from areal_actors.core.objects import BLOBS, CODE, FOLDERS, IMAGES, MODEL, WEIGHTS, StoredFile, digest_of
+from areal_actors.core.objects import BLOBS, CODE, FOLDERS, IMAGES, MODEL, SNAPSHOTS, WEIGHTS, StoredFile, digest_of
+from areal_actors.core.snapshots import Snapshot, SnapshotStore
 from areal_actors.vision.files import ImageFolder
 from areal_actors.weights.folders import SHARE, possible_folders, version_folder
 from bus.claims import BlobFolder
@@ -44,12 +45,15 @@ class ObjectServer:
         self.model: Path | None = None
         """The model's folder, once weights were published."""
         self.tokens: set[str] = set()
+        self.folds: dict[str, str] = {}
+        """Fold whose snapshots each token gives access to, of workers that have one."""
         self.share = secrets.token_hex(8)
         """Identity, by which a host recognises that it has the weights' folder itself."""
         self.port = 0
         self._weights = possible_folders(run, run_folder, weights_folder)
         self._images = ImageFolder.of_run(run_folder)
         self._blobs = BlobFolder(run_folder / "blobs")
+        self._snapshots = SnapshotStore(run_folder / "snapshots")
         self._digests: dict[tuple[Path, int, int], str] = {}
 
     def start(self, host: str, port: int, certificate: Certificate | None = None) -> None:
@@ -81,6 +85,9 @@ class ObjectServer:
         app.router.add_put(IMAGES + "{digest:[0-9a-f]{32}}", self._put_image)
         for method, handler in (("PUT", self._put_blob), ("GET", self._get_blob), ("DELETE", self._delete_blob)):
             app.router.add_route(method, BLOBS + "{name}", handler)
+        app.router.add_get(SNAPSHOTS + "{fold}", self._list_snapshots)
+        app.router.add_get(SNAPSHOTS + "{fold}/{sequence:[0-9]+}", self._get_snapshot)
+        app.router.add_put(SNAPSHOTS + "{fold}", self._put_snapshot)
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         try:
@@ -93,7 +100,7 @@ class ObjectServer:
 
     @web.middleware
     async def _check_token(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ").encode()
+        given = _token(request).encode()
         if not any(hmac.compare_digest(given, token.encode()) for token in tuple(self.tokens)):
             raise web.HTTPUnauthorized
         return await handler(request)
@@ -154,6 +161,33 @@ class ObjectServer:
             raise web.HTTPBadRequest(text=f"the image has the digest {found}")
         return web.Response()
 
+    def _fold(self, request: web.Request) -> str:
+        """Returns the fold of a request, which must be that of its token."""
+        if (fold := request.match_info["fold"]) != self.folds.get(_token(request)):
+            raise web.HTTPForbidden(text=f"this worker does not serve {fold}")
+        return fold
+
+    async def _list_snapshots(self, request: web.Request) -> web.Response:
+        found = await asyncio.to_thread(self._snapshots.sequences, self._fold(request))
+        return web.Response(body=msgspec.json.encode(found), content_type="application/json")
+
+    async def _get_snapshot(self, request: web.Request) -> web.StreamResponse:
+        path = self._snapshots.path(self._fold(request), int(request.match_info["sequence"]))
+        if not await asyncio.to_thread(path.is_file):
+            raise web.HTTPNotFound
+        return web.FileResponse(path)
+
+    async def _put_snapshot(self, request: web.Request) -> web.Response:
+        fold = self._fold(request)
+        try:
+            snapshot = msgspec.msgpack.decode(await request.read(), type=Snapshot)
+        except msgspec.MsgspecError as error:
+            raise web.HTTPBadRequest(text=f"this is no snapshot: {error}") from error
+        if snapshot.fold != fold:
+            raise web.HTTPForbidden(text=f"this is a snapshot of {snapshot.fold}, not of {fold}")
+        await asyncio.to_thread(self._snapshots.write, snapshot)
+        return web.Response()
+
     async def _put_blob(self, request: web.Request) -> web.Response:
         await asyncio.to_thread(self._blobs.write, _name(request), await request.read())
         return web.Response()
@@ -167,6 +201,10 @@ class ObjectServer:
     async def _delete_blob(self, request: web.Request) -> web.Response:
         await asyncio.to_thread(self._blobs.remove, _name(request))
         return web.Response()
+
+
+def _token(request: web.Request) -> str:
+    return request.headers.get("Authorization", "").removeprefix("Bearer ")
 
 
 def _name(request: web.Request) -> str:

@@ -30,7 +30,6 @@ from areal_actors.core.errors import ArealError, CheckpointError, RecipeError, S
 from areal_actors.core.gateways import GatewayShare
 from areal_actors.core.lazy import LazyModule
 from areal_actors.core.settings import TaskSettings
-from areal_actors.core.snapshots import SnapshotStore
 from areal_actors.gateway.sessions.capacity import ExternalCapacity
 from areal_actors.generation.engine import EnginePlace
 from areal_actors.generation.inference_worker import InferenceWorker
@@ -43,7 +42,16 @@ from areal_actors.recipe.supervision import joined_kind, processes_of
 from areal_actors.rewards import MODEL
 from areal_actors.run.connections import retry_seconds
 from areal_actors.run.fold_actors import FOLDS, BuildContext, Builder
-from areal_actors.run.joined import HURRY, blobs_of, finish_work, gateway_files, joined_worker, pullers_of, report_reconnections
+from areal_actors.run.joined import (
+    HURRY,
+    blobs_of,
+    finish_work,
+    gateway_files,
+    joined_worker,
+    pullers_of,
+    report_reconnections,
+    snapshots_of,
+)
 from areal_actors.run.logs import log_to_file
 from areal_actors.run.run_folder import RunFolder, ServerAddress
 from areal_actors.runtime.actor import Actor
@@ -299,7 +307,7 @@ async def _serve(folder: RunFolder, process: str, builders: Mapping[str, Builder
                 actor = builders[kind](BuildContext(recipe=recipe, folder=folder, instance=instance, process=process))
                 tape = Tape.record(folder.tape_of(instance)) if recipe.record_actor_io else None
                 identity = Identity(instance=instance, process=process, seed=recipe.seed)
-                runtime = Runtime(actor, bus, identity, tape=tape, snapshots=SnapshotStore(folder.snapshots))
+                runtime = Runtime(actor, bus, identity, tape=tape, snapshots=snapshots_of(folder, process))
                 served.append((runtime, tasks.create_task(runtime.serve())))
             instances, running = [runtime.identity.instance for runtime, _ in served], [task for _, task in served]
             reporting = tasks.create_task(report_reconnections(bus, process, [runtime for runtime, _ in served]))

@@ -92,7 +92,7 @@ class RunLoop(Launch):
         readers: dict[str, Reader] = {RUN_STATE: self.state, AUDIT: AuditFold()}
         self.readers = LogReaders(bus, store, readers, self.publish)
         self.retention = LogRetention(
-            msgspec.structs.replace(recipe.log, keep="all") if recipe.gateway.joined else recipe.log,
+            recipe.log,
             bus,
             store,
             folds=folds_of(self.supervisor.instances().items(), FOLDING, readers),

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import structlog
 
-from areal_actors.core.snapshots import Fold, Snapshot, SnapshotStore, restore
+from areal_actors.core.snapshots import Fold, Snapshot, Snapshots, restore
 from areal_actors.messages import CheckpointCommitted, SnapshotRefused, SnapshotStored
 from areal_actors.runtime.message_ids import message_id
 from bus.base import Bus, Delivery, Stamp
@@ -22,7 +22,7 @@ logger = structlog.get_logger(__name__)
 class FoldKeeper:
     """Manages the snapshots of one fold; takes none without a store or a `state_type`."""
 
-    def __init__(self, fold: Fold, bus: Bus, store: SnapshotStore | None, name: str) -> None:
+    def __init__(self, fold: Fold, bus: Bus, store: Snapshots | None, name: str) -> None:
         self._fold, self._bus, self._name = fold, bus, name
         self._store = store if fold.state_type is not None else None
         self.after = 0
@@ -54,7 +54,7 @@ class FoldKeeper:
         taken = Snapshot.of(self._name, self._fold, delivery.envelope.sequence, delivery.envelope.id)
         tasks.create_task(self._keep(taken, self._store, now))
 
-    async def _keep(self, snapshot: Snapshot, store: SnapshotStore, now: float) -> None:
+    async def _keep(self, snapshot: Snapshot, store: Snapshots, now: float) -> None:
         """Write a snapshot, and publish `SnapshotStored` when it is on disk."""
         try:
             await asyncio.to_thread(store.write, snapshot)

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from areal_actors.core.snapshots import SnapshotStore
+from areal_actors.core.snapshots import Snapshots
 from areal_actors.messages import ActorStarted, Heartbeat, Wait
 from areal_actors.runtime.actor import Actor, Tick
 from areal_actors.runtime.fold_keeper import FoldKeeper
@@ -66,7 +66,7 @@ class Runtime:
         now: Callable[[], float] = time.time,
         tape: Tape | None = None,
         heartbeat_seconds: float = 1.0,
-        snapshots: SnapshotStore | None = None,
+        snapshots: Snapshots | None = None,
     ) -> None:
         self.actor, self.bus, self.identity = actor, bus, identity
         self.now, self.tape, self.heartbeat_seconds = now, tape, heartbeat_seconds

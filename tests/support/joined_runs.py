@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from support.live_run import PATIENT, LiveRun
+from support.live_run import PATIENT, RECIPE, LiveRun
 from support.other_host import OtherHost
 
 Start = Callable[..., LiveRun]
@@ -20,9 +20,9 @@ def runs_beside(other: OtherHost, folder: Path) -> Iterator[Start]:
     """Yields what starts a run, with its settings, that another host reaches; runs that are left are ended."""
     runs: list[LiveRun] = []
 
-    def start(*settings: str) -> LiveRun:
+    def start(*settings: str, recipe: Path = RECIPE, small: bool = True) -> LiveRun:
         address = other.run_address
-        runs.append(LiveRun(folder, f"bus.host={address}", f"gateway.host={address}", *settings))
+        runs.append(LiveRun(folder, f"bus.host={address}", f"gateway.host={address}", *settings, recipe=recipe, small=small))
         return runs[-1]
 
     yield start
