@@ -38,9 +38,9 @@ from areal_actors.recipe.load import load
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.supervision import joined_kind, left_to_others
 from areal_actors.run.gateway_shares import GatewayShares
-from areal_actors.run.join import recipe_here
 from areal_actors.run.joined import JoinedWorker
 from areal_actors.run.joined_gateway import ChatModelPuller, encrypts_here, gateway_recipe
+from areal_actors.run.joined_recipe import recipe_here
 from areal_actors.run.joining import Joining
 from areal_actors.run.liveness import Leases, WatchClock
 from areal_actors.run.object_server import ObjectServer

@@ -25,10 +25,10 @@ from areal_actors.messages import KINDS, ActorFailed, Generate, JoinRun, Weights
 from areal_actors.recipe.load import load
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.supervision import joined_kind
-from areal_actors.run.join import recipe_here
 from areal_actors.run.join_address import join_address
 from areal_actors.run.joined import JoinedWorker
 from areal_actors.run.joined_gateway import GatewaySnapshots
+from areal_actors.run.joined_recipe import recipe_here
 from areal_actors.run.liveness import Leases
 from areal_actors.run.object_server import ObjectServer
 from areal_actors.run.portable import PortableRecipe

@@ -13,12 +13,12 @@ import tempfile
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from signal import SIGTERM, Signals
-from typing import Any, TypeVar
+from typing import TypeVar
 from urllib.parse import quote, urlsplit
 
 import msgspec
@@ -26,15 +26,15 @@ import structlog
 import uvloop
 
 from areal_actors import __version__
-from areal_actors.core.errors import RecipeError, SetupError
+from areal_actors.core.errors import SetupError
 from areal_actors.core.module_command import module_command
 from areal_actors.core.objects import CODE, RemoteObjects
 from areal_actors.core.values import Value
 from areal_actors.messages import JoinAnswer, JoinRun, LeaveRun, RenewLease
-from areal_actors.recipe.recipe import Recipe, recorded_recipe
-from areal_actors.recipe.source import Layer, read_override
+from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.joined import HURRY, JoinedWorker
-from areal_actors.run.joined_gateway import DIFFERS, encrypts_here, gateway_address, gateway_recipe
+from areal_actors.run.joined_gateway import encrypts_here, gateway_address, gateway_recipe
+from areal_actors.run.joined_recipe import recipe_here
 from areal_actors.run.launch import on_interrupt
 from areal_actors.run.logs import log_to_terminal
 from areal_actors.run.portable import code_digest
@@ -57,8 +57,6 @@ RENEW_SECONDS = 1.0
 FINISHED, FAILED = 0, 1
 MAX_DEATHS, WINDOW_SECONDS = 5, 60.0
 """Workers that may die within this time; each is replaced by another."""
-MAY_DIFFER = ("generation", "actors", "task.python", "task.processes", *DIFFERS)
-"""Settings that may differ on each host."""
 
 logger = structlog.get_logger(__name__)
 
@@ -364,7 +362,7 @@ class JoinedHost:
                 env=child_environment(self.recipe, {self.options.role}),
             )
         assert process.stdin is not None
-        process.stdin.write(msgspec.json.encode(ServerAddress(url=url, run=options.address.run, pid=os.getpid())) + b"\n")
+        process.stdin.write(msgspec.json.encode(ServerAddress(url=url, run=self.options.address.run, pid=os.getpid())) + b"\n")
         self.members[name] = Member(name, process, asyncio.create_task(process.wait()))
         if self.stopping:  # the signal came while it was admitted and started
             self.members[name].send(SIGTERM)
@@ -372,20 +370,6 @@ class JoinedHost:
     async def _ask(self, request: Request[R], *, timeout: float) -> R:
         stamp = Stamp(id=uuid.uuid4().hex, sender=JOINER, time=time.time())
         return await self.bus.request(request, stamp, timeout=timeout)
-
-
-def recipe_here(data: Mapping[str, Any], settings: Sequence[str]) -> Recipe:
-    """Returns the run's recipe with the settings of this host.
-
-    Raises:
-        RecipeError: a setting is invalid, or may not differ.
-    """
-    over = Layer({}, {})
-    for setting in settings:
-        if not any(f"{setting.partition('=')[0].strip()}.".startswith(f"{allowed}.") for allowed in MAY_DIFFER):
-            raise RecipeError(f"{setting}: this setting is that of the run; on another host may differ: {', '.join(MAY_DIFFER)}")
-        over = read_override(setting).over(over)
-    return recorded_recipe(over.over(Layer(dict(data), {})).data)
 
 
 @contextmanager
