@@ -94,6 +94,26 @@ def test_ids_and_bytes_are_those_of_the_library_for_any_text(text):
         assert pairs.is_lossless(text) <= (pairs.decode(ids).decode() == text)
 
 
+@settings(max_examples=100, deadline=None)
+@given(st.lists(TEXTS, min_size=2, max_size=4))
+def test_a_conversation_that_grows_has_the_ids_of_the_library_though_its_earlier_pieces_are_kept(texts):
+    conversation = ""
+    for text in texts:
+        conversation += f"{MARKS[0]}{text.encode(errors='replace').decode() * 30}{MARKS[1]}\n"
+        for tokenizer, pairs in SAME.values():
+            assert pairs.encode(conversation) == tokenizer.encode(conversation, add_special_tokens=False).ids
+
+
+def test_no_more_pieces_are_kept_than_the_limit_and_none_of_extreme_length(monkeypatch):
+    monkeypatch.setattr("areal_actors.tokenization.byte_pairs.KEPT_TOKENS", 4000)
+    tokenizer = FAMILIES["Qwen"]
+    pairs = byte_pairs_of(tokenizer)
+    for number in range(200):
+        text = f"{number} " * (1000 if number % 2 else 100)
+        assert pairs.encode(text) == pairs.encode(text) == tokenizer.encode(text, add_special_tokens=False).ids
+    assert 0 < pairs._kept.currsize <= 4000
+
+
 @given(st.lists(st.integers(0, 2000), max_size=30))
 def test_any_ids_are_decoded_as_the_library_does_and_unknown_ones_left_out(ids):
     for tokenizer, pairs in SAME.values():

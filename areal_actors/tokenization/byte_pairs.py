@@ -2,6 +2,9 @@
 
 It is used only where a tokenizer's structure and a check on texts show that the results are equal; all other tokenizers use
 the library.
+
+Texts are tokenised in pieces, between special tokens: no token spans one, and no split pattern looks beyond it. The ids of long pieces
+are kept: prompts that are rendered in full again share the system message, the tools and earlier messages with those before.
 """
 
 from __future__ import annotations
@@ -9,13 +12,20 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
+from array import array
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from threading import Lock
 from typing import Any
 
 import tiktoken
+from cachetools import LRUCache
 from tokenizers import Tokenizer
 
+KEPT_CHARACTERS = 256
+"""Length from which the ids of a piece are kept: shorter ones take as long to find as to tokenise."""
+KEPT_TOKENS = 2**20
+"""Tokens of all kept pieces, some 10 MB with their texts; a piece with more than an eighth of them is not kept."""
 GPT2_PATTERN = r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
 """Default split pattern of the library's ByteLevel pre-tokenizer."""
 CHECKED_TEXTS = (
@@ -36,23 +46,44 @@ class BytePairs:
         self._encoding = encoding
         self._tokenizer = tokenizer
         self._normalizes = normalizes
-        self._special_pattern = re.compile(f"({'|'.join(map(re.escape, sorted(encoding.special_tokens_set)))})")
+        self._special = {token: encoding.encode_single_token(token) for token in sorted(encoding.special_tokens_set)}
+        self._special_pattern = re.compile(f"({'|'.join(map(re.escape, self._special)) or '(?!)'})")
+        self._lock = Lock()
+        """Long prompts are tokenised beside the event loop."""
+        self._kept: LRUCache[str, array[int]] = LRUCache(KEPT_TOKENS, getsizeof=len)
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text; its special tokens are recognised."""
-        if self._normalizes and not unicodedata.is_normalized("NFC", text):
-            text = self._normalize(text)
+        ids: list[int] = []
+        for place, piece in enumerate(self._special_pattern.split(text)):
+            if place % 2:
+                ids.append(self._special[piece])
+            elif len(piece) < KEPT_CHARACTERS:
+                ids += self._encode_piece(piece)
+            else:
+                ids += self._kept_ids(piece)
+        return ids
+
+    def _kept_ids(self, piece: str) -> Sequence[int]:
+        with self._lock:
+            if (known := self._kept.get(piece)) is not None:
+                return known
+        ids = self._encode_piece(piece)
+        if len(ids) <= KEPT_TOKENS // 8:
+            with self._lock:
+                self._kept[piece] = array("I", ids)
+        return ids
+
+    def _encode_piece(self, piece: str) -> list[int]:
+        """Ids of a text without special tokens. NFC applies to each, so that a combining mark after a special token does not change it."""
+        if self._normalizes and not unicodedata.is_normalized("NFC", piece):
+            piece = unicodedata.normalize("NFC", piece)
         try:
-            return self._encoding.encode(text, allowed_special="all")
+            return self._encoding.encode(piece, disallowed_special=())
         except ValueError:
             # tiktoken's regular expressions fail on a million spaces; the library's do not.
-            ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+            ids: list[int] = self._tokenizer.encode(piece, add_special_tokens=False).ids
             return ids
-
-    def _normalize(self, text: str) -> str:
-        """Apply NFC between the special tokens, so that a combining mark after one does not change it."""
-        pieces = self._special_pattern.split(text) if self._encoding.special_tokens_set else [text]
-        return "".join([piece if place % 2 else unicodedata.normalize("NFC", piece) for place, piece in enumerate(pieces)])
 
     def decode(self, ids: Sequence[int]) -> bytes:
         """UTF-8 of ids, without ids outside the vocabulary; may begin or end within a character."""
