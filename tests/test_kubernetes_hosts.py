@@ -16,7 +16,7 @@ from test_launch import HOSTS, RECIPE, manifests, plan, refused
 
 from areal_actors.core.errors import SetupError
 from areal_actors.hosts.decision_reader import ScaleChange
-from areal_actors.hosts.kubernetes_api import ACCOUNT, FOLLOWED, Job, JobsApi, RequestRefused
+from areal_actors.hosts.kubernetes_api import ACCOUNT, FOLLOWED, JobRequestRefused, JobsApi, KubernetesJob
 from areal_actors.hosts.kubernetes_hosts import CHECK_SECONDS, DISMISS_SECONDS, RETRY_SECONDS, ScaledJobs
 
 BOUNDS = ("autoscale.enabled=true", "autoscale.rollout_worker.max=4", "autoscale.reward_worker.max=3")
@@ -33,12 +33,12 @@ class Cluster:
         self.reads = 0
         self.time = 0.0
 
-    def read(self, name: str) -> Job:
+    def read(self, name: str) -> KubernetesJob:
         self.reads += 1
         if self.refusal:
             raise self.refusal
         if name not in self.jobs:
-            raise RequestRefused(f"no {name}", 404)
+            raise JobRequestRefused(f"no {name}", 404)
         return self.jobs[name]
 
     def change(self, name: str, parallelism: int, followed: float) -> None:
@@ -51,11 +51,12 @@ class Cluster:
         return ScaledJobs(plan(*BOUNDS), self, lambda: self.time)
 
 
-def job(parallelism: int = 0, followed: float = 0.0, over: str = "") -> Job:
+def job(parallelism: int = 0, followed: float = 0.0, over: str = "") -> KubernetesJob:
     annotations = {FOLLOWED: repr(followed)} if followed else {}
     conditions = [{"type": over, "status": "True", "reason": "BackoffLimitExceeded", "message": "too many"}] if over else []
     return msgspec.convert(
-        {"metadata": {"annotations": annotations}, "spec": {"parallelism": parallelism}, "status": {"conditions": conditions}}, Job
+        {"metadata": {"annotations": annotations}, "spec": {"parallelism": parallelism}, "status": {"conditions": conditions}},
+        KubernetesJob,
     )
 
 
@@ -148,7 +149,7 @@ def test_a_change_that_is_refused_is_made_later():
     cluster = Cluster()
     follower = cluster.follower()
     follower.settle()
-    cluster.refusal = RequestRefused("conflict", 409)
+    cluster.refusal = JobRequestRefused("conflict", 409)
     decide(follower, change(1, 2, 10.0), change(2, 4, 20.0))
     cluster.refusal = None
     cluster.time += RETRY_SECONDS
@@ -273,7 +274,7 @@ def test_number_and_decision_are_changed_at_once_with_the_token_of_now(server):
 )
 def test_a_refusal_names_request_reason_and_remedy(server, status, remedy):
     server.status, server.body = status, b'{"kind": "Status", "message": "the reason"}'
-    with pytest.raises(RequestRefused) as raised:
+    with pytest.raises(JobRequestRefused) as raised:
         api(server).change("areal-a-added-rollout", 1, 2.0)
     assert str(raised.value).startswith(f"changing Job areal-a-added-rollout: the API server answered {status}, the reason; ")
     assert remedy in str(raised.value)
@@ -281,7 +282,7 @@ def test_a_refusal_names_request_reason_and_remedy(server, status, remedy):
 
 def test_answers_that_are_no_job_are_refusals(server):
     server.body = b"<html>a proxy</html>"
-    with pytest.raises(RequestRefused, match="reading Job a: the API server answered 200, <html>a proxy</html>; it is asked again"):
+    with pytest.raises(JobRequestRefused, match="reading Job a: the API server answered 200, <html>a proxy</html>; it is asked again"):
         api(server).read("a")
 
 

@@ -50,7 +50,7 @@ class _Status(Value):
     conditions: tuple[_Condition, ...] = ()
 
 
-class Job(Value):
+class KubernetesJob(Value):
     """A Job, as far as its number of pods is concerned."""
 
     metadata: _Metadata = _Metadata()
@@ -76,7 +76,7 @@ class _Refusal(Value):
     message: str = ""
 
 
-class RequestRefused(SetupError):
+class JobRequestRefused(SetupError):
     """Raised when the API server answers with an error; `status` is that of HTTP."""
 
     def __init__(self, message: str, status: int) -> None:
@@ -102,7 +102,7 @@ class JobsApi:
             raise SetupError(f"--follow: {ACCOUNT} is not set; the manifests of `--on kubernetes` start this command, leave --follow out")
         return cls(host, int(port), Path(account))
 
-    def read(self, name: str) -> Job:
+    def read(self, name: str) -> KubernetesJob:
         """Returns a Job.
 
         Raises:
@@ -118,7 +118,7 @@ class JobsApi:
         """
         self._ask("PATCH", name, {"metadata": {"annotations": {FOLLOWED: repr(followed)}}, "spec": {"parallelism": parallelism}})
 
-    def _ask(self, method: str, name: str, change: Mapping[str, Any] | None = None) -> Job:
+    def _ask(self, method: str, name: str, change: Mapping[str, Any] | None = None) -> KubernetesJob:
         token, namespace, context = self._identity()
         headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
         if change is not None:
@@ -136,12 +136,14 @@ class JobsApi:
             connection.close()
         try:
             if status == OK:
-                return msgspec.json.decode(text, type=Job)
+                return msgspec.json.decode(text, type=KubernetesJob)
             reason = msgspec.json.decode(text, type=_Refusal).message
         except msgspec.MsgspecError:
             reason = text.decode(errors="replace")[:200]
         asked = "reading" if change is None else "changing"
-        raise RequestRefused(f"{asked} Job {name}: the API server answered {status}, {reason}; {REMEDIES.get(status, ASKED_AGAIN)}", status)
+        raise JobRequestRefused(
+            f"{asked} Job {name}: the API server answered {status}, {reason}; {REMEDIES.get(status, ASKED_AGAIN)}", status
+        )
 
     def _identity(self) -> tuple[str, str, ssl.SSLContext]:
         try:

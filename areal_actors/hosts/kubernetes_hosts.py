@@ -18,7 +18,7 @@ from typing import Final, Protocol
 
 from areal_actors.core.errors import SetupError
 from areal_actors.hosts.decision_reader import DecisionReader, ScaleChange
-from areal_actors.hosts.kubernetes_api import MAKE_MISSING, Job, RequestRefused
+from areal_actors.hosts.kubernetes_api import MAKE_MISSING, JobRequestRefused, KubernetesJob
 from areal_actors.hosts.plan import LaunchPlan
 
 LOOK_SECONDS: Final = 1.0
@@ -35,7 +35,7 @@ NOT_FOUND: Final = 404
 class Jobs(Protocol):
     """Reads and changes Jobs; both raise a SetupError with the remedy."""
 
-    def read(self, name: str) -> Job:
+    def read(self, name: str) -> KubernetesJob:
         """Returns a Job."""
         ...
 
@@ -117,14 +117,14 @@ class ScaledJobs:
                 if job.spec.parallelism != wanted:
                     self._write(f"{role.job}: {wanted} pods, {job.spec.parallelism} before")
         except SetupError as error:
-            if leaving and isinstance(error, RequestRefused) and error.status == NOT_FOUND:
+            if leaving and isinstance(error, JobRequestRefused) and error.status == NOT_FOUND:
                 return True
             self._report(role, str(error))
             return False
         self._written.pop(role.job, None)
         return True
 
-    def _fold(self, role: _Role, job: Job) -> None:
+    def _fold(self, role: _Role, job: KubernetesJob) -> None:
         """Apply the decisions that the Job has not followed. There are never more pods than the bounds of `[autoscale]` leave."""
         if role.wanted is None:
             role.since = role.followed = job.followed()
