@@ -104,35 +104,36 @@ def _place(folder: str) -> Iterator[Path]:
 
 
 async def _join(options: JoinOptions, folder: RunFolder) -> int:
-    if (bus := await _connected(options)) is None:
+    stopped = asyncio.Event()
+    if options.wait_seconds:
+        await _awaited(options, stopped)
+    if stopped.is_set():
         return FINISHED
+    bus = await _connected(options)
     try:
-        return await JoinedHost(options, folder, bus).serve()
+        return FINISHED if stopped.is_set() else await JoinedHost(options, folder, bus).serve()
     finally:
         await bus.close()
 
 
-async def _connected(options: JoinOptions) -> NatsBus | None:
-    """Returns the connection to the bus of the run, which may not have started yet; None after a signal to end."""
+async def _connected(options: JoinOptions) -> NatsBus:
+    """Returns the connection to the bus of the run."""
     address, shown = options.address, without_credentials(options.address.url)
-    if options.wait_seconds and not await _awaited(options):
-        return None
     try:
         return await NatsBus.connect(address.url, address.run, name=JOINER)
     except ServerUnavailable as error:
         if "refused the credentials" in str(error):
-            raise SetupError(
-                f"the bus at {shown} refuses this credential: take join.json of this run; it changes with every start"
-            ) from error
+            changed = "take join.json of this run; it changes with every start"
+            raise SetupError(f"the bus at {shown} refuses this credential: {changed}") from error
         waited = f" within {options.wait_seconds:g} s" if options.wait_seconds else ""
         if "encrypt" in str(error):
             raise SetupError(str(error)) from error
         raise SetupError(f"no bus answers at {shown}{waited}: the address is wrong, or run '{address.run}' has ended") from error
 
 
-async def _awaited(options: JoinOptions) -> bool:
-    """Wait until something listens at the run's address, or the time is over; returns False after a signal to end."""
-    parts, until, stopped = urlsplit(options.address.url), time.monotonic() + options.wait_seconds, asyncio.Event()
+async def _awaited(options: JoinOptions, stopped: asyncio.Event) -> None:
+    """Wait until something listens at the run's address, the time is over, or a signal to end has set `stopped`."""
+    parts, until = urlsplit(options.address.url), time.monotonic() + options.wait_seconds
     on_interrupt(stopped, lambda name: sys.stderr.write(f"{name}: this host no longer waits for run '{options.address.run}'\n"))
     sys.stderr.write(f"waiting for run '{options.address.run}' at {parts.hostname}:{parts.port} for up to {options.wait_seconds:g} s\n")
     while time.monotonic() < until and not stopped.is_set():
@@ -143,7 +144,6 @@ async def _awaited(options: JoinOptions) -> bool:
             break
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stopped.wait(), RENEW_SECONDS)
-    return not stopped.is_set()
 
 
 @dataclass
@@ -191,7 +191,8 @@ class JoinedHost:
         on_interrupt(self._signalled, self._stop)
         try:
             for _ in range(self.options.count):
-                await self._add()
+                if not self.stopping:
+                    await self._add()
             spares = f"; {self.spares} of {self.options.count} wait to take the place of another" if self.spares else ""
             sys.stderr.write(f"joined run '{self.options.address.run}' as {', '.join(self.members) or 'a spare'}{spares}\n")
             while self.members or (self.spares and not self.stopping):
@@ -244,9 +245,8 @@ class JoinedHost:
             silent = time.monotonic() - self._answered
             limit = self.recipe.watchdog.bus_seconds if self.recipe is not None else ANSWER_SECONDS
             if silent > limit:
-                raise SetupError(
-                    f"run '{self.options.address.run}' has not answered for {silent:.0f} s (watchdog.bus_seconds = {limit:g}): {error}"
-                ) from error
+                late = f"has not answered for {silent:.0f} s (watchdog.bus_seconds = {limit:g})"
+                raise SetupError(f"run '{self.options.address.run}' {late}: {error}") from error
             return
         self._answered = time.monotonic()
         for name, reason in answer.gone.items():
@@ -344,8 +344,7 @@ class JoinedHost:
 
     async def _spawn(self, answer: JoinAnswer) -> None:
         assert self.recipe is not None
-        name, options = answer.worker, self.options
-        url = options.address.url
+        name, url = answer.worker, self.options.address.url
         if answer.user:
             parts = urlsplit(url)
             url = parts._replace(netloc=f"{quote(answer.user)}:{answer.password}@{parts.netloc.rpartition('@')[2]}").geturl()
@@ -358,11 +357,13 @@ class JoinedHost:
                 stderr=output,
                 start_new_session=True,
                 cwd=self.folder.path / CODE,
-                env=child_environment(self.recipe, {options.role}),
+                env=child_environment(self.recipe, {self.options.role}),
             )
         assert process.stdin is not None
-        process.stdin.write(msgspec.json.encode(ServerAddress(url=url, run=options.address.run, pid=os.getpid())) + b"\n")
+        process.stdin.write(msgspec.json.encode(ServerAddress(url=url, run=self.options.address.run, pid=os.getpid())) + b"\n")
         self.members[name] = Member(name, process, asyncio.create_task(process.wait()))
+        if self.stopping:  # the signal came while it was admitted and started
+            self.members[name].send(SIGTERM)
 
     async def _ask(self, request: Request[R], *, timeout: float) -> R:
         stamp = Stamp(id=uuid.uuid4().hex, sender=JOINER, time=time.time())
