@@ -110,7 +110,11 @@ def manifests(capsys: pytest.CaptureFixture[str], *settings: str, recipe: str = 
 @pytest.mark.skipif(not LAUNCHERS.exists(), reason="`just environments launchers` makes the interpreter that this needs")
 @pytest.mark.parametrize(
     "settings",
-    [("hosts.image=areal",), (*HOSTS, "hosts.run.gpus=1", "model=embedded", "hosts.reward_worker.count=1", "hosts.gateway.count=2")],
+    [
+        ("hosts.image=areal",),
+        (*HOSTS, "hosts.run.gpus=1", "model=embedded", "hosts.reward_worker.count=1", "hosts.gateway.count=2"),
+        (*HOSTS, *GROWING, "autoscale.rollout_worker.max=9", "autoscale.reward_worker.max=2"),
+    ],
 )
 def test_the_manifests_have_the_form_of_kubernetes(capsys, monkeypatch, tmp_path, settings):
     monkeypatch.chdir(ROOT)

@@ -300,7 +300,7 @@ def _launches(command: Callable[..., argparse.ArgumentParser]) -> None:
     launched.add_argument("--on", choices=("local", "slurm", "kubernetes", "ray"), required=True, help="what starts the hosts")
     launched.add_argument("--output", type=Path, default=Path("launch"), metavar="FOLDER", help="where files go (default: %(default)s)")
     launched.add_argument("--dry-run", action="store_true", help="print the commands or the file; write and start nothing")
-    follow = "with --on ray or slurm: act on the decisions of [autoscale] of the run, until SIGTERM; what is written starts it"
+    follow = "on a cluster: act on the decisions of [autoscale] of the run, until SIGTERM; what is written starts it"
     launched.add_argument("--follow", action="store_true", help=follow)
 
 

@@ -13,9 +13,12 @@ from areal_actors.core.durable_files import PRIVATE_MODE, atomic_write
 from areal_actors.core.errors import SetupError
 from areal_actors.hosts.following import follow_run
 from areal_actors.hosts.kubernetes import manifests
+from areal_actors.hosts.kubernetes_api import JobsApi
+from areal_actors.hosts.kubernetes_hosts import ScaledJobs
 from areal_actors.hosts.local import launch_here, local_commands
 from areal_actors.hosts.plan import LaunchPlan, launch_plan
 from areal_actors.hosts.ray import RayHosts, ray_program
+from areal_actors.hosts.scaled_hosts import ScaledHosts
 from areal_actors.hosts.slurm import batch_script
 from areal_actors.hosts.slurm_hosts import SlurmHosts
 from areal_actors.recipe.load import load, written_value
@@ -53,15 +56,15 @@ def launch(options: Options) -> int:
 
 
 def _follow(plan: LaunchPlan, target: str) -> int:
-    """Act on the decisions of a run, beside it: the program for Ray and the batch script for Slurm start this."""
-    if target not in ("ray", "slurm"):
-        raise SetupError(
-            f"--follow: the files of `--on ray` and `--on slurm` start it, and `--on {target}` has no use for it; leave it out"
-        )
+    """Act on the decisions of a run, beside it: the program for Ray, the batch script for Slurm and the run's pod start this."""
+    if target == "local":
+        raise SetupError("--follow: files for clusters start it, and `--on local` has no use for it; leave it out")
     if not plan.added:
         raise SetupError("--follow: [autoscale] of this recipe lets no decision add a worker; set enabled = true, and a larger max")
     stopped = threading.Event()
-    return follow_run(plan, RayHosts(stopped) if target == "ray" else SlurmHosts(plan), stopped)
+    if target == "kubernetes":
+        return follow_run(ScaledJobs(plan, JobsApi.of_this_pod()), stopped)
+    return follow_run(ScaledHosts(plan, RayHosts(stopped) if target == "ray" else SlurmHosts(plan)), stopped)
 
 
 def _launch_here(plan: LaunchPlan, cuda: CudaDevices, *, dry_run: bool) -> int:

@@ -25,10 +25,13 @@ class ScaleChange(Value):
     role: str
     before: int
     workers: int
+    time: float = 0.0
+    """Time of the decision, in seconds since the epoch."""
 
 
 class _Line(Value):
     id: str
+    time: float
     message: ScaleChange
 
 
@@ -42,7 +45,8 @@ class DecisionReader:
         """`folder`: the run's folder, which may be on another host or in another container: only its address is read."""
         self.decisions: SimpleQueue[ScaleChange] = SimpleQueue()
         """Decisions that were not taken yet."""
-        self._command = (*PROGRAM, "monitor", run, SUBJECT, "--json", "--bus", str(folder / "monitor.json"))
+        self._address = folder / "monitor.json"
+        self._command = (*PROGRAM, "monitor", run, SUBJECT, "--json", "--bus", str(self._address))
         self._monitor: subprocess.Popen[bytes] | None = None
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._read, name="decisions", daemon=True)
@@ -60,6 +64,9 @@ class DecisionReader:
     def _read(self) -> None:
         seen: set[str] = set()  # every monitor begins at the start of the log
         while not self._stopped.is_set():
+            if not self._address.exists():  # the run has not started yet, which may take minutes
+                self._stopped.wait(RETRY_SECONDS)
+                continue
             with subprocess.Popen(self._command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True) as monitor:
                 self._monitor = monitor
                 if self._stopped.is_set():
@@ -69,5 +76,5 @@ class DecisionReader:
                     line = _lines.decode(text)
                     if line.id not in seen:
                         seen.add(line.id)
-                        self.decisions.put(line.message)
+                        self.decisions.put(msgspec.structs.replace(line.message, time=line.time))
             self._stopped.wait(RETRY_SECONDS)

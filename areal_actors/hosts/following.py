@@ -1,19 +1,28 @@
-"""`areal launch RECIPE --follow` on Ray and Slurm: acts on the decisions of a run, beside it, until it is asked to end."""
+"""`areal launch RECIPE --follow` on a cluster: acts on the decisions of a run, beside it, until it is asked to end."""
 
 from __future__ import annotations
 
 import signal
 import threading
-
-from areal_actors.hosts.plan import LaunchPlan
-from areal_actors.hosts.scaled_hosts import HostStarter, ScaledHosts
+from typing import Protocol
 
 
-def follow_run(plan: LaunchPlan, starter: HostStarter, stopped: threading.Event) -> int:
+class AddedHosts(Protocol):
+    """Hosts that decisions have added."""
+
+    def follow(self, stopped: threading.Event) -> None:
+        """Start and end hosts until `stopped` is set; blocks."""
+        ...
+
+    def dismiss(self) -> None:
+        """Have all hosts leave."""
+        ...
+
+
+def follow_run(hosts: AddedHosts, stopped: threading.Event) -> int:
     """Follow decisions until `stopped` is set, or SIGTERM or SIGINT; then the added hosts leave. Returns the exit status."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())
-    hosts = ScaledHosts(plan, starter)
     hosts.follow(stopped)
     hosts.dismiss()
     return 0

@@ -1,4 +1,4 @@
-"""Kubernetes: manifests of core kinds only, a Job for the run and one for each role of its workers.
+"""Kubernetes: manifests of core kinds only, a Job for the run and one for each role of its workers, and of those that decisions may add.
 
 The recipe and the files of its agent are in a ConfigMap; the workers get them from the run, as everywhere.
 """
