@@ -65,7 +65,10 @@ def _follow(plan: LaunchPlan, target: str) -> int:
     if not plan.added:
         raise SetupError("--follow: [autoscale] of this recipe lets no decision add a worker; set enabled = true, and a larger max")
     stopped = threading.Event()
-    return follow_run(plan, RayHosts(stopped) if target == "ray" else SlurmHosts(plan), stopped)
+    if target == "ray":
+        return follow_run(plan, RayHosts(stopped), stopped)
+    jobs = SlurmHosts(plan)
+    return follow_run(plan, jobs, stopped, jobs.adopt())
 
 
 def _launch_here(plan: LaunchPlan, cuda: CudaDevices, *, dry_run: bool) -> int:

@@ -25,10 +25,13 @@ class ScaleChange(Value):
     role: str
     before: int
     workers: int
+    at: float = 0.0
+    """Time of the decision, in seconds since the epoch."""
 
 
 class _Line(Value):
     id: str
+    time: float
     message: ScaleChange
 
 
@@ -69,5 +72,5 @@ class DecisionReader:
                     line = _lines.decode(text)
                     if line.id not in seen:
                         seen.add(line.id)
-                        self.decisions.put(line.message)
+                        self.decisions.put(msgspec.structs.replace(line.message, at=line.time))
             self._stopped.wait(RETRY_SECONDS)
