@@ -88,6 +88,21 @@ def test_hosts_are_never_more_than_the_bounds_leave():
     assert len(hosts.started) == 3, "one of four is that of the recipe"
 
 
+def test_earlier_decisions_are_not_followed_again_by_one_that_takes_over_but_hosts_that_they_lack_are_started():
+    hosts = Hosts()
+    living = {"rollout_worker-added-0": "rollout_worker", "rollout_worker-added-1": "rollout_worker"}
+    successor = ScaledHosts(plan(*BOUNDS), hosts, living, since=100.0)
+    for before, workers in ((1, 3), (3, 4), (4, 3)):
+        successor.apply(ScaleChange(role="rollout_worker", before=before, workers=workers, time=50.0))
+    successor.apply(ScaleChange(role="reward_worker", before=1, workers=2, time=60.0))
+    successor.start_missing()
+    assert (hosts.started, hosts.left) == (["reward_worker-0"], [])
+    successor.apply(ScaleChange(role="rollout_worker", before=3, workers=2, time=110.0))
+    assert hosts.left == ["rollout_worker-added-1"]
+    successor.dismiss()
+    assert hosts.left[1:] == ["rollout_worker-added-0", "reward_worker-0"]
+
+
 def test_a_host_that_has_crashed_is_not_asked_to_leave():
     scaled_hosts, hosts = scaled()
     scaled_hosts.apply(change("rollout_worker", 1, 3))

@@ -43,11 +43,13 @@ def commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Commands:
     return put
 
 
+RESOLVED = load([RECIPE], SETTINGS, CudaDevices(0, "none"))
+PLAN = launch_plan(RESOLVED.recipe, [str(RECIPE), *SETTINGS[1:]], RESOLVED.profile)
+
+
 def hosts() -> tuple[ScaledHosts, SlurmHosts]:
-    resolved = load([RECIPE], SETTINGS, CudaDevices(0, "none"))
-    plan = launch_plan(resolved.recipe, [str(RECIPE), *SETTINGS[1:]], resolved.profile)
-    starter = SlurmHosts(plan)
-    return ScaledHosts(plan, starter), starter
+    starter = SlurmHosts(PLAN)
+    return ScaledHosts(PLAN, starter), starter
 
 
 def test_a_job_is_submitted_as_outside_of_the_job_of_the_run(commands: Commands) -> None:
@@ -68,6 +70,32 @@ def test_a_job_that_leaves_is_cancelled_in_the_queue_or_gets_sigterm(commands: C
     calls = log.read_text()
     assert "scancel --state=PENDING 12" in calls
     assert ("scancel --signal=TERM --batch 12" in calls) is signalled
+
+
+def test_a_follower_that_is_started_again_takes_over_the_jobs_of_its_run(commands: Commands) -> None:
+    listed = (
+        "7 areal-gsm8k-grpo-rollout_worker-added-4 nats://head:20001/gsm8k-grpo",
+        "3 areal-gsm8k-grpo-rollout_worker-added-1 nats://head:20001/gsm8k-grpo",
+        "8 areal-gsm8k-grpo-rollout_worker-added-5 nats://other:20001/gsm8k-grpo",
+        "9 areal-gsm8k-grpo nats://head:20001/gsm8k-grpo",
+        "11 a-job-without-comment",
+    )
+    log = commands(sbatch="echo 12", scancel="", squeue="\n".join(f"echo {line}" for line in listed))
+    starter = SlurmHosts(PLAN)
+    assert starter.adopt() == {"rollout_worker-added-1": "rollout_worker", "rollout_worker-added-4": "rollout_worker"}
+    assert starter.start("rollout_worker") == "rollout_worker-added-5"
+    assert "--comment=nats://head:20001/gsm8k-grpo" in log.read_text()
+    starter.leave("rollout_worker-added-4")
+    assert "scancel --state=PENDING 7" in log.read_text()
+
+
+def test_a_follower_without_squeue_begins_with_no_jobs(
+    commands: Commands, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands()
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert SlurmHosts(PLAN).adopt() == {}
+    assert "are not found: squeue is not on the PATH" in capsys.readouterr().err
 
 
 def test_a_refusal_is_written_and_the_follower_goes_on(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 import threading
+import time
 from pathlib import Path
 
 from areal_actors.cli.arguments import Options
@@ -70,7 +71,10 @@ def _follow(plan: LaunchPlan, target: str) -> int:
     stopped = threading.Event()
     if target == "kubernetes":
         return follow_run(ScaledJobs(plan, JobsApi.of_this_pod()), stopped)
-    return follow_run(ScaledHosts(plan, RayHosts(stopped) if target == "ray" else SlurmHosts(plan)), stopped)
+    if target == "ray":
+        return follow_run(ScaledHosts(plan, RayHosts(stopped), since=time.time()), stopped)
+    jobs = SlurmHosts(plan)
+    return follow_run(ScaledHosts(plan, jobs, jobs.adopt(), since=time.time()), stopped)
 
 
 def _launch_here(plan: LaunchPlan, cuda: CudaDevices, *, dry_run: bool) -> int:

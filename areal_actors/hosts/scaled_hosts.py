@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from queue import Empty
 from typing import Final, Protocol
@@ -49,10 +48,14 @@ class HostStarter(Protocol):
 class ScaledHosts:
     """The hosts that decisions have added. Workers of `[actors]` and `[hosts]` are not its own, and stay."""
 
-    def __init__(self, plan: LaunchPlan, starter: HostStarter) -> None:
+    def __init__(self, plan: LaunchPlan, starter: HostStarter, living: Mapping[str, str] | None = None, since: float = 0.0) -> None:
+        """`living`: hosts that an earlier one of these has left, with their roles; it has followed the decisions before `since`."""
         self._recipe, self._starter = plan.recipe, starter
         self._most = {place.name: place.count for place in plan.added}
-        self.hosts: dict[str, str] = {}
+        self._since = since
+        self._earlier: dict[str, int] = {}
+        """Hosts that decisions before `since` have added, by role."""
+        self.hosts: dict[str, str] = dict(living or {})
         """Role of each host that was not asked to leave, by name, in the order of their starts."""
         self._missing: dict[str, int] = {}
         """Hosts that are to be started, by role."""
@@ -63,9 +66,10 @@ class ScaledHosts:
         """Start and end hosts until `stopped` is set; blocks."""
         with DecisionReader(self._recipe.run, Path(self._recipe.folder) / self._recipe.run) as reader:
             while not stopped.is_set():
-                with suppress(Empty):
+                try:
                     self.apply(reader.decisions.get(timeout=LOOK_SECONDS))
-                self.start_missing()
+                except Empty:
+                    self.start_missing()
 
     def apply(self, decision: ScaleChange) -> None:
         """Follow a decision. There are never more hosts than the bounds of `[autoscale]` leave beside those of the recipe."""
@@ -73,6 +77,10 @@ class ScaledHosts:
         for name in self._ended():
             del self.hosts[name]
         own, missing = [name for name, its in self.hosts.items() if its == role], self._missing.get(role, 0)
+        if decision.time < self._since:
+            self._earlier[role] = min(max(self._earlier.get(role, 0) + more, 0), self._most.get(role, 0))
+            self._missing[role] = max(self._earlier[role] - len(own), 0)  # started when no more decisions arrive
+            return
         if more > 0:
             self._missing[role] = min(missing + more, max(self._most.get(role, 0) - len(own), 0))
         else:

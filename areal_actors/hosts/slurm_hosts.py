@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
+import sys
 from collections.abc import Sequence
 from itertools import count
 from typing import Final
@@ -39,6 +41,20 @@ class SlurmHosts:
         self._jobs: dict[str, str] = {}
         """Number of each job, by the name of its host."""
 
+    def adopt(self) -> dict[str, str]:
+        """Take over the jobs that a killed follower of this run has submitted; returns the roles of their hosts, by name."""
+        name = re.compile(rf"areal-{re.escape(self._recipe.run)}-((?P<role>\w+)-added-(?P<number>\d+))")
+        try:
+            lines = [line.split() for line in _run("squeue", "--me", "--noheader", "--format=%A %j %k").splitlines()]
+        except SetupError as error:
+            sys.stderr.write(f"autoscale: jobs of an earlier follower, if there are any, are not found: {error}\n")
+            return {}
+        ours = [(name.fullmatch(line[1]), line[0]) for line in lines if line[2:] == [self._address]]
+        found = sorted((int(one["number"]), one[1], one["role"], job) for one, job in ours if one and one["role"] in self._places)
+        self._numbers = count(found[-1][0] + 1 if found else 0)
+        self._jobs = {host: job for _, host, _, job in found}
+        return {host: role for _, host, role, _ in found}
+
     def start(self, role: str) -> str:
         """Submit a job; it may wait in the queue.
 
@@ -49,7 +65,13 @@ class SlurmHosts:
         command = shlex.join((*PROGRAM, "join", self._address, *place.words))
         options = (
             *("--parsable", "--export=ALL", "--ntasks=1", f"--signal=B:TERM@{self._leaving_seconds}", "--open-mode=append"),
-            *(f"--job-name=areal-{self._recipe.run}-{name}", "--output=%x-%j.log", *needs_of(place), *self._recipe.hosts.slurm),
+            *(
+                f"--job-name=areal-{self._recipe.run}-{name}",
+                f"--comment={self._address}",
+                "--output=%x-%j.log",
+                *needs_of(place),
+                *self._recipe.hosts.slurm,
+            ),
         )
         # The shell of the batch script becomes `areal join`, so that it gets the signal itself.
         printed = _run("sbatch", *options, f"--wrap=exec {command}")
