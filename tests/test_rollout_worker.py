@@ -185,9 +185,10 @@ async def test_an_agent_that_gives_up_on_a_call_that_hangs_fails_by_what_the_cal
 async def test_a_gateway_that_is_gone_or_has_lost_the_session_is_the_reason(send, agent):
     (gone,) = await run_episode(send, Agent(agent), described=NoResponder("no process serves session.describe"))
     assert (gone.reason, "does not answer (no process serves session.describe); then the agent failed" in gone.detail) == ("gateway", True)
-    lost = SessionDescribed(refused=Refusal(status=404, reason="there is no session 's'"))
-    (gone,) = await run_episode(send, Agent(agent), described=lost)
-    assert (gone.reason, "the gateway has lost the session" in gone.detail) == ("gateway", True)
+    for status, reason in ((404, "there is no session 's'"), (503, "the gateway is reading the run's log; retry")):
+        lost = SessionDescribed(refused=Refusal(status=status, reason=reason))
+        (gone,) = await run_episode(send, Agent(agent), described=lost)
+        assert (gone.reason, "the gateway has lost the session" in gone.detail) == ("gateway", True)
 
 
 async def test_an_agent_that_fails_when_another_worker_has_its_episode_ends_nothing(send):

@@ -17,8 +17,9 @@ from bus.message import FrozenMeta
 
 BLAMED_SHARE = 0.5
 """Share of an attempt's time above which one call's wait is the cause of its failure."""
-UNKNOWN, OVER = 404, 410
-"""Status of a session that the gateway does not know, as after its restart, and of one that is over."""
+UNKNOWN, OVER, UNREAD = 404, 410, 503
+"""Status of a session that the gateway does not know, as after its restart; of one that is over; and of one that it does not know while
+it still reads the log."""
 
 
 class FailedAttempt(msgspec.Struct, metaclass=FrozenMeta):
@@ -53,7 +54,7 @@ def attribute_failure(failed: FailedAttempt, described: SessionDescribed) -> Epi
     refused = described.refused
     if described.replaced_by or described.state == "abandoned" or (refused is not None and refused.status == OVER):
         return None
-    if refused is not None and refused.status == UNKNOWN:
+    if refused is not None and refused.status in (UNKNOWN, UNREAD):
         return _caused_by(failed, "gateway", f"the gateway has lost the session, as it does when it is restarted ({refused.reason})")
     if described.engine_failure:
         return _caused_by(failed, "engine", described.engine_failure)
