@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -28,6 +29,7 @@ from areal_actors.messages import (
     Generate,
     Generated,
     Heartbeat,
+    RunFinished,
     RunStopping,
 )
 from areal_actors.recipe.recipe import redacted
@@ -285,6 +287,21 @@ async def test_areal_monitor_needs_no_more_than_monitor_json(tmp_path: Path) -> 
         console = Console(width=100, file=io.StringIO())
         assert await asyncio.wait_for(asyncio.to_thread(attach, bus=handed_out, console=console), 300) == 0
         assert console.file.getvalue().splitlines()[-1].endswith("finished after 40 steps")
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+async def test_a_monitor_of_another_host_ends_with_the_run(tmp_path: Path, *, as_json: bool) -> None:
+    async with run_server(tmp_path / "nats") as (server, users, owner):
+        handed_out = tmp_path / "handed-out.json"
+        handed_out.write_bytes(msgspec.json.encode(ServerAddress(url=users.url(MONITOR, server.address), run=RUN, pid=0)))
+        console = Console(width=100, file=io.StringIO())
+        attached = partial(attach, bus=handed_out, console=console, subjects="step.>", as_json=as_json)
+        watching = asyncio.create_task(asyncio.to_thread(attached))
+        async with asyncio.timeout(300):
+            while not watching.done():
+                await owner.publish(RunFinished(steps=40), stamp())
+                await asyncio.wait({watching}, timeout=0.2)
+        assert await watching == 0
 
 
 # ---------------------------------------------------------------- where the passwords are

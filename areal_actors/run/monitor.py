@@ -25,6 +25,7 @@ from areal_actors.messages import (
     EpisodeAbandoned,
     EventLoopBlocked,
     Heartbeat,
+    RunFinished,
     Throughput,
     TrainerProgress,
 )
@@ -230,12 +231,13 @@ async def _attach(server: ServerAddress, folder: RunFolder | None, watch: Watch,
     """Watch a run until it ends; for `data`, its end is no failure."""
     async with connected(server, folder, monitors=True) as bus:
         watching = asyncio.ensure_future(watch(bus, SnapshotStore(folder.snapshots) if folder else None))
-        ends = [asyncio.create_task(end) for end in (*([_wait_gone(folder)] if folder else []), bus.wait_lost())]
+        finished = asyncio.create_task(_wait_gone(folder) if folder else _wait_finished(bus))
+        ends = [finished, asyncio.create_task(bus.wait_lost())]
         try:
             await asyncio.wait({watching, *ends}, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.wait({watching}, timeout=DRAIN_SECONDS)
             ended = next((end.result() for end in ends if end.done()), "")
-            if not watching.done() and data:
+            if not watching.done() and (data or (folder is None and finished.done())):
                 sys.stderr.write(f"{ended}\n")
             elif not watching.done():
                 raise ServerUnavailable(ended)
@@ -252,6 +254,13 @@ async def _wait_gone(folder: RunFolder) -> str:
     while folder.live_supervisor():  # noqa: ASYNC110 - it is another process, which publishes nothing when it is killed
         await asyncio.sleep(DRAIN_SECONDS)
     return f"run '{folder.path.name}' has ended: its supervisor is gone; its logs are in {folder.logs}"
+
+
+async def _wait_finished(bus: Bus) -> str:
+    """Wait until a run of another host is finished, whose server then ends; returns a message about it."""
+    async for envelope in bus.watch(RunFinished.subject):
+        return f"run '{envelope.run}' has ended"
+    raise AssertionError("a watch never ends by itself")
 
 
 async def _export(folder: RunFolder, destination: Path) -> tuple[int, str]:
