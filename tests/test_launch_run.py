@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import os
 import re
@@ -72,12 +74,14 @@ for word in "$@"; do
     case $word in
     --wrap=*) wrap=${word#*=} ;;
     --job-name=*) name=${word#*=} ;;
+    --comment=*) comment=${word#*=} ;;
     esac
 done
 number=$(($(ls "$JOBS" | wc -l) + 1))
 printf '#!/bin/sh\\n%s\\n' "$wrap" >"$JOBS.$number.sh"
 setsid sh "$JOBS.$number.sh" >"$JOBS.$name.log" 2>&1 </dev/null &
 echo "$!" >"$JOBS/$number"
+echo "$number $name $comment" >"$JOBS.$number.listed"
 echo "$number;cluster"
 """
 SCANCEL = """#!/usr/bin/env bash
@@ -88,7 +92,9 @@ echo "$*" >>"$JOBS.scancel"
 SQUEUE = """#!/usr/bin/env bash
 # A stand-in for Slurm's squeue.
 for job in "$JOBS"/*; do
-    ! kill -0 "$(cat "$job")" 2>/dev/null || basename "$job"
+    kill -0 "$(cat "$job")" 2>/dev/null || continue
+    number=$(basename "$job")
+    if [[ $* == *%j* ]]; then cat "$JOBS.$number.listed"; else echo "$number"; fi
 done
 """
 
@@ -250,6 +256,17 @@ async def test_the_batch_script_runs_a_job(tmp_path, started):
     assert "gateway.port: cannot listen on 0.0.0.0" in output.read_text()
 
 
+async def follower_of(job: psutil.Popen, *, after: int = 0) -> psutil.Process:
+    """The follower of a batch script, once it reads decisions; another one than the killed one, if `after` is its process id."""
+    async with asyncio.timeout(PATIENT):
+        while True:
+            for one in psutil.Process(job.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if one.pid != after and "--follow" in one.cmdline() and one.children():
+                        return one
+            await asyncio.sleep(0.1)
+
+
 async def test_the_batch_script_submits_jobs_for_the_workers_that_the_run_decides_on(tmp_path, started):
     launch("--on", "slurm", "--output", str(tmp_path), "steps=100000", "bus.tls=true", *slow_rewards(tmp_path), folder=tmp_path)
     commands, jobs = tmp_path / "bin", tmp_path / "jobs"
@@ -266,10 +283,12 @@ async def test_the_batch_script_submits_jobs_for_the_workers_that_the_run_decide
         (joined, *_) = await run.until(WorkerJoined, 1)
         started.append(psutil.Process(int((jobs / "1").read_text())))
         assert joined.role == "reward_worker"
-        (follower,) = [one for one in psutil.Process(job.pid).children() if "--follow" in one.cmdline()]
-        follower.terminate()
+        killed = await follower_of(job)
+        killed.kill()
+        (await follower_of(job, after=killed.pid)).terminate()
         (left, *_) = await run.until(WorkerLeft, 1)
         assert (left.worker, left.reason) == (joined.worker, "")
+        assert [place.name for place in jobs.iterdir()] == ["1"]
         assert (tmp_path / "jobs.scancel").read_text().splitlines() == ["--state=PENDING 1", "--signal=TERM --batch 1"]
         (server,) = [one for one in psutil.Process(job.pid).children(recursive=True) if one.cmdline()[1:4] == ["-m", "areal_actors", "run"]]
         server.terminate()
