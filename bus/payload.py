@@ -29,7 +29,7 @@ _FORMAT: Final = zstandard.FORMAT_ZSTD1_MAGICLESS
 _LONGEST_HEADER: Final = 14
 """Bytes of the longest header of a zstd frame without magic number; an unknown size is the largest number."""
 _LEVEL: Final = 5
-"""zstd's default: a short event takes 3 µs, at level 6 three times as long for 2 % fewer bytes."""
+"""A short event takes 7 µs: at level 3 5 µs for 4 % more bytes, at level 6 twice as long for less than 1 % fewer."""
 
 DICTIONARIES: Final = {number: Path(__file__).with_name(f"dictionary_{number}.bin").read_bytes() for number in (1, 2)}
 """Dictionaries by number. Logs need them for ever: none may change, another gets the next number (`scripts/bus_dictionary.py`)."""

@@ -1,7 +1,7 @@
 """Trains a dictionary for compressed messages: `python scripts/bus_dictionary.py bus/dictionary_3.bin LOG ...`.
 
-LOG is an exported log (`areal run` of several recipes, then `areal events RUN --export LOG`). Texts are replaced by the documentation's
-prose, so that the dictionary has no task's sentences. A dictionary that was released is never written again.
+Each LOG is that of a run of another recipe (`areal export RUN LOG`). Texts are replaced by the documentation's prose, so that the
+dictionary has no task's sentences. A dictionary that was released is never written again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ DICTIONARY_BYTES = 32 << 10
 SAMPLES_A_KIND = 400
 LEAST_SHARE = 0.01
 """Share of a log's messages that a kind has at least."""
-LEVEL = 3
+LEVEL = 5
+"""Level of `bus/payload.py`."""
 SHORT_WORD = re.compile(r"[\w.-]{0,20}")
 BY_SUBJECT = {kind.subject: kind for kind in KINDS}
 
