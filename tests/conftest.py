@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 from contextlib import nullcontext
 from random import Random
 
 import pytest
+import structlog
 from hypothesis import settings
 from support.live_run import LiveRun
 
@@ -44,6 +46,21 @@ def pytest_configure():
 def pytest_collection_modifyitems(items):
     places = {name: place for place, name in enumerate(LONGEST_FILES)}
     items.sort(key=lambda item: places.get(item.path.name, len(places)))
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before():
+    """A program that a test calls in this process sets the log up; a handler that stayed would write to the closed output of that test."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    for handler in root.handlers:
+        if handler not in handlers:
+            handler.close()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()
+    structlog.contextvars.clear_contextvars()
 
 
 class FakeContext:

@@ -3,26 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-import structlog
-
 from areal_actors.run.logs import log_to_file, log_to_terminal
-
-
-@pytest.fixture(autouse=True)
-def _keep_the_test_runner_logging() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
-    yield
-    for handler in root.handlers:
-        if handler not in handlers:
-            handler.close()
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    structlog.contextvars.clear_contextvars()
 
 
 def test_a_second_log_closes_the_file_of_the_first(tmp_path: Path) -> None:

@@ -1,11 +1,9 @@
 """`areal check` opens the data, loads agent and reward, and lets them play a task: what a run would refuse later is refused here."""
 
 import json
-import logging
 import re
 
 import pytest
-import structlog
 
 from areal_actors.cli import main
 
@@ -72,16 +70,6 @@ def project(tmp_path, monkeypatch):
     (tmp_path / "recipe.toml").write_text(RECIPE)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-@pytest.fixture(autouse=True)
-def _logging_as_before():
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    structlog.reset_defaults()
 
 
 def checked(capsys, *words):

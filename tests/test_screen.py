@@ -92,16 +92,12 @@ def test_no_screen_is_drawn_where_there_is_none(monkeypatch):
 
 async def test_the_ordinary_screen_comes_back_with_what_was_written_to_standard_error(capsys):
     console, view = Console(file=io.StringIO(), force_terminal=True, width=80, height=24), a_run()
-    handler = logging.StreamHandler(sys.stderr)
-    logging.getLogger().addHandler(handler)
-    try:
-        async with full_screen(view, console):
-            logging.getLogger().warning("\x1b[31mthe disk is slow\x1b[0m")
-            await asyncio.sleep(0)
-            assert view.notices == ["the disk is slow"]
-            assert capsys.readouterr().err == ""
-    finally:
-        logging.getLogger().removeHandler(handler)
+    logging.getLogger().handlers[:] = [logging.StreamHandler(sys.stderr)]
+    async with full_screen(view, console):
+        logging.getLogger().warning("\x1b[31mthe disk is slow\x1b[0m")
+        await asyncio.sleep(0)
+        assert view.notices == ["the disk is slow"]
+        assert capsys.readouterr().err == ""
     assert "the disk is slow" in capsys.readouterr().err
     written = console.file.getvalue()
     assert written.index("\x1b[?1049h") < written.index("areal-actors") < written.index("\x1b[?1049l")

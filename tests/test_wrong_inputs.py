@@ -1,10 +1,8 @@
 """`areal check` refuses each of a hundred wrong inputs, with the place, what was found, and the remedy; a run then refuses none."""
 
-import logging
 import socket
 
 import pytest
-import structlog
 from support.wrong_inputs import AGENT, RECIPE, ROWS, WRONG
 
 from areal_actors.cli import main
@@ -20,16 +18,6 @@ def project(tmp_path, monkeypatch):
     for name, content in (("agent.py", AGENT), ("recipe.toml", RECIPE), ("tasks.jsonl", "\n".join(ROWS))):
         (tmp_path / name).write_text(content)
     return tmp_path
-
-
-@pytest.fixture(autouse=True)
-def _logging_as_before():
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    structlog.reset_defaults()
 
 
 def test_there_are_a_hundred():
