@@ -37,10 +37,12 @@ from areal_actors.messages import (
     BusRestarted,
     EpisodeAbandoned,
     EvaluationCompleted,
-    InteractionRecorded,
+    InteractionsRecorded,
     RunFinished,
     StepCompleted,
+    TrajectoryExported,
     WorkerJoined,
+    recorded_calls,
 )
 from areal_actors.run.auditing import audit_run
 from areal_actors.run.connections import connected, open_store
@@ -280,8 +282,9 @@ async def _export(run: LiveRun, cluster: NatsCluster | None, log: Path) -> None:
 def _outcome(name: str, scene: Scene, audit: Audit, steps: int, seconds: float) -> Outcome:
     run = scene.run
     sessions: dict[str, set[str]] = defaultdict(set)
-    for event in run.received(InteractionRecorded):
-        sessions[event.episode].add(event.session)
+    for event in (*run.received(InteractionsRecorded), *run.received(TrajectoryExported)):
+        for call in recorded_calls(event):
+            sessions[call.episode].add(call.session)
     abandoned: list[Any] = run.received(EpisodeAbandoned)
     again = sum(len(found) - 1 for found in sessions.values())
     outcome = Outcome(

@@ -28,7 +28,7 @@ import uvloop
 from history import append, parse_arguments, table
 from orchestration import EPISODES_A_STEP, LONGEST_SECONDS, RUN, SERVER, begin, count_reached, recipe, system
 
-from areal_actors.messages import KINDS, InteractionRecorded, TrajectoryExported
+from areal_actors.messages import KINDS, TrajectoryExported, recorded_calls
 from areal_actors.run.run_folder import RunFolder
 from bus.nats import NatsBus
 from bus.payload import pack, unpack
@@ -40,6 +40,8 @@ READ_TOGETHER = 256
 BLOCK_BYTES = 8 << 20
 """Size at which the server begins another block of a log."""
 LEAST_EPISODES = 16
+REPORT_SECONDS = 1.5
+"""Time after which the log has every call that was completed before it."""
 REPEATS = 200
 BY_SUBJECT = {kind.subject: kind for kind in KINDS}
 LEAST_SHARE = 0.005
@@ -77,8 +79,10 @@ async def measure(case: Case, episodes: int, folder: Path, *, compress: bool = F
         await begin(bus, plan, folder)
         await count_reached(bus, TrajectoryExported, episodes)
         sent, received = (now - was for now, was in zip(traffic(place, running[SERVER]), before, strict=True))
-        run = await count_reached(bus, InteractionRecorded, 1) / case.calls  # those of unfinished episodes, too
-        kinds = await sizes(bus)
+        until = time.time()
+        await asyncio.sleep(REPORT_SECONDS)
+        kinds, calls = await sizes(bus, until)
+        run = calls / case.calls  # those of unfinished episodes, too
         log = bus.streams.log
         state = (await bus.streams.api(f"STREAM.INFO.{log}", {"subjects_filter": bus.streams.prefix + TrajectoryExported.subject}))["state"]
         stored = state["bytes"] / sum(state["subjects"].values())
@@ -138,17 +142,20 @@ def microseconds(call: Callable[[], object]) -> float:
     return round(1e6 * (time.process_time() - began) / REPEATS, 1)
 
 
-async def sizes(bus: NatsBus) -> dict[str, Sizes]:
-    """The log's messages, by kind."""
+async def sizes(bus: NatsBus, until: float) -> tuple[dict[str, Sizes], int]:
+    """The log's messages, by kind; and the number of model calls that were completed until then."""
     found: dict[str, Sizes] = defaultdict(Sizes)
+    calls = 0
     last = await bus.streams.last_sequence()
     for start in range(1, last + 1, READ_TOGETHER):
         for message in await bus.streams.read(range(start, min(start + READ_TOGETHER, last + 1))):
             kind = (message.headers or {})["Nats-Subject"].removeprefix(bus.streams.prefix)
             one = found[kind]
             one.number, one.bytes, one.sample = one.number + 1, one.bytes + len(message.data), message.data
-            one.whole += len(msgspec.msgpack.encode(unpack(message.data, where=kind)))
-    return dict(sorted(found.items(), key=lambda one: -one[1].bytes))
+            envelope = unpack(message.data, where=kind)
+            one.whole += len(msgspec.msgpack.encode(envelope))
+            calls += sum(call.time <= until for call in recorded_calls(envelope.open(BY_SUBJECT[kind])))
+    return dict(sorted(found.items(), key=lambda one: -one[1].bytes)), calls
 
 
 def main() -> None:

@@ -80,15 +80,15 @@ def events(episodes: int) -> Iterator[Event]:
 def episode(name: str, group: int, version: int, member: int) -> Iterator[Event]:
     """Yield the events of an episode of two calls."""
     work = RunEpisode(episode=name, group=str(group), task=Task(id=f"task-{group}", data={"question": "?"}), sampling=SamplingParams())
-    calls = []
+    calls, recorded = [], []
     for number in (1, 2):
         columns = TokenColumns.of([7] * TOKENS, [-0.5] * TOKENS, [version] * TOKENS)
         calls.append(Interaction(id=f"{name}-{number}", prompt_suffix=pack_ids([1, 2]), completion=columns, finish_reason="stop"))
         counts = {"prompt_tokens": 10, "completion_tokens": TOKENS, "finish_reason": "stop", "weight_version": version}
-        yield InteractionRecorded(session=name, episode=name, interaction=f"{name}-{number}", **counts)
+        recorded.append(InteractionRecorded(session=name, episode=name, interaction=f"{name}-{number}", **counts))
     yield EpisodeScored(work=work, session=name, reward=float(member % 2), output=f"the answer of {name}")
     rewarded = {"task": work.task.id, "reward": float(member % 2), "interactions": tuple(calls)}
-    yield TrajectoryExported(trajectory=Trajectory(episode=name, group=str(group), attempt=1, **rewarded))
+    yield TrajectoryExported(trajectory=Trajectory(episode=name, group=str(group), attempt=1, **rewarded), recorded=tuple(recorded))
 
 
 def write_log(path: Path, episodes: int) -> int:

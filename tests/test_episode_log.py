@@ -5,7 +5,14 @@ import json
 import pytest
 from support.samples import abandoned, interaction, published, trajectory, work
 
-from areal_actors.messages import CapacityGranted, EpisodeEvaluated, EpisodeScored, InteractionRecorded, TrajectoryExported
+from areal_actors.messages import (
+    CapacityGranted,
+    EpisodeEvaluated,
+    EpisodeScored,
+    InteractionRecorded,
+    InteractionsRecorded,
+    TrajectoryExported,
+)
 from areal_actors.metrics.episode_log import EpisodeLog
 
 
@@ -41,8 +48,10 @@ def lines(log):
 async def test_an_exported_episode_is_printed_with_its_texts(send, log):
     turns = (interaction("a", "hi", 0, 1, prompt="hello?"), interaction("b", "ho", 2, parent="a", prompt="more?"))
     await send(log, published(0), CapacityGranted(first_group=2, groups=2, weight_version=0), now=100.0)
-    await send(log, recorded("3.1", "a"), recorded("3.1", "b"), EpisodeScored(work=work("3.1"), session="s", reward=1.0, output="ho"))
-    await send(log, TrajectoryExported(trajectory=trajectory("3.1", *turns, reward=0.5)), now=107.5)
+    await send(log, InteractionsRecorded(recorded=(recorded("3.1", "a"),)))
+    await send(log, EpisodeScored(work=work("3.1"), session="s", reward=1.0, output="ho"))
+    made = trajectory("3.1", *turns, reward=0.5)
+    await send(log, TrajectoryExported(trajectory=made, recorded=(recorded("3.1", "b"),)), now=107.5)
     (line,) = lines(log)
     assert {key: value for key, value in line.items() if key != "interactions"} == {
         "time": 107.5,
@@ -62,6 +71,7 @@ async def test_an_exported_episode_is_printed_with_its_texts(send, log):
     first, second = line["interactions"]
     assert (first["prompt"], first["completion"], first["prompt_tokens"], first["weight_versions"]) == ("hello?", "hi", 5, [0, 1])
     assert (second["id"], second["parent"], second["finish_reason"], second["reward"]) == ("b", "a", "stop", None)
+    assert second["prompt_tokens"] == 5
 
 
 async def test_evaluated_and_abandoned_episodes_are_printed_without_texts(send, log):

@@ -18,12 +18,12 @@ from areal_actors.messages import (
     ActorStarted,
     EpisodeAbandoned,
     EpisodeScored,
-    InteractionRecorded,
     OpenSession,
     SessionOpened,
     SessionStarted,
     StepCompleted,
     TrajectoryExported,
+    recorded_calls,
 )
 from areal_actors.recipe.load import load
 from areal_actors.recipe.plan import plan
@@ -329,6 +329,7 @@ async def test_a_run_with_two_gateways_survives_the_death_of_one(live):
     exported = [event.trajectory for event in events if isinstance(event, TrajectoryExported)]
     assert len(exported) == len({one.episode for one in exported})
     assert {gateway_of_group(one.group, 2) for one in exported} == {"session_manager-0", "session_manager-1"}
-    calls = [event for event in events if isinstance(event, InteractionRecorded)]
+    calls = [call for event in events for call in recorded_calls(event)]
+    assert calls
     assert all(gateway_of_session(call.session) == gateway_of_group(call.episode.rpartition(".")[0], 2) for call in calls)
     assert [event.step for event in events if isinstance(event, StepCompleted)] == list(range(1, 13))

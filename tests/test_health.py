@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
+import psutil
 import pytest
 from support.live_run import ROOT
 
@@ -80,6 +81,12 @@ class Watch:
 
     def sentences(self):
         return [event.sentence for event in self.published if isinstance(event, RunStalled)]
+
+
+@pytest.fixture(autouse=True)
+def _no_server_of_other_tests(monkeypatch):
+    """A test that ran before in this process may have left a nats-server that ends with it."""
+    monkeypatch.setattr(psutil.Process, "children", lambda process: [])
 
 
 @pytest.fixture

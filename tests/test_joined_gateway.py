@@ -19,7 +19,6 @@ from areal_actors.messages import (
     ActorStarted,
     BatchFormed,
     EpisodeAbandoned,
-    InteractionRecorded,
     LogTrimmed,
     SnapshotRefused,
     StepCompleted,
@@ -110,7 +109,7 @@ async def test_a_gateway_of_another_host_encrypts_with_a_certificate_of_that_hos
     ]
     place = (other.address, json.loads((run.folder / "recipe.json").read_text())["gateway"]["port"])
     async with run.listening():
-        await run.until(InteractionRecorded, 1)
+        await run.until(TrajectoryExported, 1)
         assert await asyncio.to_thread(ssl.get_server_certificate, place) == issued.certificate.read_text()
         assert await run.ended() == 0, run.output() + "".join(joiner.output() for joiner in joiners)
     assert [joiner.ended() for joiner in joiners] == [0, 0, 0]
@@ -124,7 +123,7 @@ async def test_a_killed_gateway_of_another_host_is_replaced_there(live, other):
     joiners = await join(run, other, *ROLES)
     async with run.listening():
         await run.until(StepCompleted, 2)
-        await run.until(InteractionRecorded, len(run.received(InteractionRecorded)) + 5)
+        await run.until(TrajectoryExported, len(run.received(TrajectoryExported)) + 5)
         joiners[-1].worker().kill()
         assert await run.ended() == 0, run.output() + "".join(joiner.output() for joiner in joiners)
     assert [joiner.ended() for joiner in joiners] == [0, 0, 0]

@@ -18,7 +18,7 @@ from support.live_run import ROOT
 
 from areal_actors.cli import main
 from areal_actors.core.errors import SetupError
-from areal_actors.messages import EvaluationCompleted, InteractionRecorded, RunFinished, StepCompleted
+from areal_actors.messages import EvaluationCompleted, InteractionRecorded, InteractionsRecorded, RunFinished, StepCompleted
 from areal_actors.metrics.metrics_file import Metrics
 from areal_actors.reader import Table, open_run
 from areal_actors.reader.comparison import compare, differences
@@ -111,6 +111,23 @@ def test_calls_of_an_abandoned_attempt_have_their_counts_and_no_text(tmp_path):
     assert second["interactions"] == 0
     (row,) = run.interactions
     assert (row["interaction"], row["completion"]) == ("i3", None)
+
+
+def test_calls_reported_after_the_end_of_their_attempt_are_its_own(tmp_path):
+    call = InteractionRecorded(
+        session="s",
+        episode="3.0",
+        interaction="i3",
+        prompt_tokens=5,
+        completion_tokens=2,
+        finish_reason="stop",
+        weight_version=4,
+        time=1.7e9,
+        attempt=1,
+    )
+    events = [STARTED, given_up("3.0", 1), InteractionsRecorded(recorded=(call,)), given_up("3.0", attempt=2)]
+    first, second = open_run(exported_log(tmp_path / "a.log", events)).episodes
+    assert (first["interactions"], first["completion_tokens"], second["interactions"]) == (1, 2, 0)
 
 
 def test_events_have_every_event_of_the_log_in_order(tmp_path):

@@ -11,7 +11,15 @@ import pytest
 from areal_actors import cli
 from areal_actors.core.errors import RecipeError
 from areal_actors.core.values import SamplingParams, Task
-from areal_actors.messages import CapacityGranted, EpisodeAbandoned, RunEpisode, StepCompleted, TrajectoryDropped
+from areal_actors.messages import (
+    CapacityGranted,
+    EpisodeAbandoned,
+    InteractionRecorded,
+    InteractionsRecorded,
+    RunEpisode,
+    StepCompleted,
+    TrajectoryDropped,
+)
 from areal_actors.replay.control import KINDS_BY_SUBJECT, ControlReplay
 from areal_actors.replay.in_flight import InFlight
 from areal_actors.replay.state import Moment
@@ -80,6 +88,12 @@ def test_an_attempt_that_is_abandoned_begins_again_or_fails_and_a_dropped_group_
     flying.receive(EpisodeAbandoned(work=work(1, 1), reason="agent", detail=""), 2.0)
     episode = flying.groups["3"]["3.0"]
     assert (episode.phase, episode.attempt, episode.calls) == ("not begun", 2, 0)
+    counts = {"prompt_tokens": 5, "completion_tokens": 2, "finish_reason": "stop", "weight_version": 4}
+    calls = [InteractionRecorded(session="s", episode="3.0", interaction="i", attempt=attempt, **counts) for attempt in (1, 2)]
+    flying.receive(InteractionsRecorded(recorded=(calls[0],)), 2.5)
+    assert (episode.phase, episode.calls) == ("not begun", 0)
+    flying.receive(InteractionsRecorded(recorded=tuple(calls)), 2.5)
+    assert (episode.phase, episode.calls) == ("sampling", 1)
     flying.receive(EpisodeAbandoned(work=work(2, 0), reason="agent", detail=""), 3.0)
     assert (episode.phase, episode.since) == ("failed", 3.0)
     flying.receive(TrajectoryDropped(episode="3.1", group="3", reason="incomplete group"), 4.0)

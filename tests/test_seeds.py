@@ -75,7 +75,8 @@ async def test_interactions_have_the_same_ids_in_both_runs(fresh):
     ids = []
     for manager in (await fresh(), await fresh()):
         opened = await manager.open(work("2.1"))
-        recorded, answer = await manager.chat(opened.session, "a")
+        (answer,) = await manager.chat(opened.session, "a")
+        (recorded,) = manager.recorded()
         ids.append((recorded.interaction, answer.interaction))
     assert ids == [("2.1-1-1", "2.1-1-1")] * 2
 

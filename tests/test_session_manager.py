@@ -7,11 +7,12 @@ from support.samples import LETTERS_TEMPLATE, abandoned, columns, exported, lett
 from areal_actors.core.values import unpack_ids
 from areal_actors.messages import (
     ActorFailed,
+    AgentReturned,
+    DescribeSession,
     EpisodeAbandoned,
     EpisodeEvaluated,
     EpisodeScored,
     Generated,
-    InteractionRecorded,
     ModelResponsePart,
     OpenSession,
     SetReward,
@@ -30,13 +31,14 @@ async def test_an_episode_from_its_session_to_its_trajectory(manager):
     opened = await manager.open(work("4.1", attempt=2))
     assert opened.session.startswith("4.1-2-")
     assert (opened.base_url, opened.weight_version) == (f"http://gateway/{opened.session}/v1", 0)
-    recorded, answer = await manager.chat(opened.session, "why?")
-    assert isinstance(recorded, InteractionRecorded)
+    (answer,) = await manager.chat(opened.session, "why?")
+    (recorded,) = manager.recorded()
     assert isinstance(answer, ModelResponsePart)
     assert (answer.text, answer.finish_reason, answer.prompt_tokens, answer.completion_tokens) == ("hi", "stop", 9, 3)
     assert (recorded.interaction, recorded.weight_version) == (answer.interaction, 3)
     (left,) = await manager(EpisodeScored(work=work("4.1", attempt=2), session=opened.session, reward=0.5))
     assert isinstance(left, TrajectoryExported)
+    assert (left.recorded, manager.recorded()) == ((recorded,), [])
     trajectory = left.trajectory
     assert (trajectory.episode, trajectory.group, trajectory.attempt, trajectory.reward) == ("4.1", "4", 2, 0.5)
     (turn,) = trajectory.interactions
@@ -48,7 +50,8 @@ async def test_an_episode_from_its_session_to_its_trajectory(manager):
 async def test_the_second_prompt_begins_with_the_exact_ids_of_the_first(manager):
     opened = await manager.open()
     await manager.chat(opened.session, "why?")
-    recorded, _ = await manager.chat(opened.session, "why?", "hi", "really?")
+    await manager.chat(opened.session, "why?", "hi", "really?")
+    _, recorded = manager.recorded()
     first, second = manager.asked
     assert second.prompt_ids.startswith(first.prompt_ids + columns("hi\n", 0).token_ids)
     assert (recorded.interaction, recorded.parent) == ("0.0-1-2", "0.0-1-1")
@@ -129,15 +132,15 @@ async def test_what_the_engine_refuses_is_the_client_s_error_and_what_it_cannot_
     assert (gone.reason, gone.detail) == ("engine", answer.error)
 
 
-async def test_a_streamed_answer_comes_in_parts_and_is_recorded_before_the_last(manager):
+async def test_a_streamed_answer_comes_in_parts_and_is_recorded_once(manager):
     opened = await manager.open()
     manager.generate = lambda question: [
         Generated(columns=columns("h", 3)),
         Generated(columns=columns("i\n", 4), finish_reason="length"),
     ]
-    first, second, recorded, last = await manager.chat(opened.session, "a", stream=True)
+    first, second, last = await manager.chat(opened.session, "a", stream=True)
     assert (first.text, second.text, last.text, last.finish_reason) == ("h", "i", "", "length")
-    assert isinstance(recorded, InteractionRecorded)
+    (recorded,) = manager.recorded()
     assert (recorded.completion_tokens, recorded.weight_version, last.completion_tokens) == (3, 4, 3)
 
 
@@ -174,7 +177,7 @@ async def test_a_session_stays_with_its_worker_until_that_gives_an_invalid_compl
     await manager.chat(opened.session, "y")
     manager.generate = lambda question: [Generated(error="out of memory")]
     assert [(await manager.chat(opened.session, "z"))[0].worker for _ in range(2)] == ["b", "a"]
-    (left,) = await manager(EpisodeScored(work=work(), session=opened.session, reward=1.0))
+    _, left = await manager(EpisodeScored(work=work(), session=opened.session, reward=1.0))
     assert left.reason == "engine"
 
 
@@ -241,7 +244,7 @@ async def test_a_reward_for_an_interaction_that_is_not_there_is_a_404(manager):
 
 async def test_rewards_set_over_http_are_those_of_the_trajectory(manager):
     opened = await manager.open()
-    _, first = await manager.chat(opened.session, "a")
+    (first,) = await manager.chat(opened.session, "a")
     await manager.chat(opened.session, "b")
     (answer,) = await manager(SetReward(session=opened.session, interaction=first.interaction, reward=0.25))
     assert not answer.error
@@ -263,7 +266,10 @@ async def test_what_cannot_be_trained_is_abandoned_by_name(manager, calls, score
     opened = await manager.open(run)
     for _ in range(calls):
         await manager.chat(opened.session, "a")
-    (gone,) = await manager(EpisodeScored(work=run, session=opened.session, **score))
+    recorded = manager.recorded()
+    *before, gone = await manager(EpisodeScored(work=run, session=opened.session, **score))
+    assert [call for event in before for call in event.recorded] == recorded
+    assert len(recorded) == calls
     assert isinstance(gone, EpisodeAbandoned)
     assert (gone.reason, gone.work) == ("agent", run)
     assert complaint in gone.detail
@@ -274,9 +280,9 @@ async def test_what_cannot_be_trained_is_abandoned_by_name(manager, calls, score
 async def test_a_held_out_episode_is_evaluated_and_not_trained(manager):
     run = work("evaluation-0-greedy.1", purpose="evaluate")
     opened = await manager.open(run)
-    recorded, _ = await manager.chat(opened.session, "a")
-    assert recorded.purpose == "evaluate"
-    (done,) = await manager(EpisodeScored(work=run, session=opened.session, reward=1.0, output="42"))
+    await manager.chat(opened.session, "a")
+    calls, done = await manager(EpisodeScored(work=run, session=opened.session, reward=1.0, output="42"))
+    assert [call.purpose for call in calls.recorded] == ["evaluate"]
     assert done == EpisodeEvaluated(work=run, reward=1.0, output="42", completion_tokens=3, sampled_by={3: 3})
 
 
@@ -315,10 +321,31 @@ async def test_a_session_opened_before_the_news_that_its_episode_is_finished_exp
 async def test_an_unused_session_is_lost_when_its_lease_ends(manager):
     opened = await manager.open(work(attempts_left=1), now=100.0)
     await manager.chat(opened.session, "a", now=105.0)
-    assert await manager(Tick(), now=114.0) == []
+    (calls,) = await manager(Tick(), now=114.0)
+    assert [(call.session, call.attempt, call.time) for call in calls.recorded] == [(opened.session, 1, 105.0)]
     (gone,) = await manager(Tick(), now=116.0)
     assert (gone.reason, gone.detail) == ("lost", f"session {opened.session} was not used for 10 s")
     assert await manager(Tick(), now=999.0) == []
+
+
+async def test_calls_are_in_the_log_before_the_failure_of_their_agent_or_its_score_can_be(manager):
+    reported = []
+    for number, question in enumerate((DescribeSession, AgentReturned)):
+        opened = await manager.open(work(f"{number}.0"))
+        await manager.chat(opened.session, "a")
+        reported += await manager(question(session=opened.session))
+    first, described, second = reported
+    assert [call.session for event in (first, second) for call in event.recorded] == [described.session, opened.session]
+    assert manager.recorded() == []
+
+
+async def test_calls_of_many_sessions_are_reported_together(manager, monkeypatch):
+    monkeypatch.setattr("areal_actors.gateway.sessions.unreported_calls.REPORTED_TOGETHER", 2)
+    for number in range(3):
+        await manager.chat((await manager.open(work(f"{number}.0"))).session, "a")
+    reported = await manager(Tick())
+    assert [[call.episode for call in event.recorded] for event in reported] == [["0.0", "1.0"], ["2.0"]]
+    assert await manager(Tick()) == []
 
 
 async def test_what_others_abandoned_needs_no_session_any_more(manager):
@@ -335,7 +362,8 @@ async def test_a_template_that_rewrites_history_is_reported_with_the_interaction
     await manager.ready()
     opened = await manager.open()
     await manager.chat(opened.session, "a")
-    recorded, _ = await manager.chat(opened.session, "a", "hi", "b")
+    await manager.chat(opened.session, "a", "hi", "b")
+    _, recorded = manager.recorded()
     assert (recorded.parent != "", recorded.prefix, recorded.prefix_break_reason) == (
         True,
         "",

@@ -9,6 +9,7 @@ import hashlib
 import os
 import random
 from collections import Counter
+from collections.abc import Iterator
 from functools import lru_cache
 
 import numpy as np
@@ -26,10 +27,12 @@ from areal_actors.messages import (
     EpisodeEvaluated,
     EvaluationCompleted,
     InteractionRecorded,
+    InteractionsRecorded,
     StepCompleted,
     TrajectoryDropped,
     TrajectoryExported,
     WeightsPublished,
+    recorded_calls,
 )
 from areal_actors.sequences.build import sequences_of
 
@@ -239,8 +242,13 @@ def an_episode_has_at_most_one_result_and_a_failed_one_has_none(simulation: Simu
         assert event.trajectory.sampled_tokens() > 0
 
 
+def calls_recorded(outcome: Outcome) -> Iterator[InteractionRecorded]:
+    for event in (*opened(outcome, InteractionsRecorded), *opened(outcome, TrajectoryExported)):
+        yield from recorded_calls(event)
+
+
 def every_exported_interaction_was_recorded(_: Simulation, outcome: Outcome) -> None:
-    recorded = {event.interaction: event for event in opened(outcome, InteractionRecorded)}
+    recorded = {call.interaction: call for call in calls_recorded(outcome)}
     for event in opened(outcome, TrajectoryExported):
         for turn in event.trajectory.interactions:
             assert recorded[turn.id].completion_tokens == len(turn.completion)
@@ -302,7 +310,7 @@ def test_the_simulation_does_what_it_is_for():
     rows = [row for outcome in masking for rows in outcome.trainer.rows for row in rows]
     assert any(row.loss_mask.any() and (~row.loss_mask & sampled(row)).any() for row in rows)
     assert any(len(set(row.versions[sampled(row)])) > 1 for row in rows)
-    assert any(event.parent for _, outcome in outcomes for event in opened(outcome, InteractionRecorded))
+    assert any(call.parent for _, outcome in outcomes for call in calls_recorded(outcome))
     assert any(event.reason == "surplus" for _, outcome in outcomes for event in opened(outcome, EpisodeAbandoned))
     assert {simulation.batcher.exit_policy for simulation, _ in outcomes} == {"mask", "drop", "keep", "wait"}
     assert {simulation.max_staleness for simulation, _ in outcomes} == {0, 1, 2}

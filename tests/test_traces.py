@@ -27,6 +27,7 @@ from areal_actors.messages import (
     EpisodeScored,
     Generate,
     InteractionRecorded,
+    InteractionsRecorded,
     ModelRequest,
     RunEpisode,
     ScoreEpisode,
@@ -46,7 +47,9 @@ MADE = Trajectory(episode="0.1", group="0", attempt=2, task="t", reward=1.0, int
 RECORDED = InteractionRecorded(
     session="s", episode="0.1", interaction="i1", prompt_tokens=1, completion_tokens=4, finish_reason="stop", weight_version=1
 )
-REF = TrajectoryRef(episode="0.1", sequence=5)
+"""As logs of earlier releases have it."""
+CALLED = msgspec.structs.replace(RECORDED, time=story.START + 8, request="ask", attempt=2)
+REF = TrajectoryRef(episode="0.1", sequence=4)
 FORMED = BatchFormed(
     step=0, groups=((REF,),), oldest_version=0, trained_trajectories=1, trained_tokens=4, dropped_trajectories=0, dropped_tokens=0
 )
@@ -60,10 +63,9 @@ def one_episode():
     yield 2, "run", "grant", WORK
     yield 3, "ask", "", asked
     yield 4, "generate", "ask", Generate(prompt_ids=b"", sampling=SamplingParams())
-    yield 8, "recorded", "ask", RECORDED
     yield 9, "score", "", ScoreEpisode(work=WORK, session="s", output="1")
     yield 10, "scored", "score", EpisodeScored(work=WORK, session="s", reward=1.0)
-    yield 11, "exported", "scored", TrajectoryExported(trajectory=MADE)
+    yield 11, "exported", "scored", TrajectoryExported(trajectory=MADE, recorded=(CALLED,))
     yield 13, "batch", "exported", FORMED
     yield 17, "stepped", "batch", StepCompleted(step=1, metrics={"reward_mean": 1.0}, sequences_checksum="")
     yield 18, "weights", "batch", published(1)
@@ -126,11 +128,24 @@ def test_a_log_alone_gives_the_same_spans_and_marks_beginnings_that_it_does_not_
     assert {name for name, span in logged.items() if INFERRED.items() <= span.attributes.items()} == {"episode", "call", "score"}
 
 
+def test_a_call_that_was_an_event_of_its_own_is_followed_as_well():
+    story_ = [*one_episode()]
+    story_[5:5] = [(8, "recorded", "ask", RECORDED)]
+    story_[8:10] = [
+        (11, "exported", "scored", TrajectoryExported(trajectory=MADE)),
+        (13, "batch", "exported", msgspec.structs.replace(FORMED, groups=((msgspec.structs.replace(REF, sequence=5),),))),
+    ]
+    before, now = spans_of(story_, live=True), spans_of(one_episode(), live=True)
+    assert {name: (span.begin, span.end) for name, span in before.items()} == {name: (span.begin, span.end) for name, span in now.items()}
+
+
 def test_an_attempt_that_failed_is_an_error_and_one_that_was_dropped_has_its_reason():
-    failed = spans_of([*[*one_episode()][:6], (9, "gone", "", given_up("0.1"))], live=False)
+    earlier = (8, "tick", "", InteractionsRecorded(recorded=(msgspec.structs.replace(CALLED, attempt=1), CALLED)))
+    failed = spans_of([*[*one_episode()][:5], earlier, (9, "gone", "", given_up("0.1", attempt=2))], live=False)
     assert failed["episode"].error == "agent: ValueError"
     assert set(failed) == {"episode", "call"}
-    spans = spans_of([*[*one_episode()][:9], (12, "drop", "", TrajectoryDropped(episode="0.1", group="0", reason="stale"))], live=False)
+    assert failed["call"].end == 8
+    spans = spans_of([*[*one_episode()][:8], (12, "drop", "", TrajectoryDropped(episode="0.1", group="0", reason="stale"))], live=False)
     assert (spans["drop"].begin, spans["drop"].end, spans["drop"].attributes) == (11, 12, {"areal.reason": "stale"})
 
 

@@ -4,7 +4,18 @@ import pytest
 from support.samples import abandoned, exported, loaded, published
 
 from areal_actors.core.settings import WatchdogSettings
-from areal_actors.messages import ActorFailed, ActorStopped, Heartbeat, StepCompleted, TrainerProgress, TrajectoryDropped, Wait, WorkerLeft
+from areal_actors.messages import (
+    ActorFailed,
+    ActorStopped,
+    Heartbeat,
+    InteractionRecorded,
+    InteractionsRecorded,
+    StepCompleted,
+    TrainerProgress,
+    TrajectoryDropped,
+    Wait,
+    WorkerLeft,
+)
 from areal_actors.run.watchdog import Watchdog
 
 SETTINGS = WatchdogSettings(stall_seconds=30.0, max_stall_seconds=300.0, max_failures_in_a_row=3, max_discarded_batches=2)
@@ -161,6 +172,17 @@ def test_groups_may_be_dropped_between_steps_and_for_a_while():
         dog.receive(dropped(group, "filtered"), 100.0)
         dog.receive(dropped(group + 10, "surplus"), 100.0)
     assert dog.problem(100.0) == "", "the batcher counts what its filter drops"
+
+
+def test_completed_calls_are_progress_while_no_work_is_thrown_away():
+    counts = {"prompt_tokens": 5, "completion_tokens": 2, "finish_reason": "stop", "weight_version": 4}
+    calls = InteractionsRecorded(recorded=(InteractionRecorded(session="s", episode="3.0", interaction="i", **counts),))
+    dog = watchdog(stepped(1))
+    dog.receive(calls, 40.0)
+    assert dog.stalled(60.0) is None
+    dog.receive(dropped(2, "stale"), 50.0)
+    dog.receive(calls, 60.0)
+    assert dog.stalled(80.0) is not None
 
 
 def test_a_trajectory_that_is_kept_is_progress():

@@ -13,6 +13,8 @@ from areal_actors.messages import (
     BatchFormed,
     BatchRefused,
     CapacityGranted,
+    InteractionRecorded,
+    InteractionsRecorded,
     OffPolicyChanged,
     RefusedSequence,
     StepCompleted,
@@ -87,6 +89,21 @@ def test_the_positions_of_the_rows_give_the_index_of_any_earlier_event(index, sh
     for name, table in earlier.tables().items():
         if name != "episodes":
             assert len(table.rows) == sum(row.position <= moment for row in index.tables()[name].rows), name
+
+
+def test_calls_reported_together_are_those_of_their_attempts():
+    counts = {"prompt_tokens": 5, "completion_tokens": 2, "finish_reason": "stop", "weight_version": 4}
+    first, second = (
+        InteractionRecorded(session="s", episode="3.0", interaction=f"i{attempt}", attempt=attempt, time=1.7e9 + 2.5, **counts)
+        for attempt in (1, 2)
+    )
+    together = InteractionsRecorded(recorded=(first, second))
+    events = [STARTED, CapacityGranted(first_group=3, groups=1, weight_version=0), given_up("3.0", 1), together, given_up("3.0", attempt=2)]
+    rows = folded(envelopes([*events, together])).fold.table.rows
+    assert [(row.attempt, [(call.interaction, call.at) for call in row.calls]) for row in rows if row.name == "3.0"] == [
+        (1, []),
+        (2, [("i2", 1.5)]),
+    ]
 
 
 def station(row, moment):

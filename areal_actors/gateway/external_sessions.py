@@ -22,7 +22,8 @@ from areal_actors.gateway.sessions.episode_end import Ending, episode_of, outcom
 from areal_actors.gateway.sessions.keys import session_key
 from areal_actors.gateway.sessions.registry import SessionRegistry
 from areal_actors.gateway.sessions.table import FinishedSession, Session, summaries
-from areal_actors.gateway.sharing import ASK_SECONDS, SOON_SECONDS, ask_first, misdirected, unavailable
+from areal_actors.gateway.sessions.unreported_calls import EndingEvent, UnreportedCalls
+from areal_actors.gateway.sharing import ASK_SECONDS, SOON_SECONDS, ask_first, misdirected, no_capacity, unavailable
 from areal_actors.gateway.worker_pool import InFlightCalls, WorkerPool
 from areal_actors.messages import (
     ActorStarted,
@@ -33,6 +34,7 @@ from areal_actors.messages import (
     EpisodeAbandoned,
     GetInteraction,
     GetTrajectory,
+    InteractionsRecorded,
     InteractionTokens,
     Refusal,
     ReserveCapacity,
@@ -49,9 +51,6 @@ from areal_actors.messages import (
 )
 from areal_actors.rewards.acceptance import Acceptance
 from areal_actors.runtime.actor import Actor, Context, Emits, on
-
-LATER_SECONDS = 5.0
-"""`Retry-After` of a wait for training progress."""
 
 
 class ExternalSessions(Actor):
@@ -76,6 +75,7 @@ class ExternalSessions(Actor):
         self.registry = SessionRegistry(secret, kept=config.finished_sessions_cached, share=share)
         self.pool = WorkerPool()
         self.open_calls = InFlightCalls()
+        self.unreported = UnreportedCalls()
         self.caught_up = False
         """True once the log has been folded; before that, names and slots could be assigned twice."""
         self.slots = ExternalSlots(capacity)
@@ -97,12 +97,12 @@ class ExternalSessions(Actor):
         elif self.share.number:
             yield await ask_first(request, CapacityReserved, context)
         elif not self.slots.capacity.reserve(context.now, self.config.reservation_ttl_seconds):
-            yield CapacityReserved(refused=_no_capacity("no slot is free"))
+            yield CapacityReserved(refused=no_capacity("no slot is free"))
         else:
             yield CapacityReserved(seconds=self.config.reservation_ttl_seconds)
 
     @on
-    async def start_session(self, request: StartSession, context: Context) -> Emits[Ending | SessionStarted | SessionCreated]:
+    async def start_session(self, request: StartSession, context: Context) -> Emits[EndingEvent | SessionStarted | SessionCreated]:
         unfinished = self.registry.live_session_of_key(request.api_key)
         if refused := self._refusal(request, unfinished):
             yield SessionCreated(refused=refused)
@@ -114,7 +114,7 @@ class ExternalSessions(Actor):
             yield await self._started_by_first(request, context)
             return
         if (slot := self.slots.capacity.next_slot(request.task)) is None:
-            yield SessionCreated(refused=_no_capacity(f"no group is left for task '{request.task}'"))
+            yield SessionCreated(refused=no_capacity(f"no group is left for task '{request.task}'"))
             return
         name = self.share.mark(slot.session, request.gateway)
         key = request.api_key or self.share.mark(session_key(self.secret, f"outside {slot.session}"), request.gateway)
@@ -184,7 +184,7 @@ class ExternalSessions(Actor):
         return None if self.caught_up else unavailable("the gateway is reading the run's log")
 
     @on
-    async def end_session(self, request: EndSession, context: Context) -> Emits[Ending | SessionClosed]:
+    async def end_session(self, request: EndSession, context: Context) -> Emits[EndingEvent | SessionClosed]:
         session = self.registry.find(request.session)
         if session is not None and not session.external:
             self.registry.update(session.transition("end", context.now))
@@ -199,10 +199,12 @@ class ExternalSessions(Actor):
             yield SessionClosed(refused=self._unknown(request.session))
 
     @on
-    def describe_session(self, request: DescribeSession, context: Context) -> Iterator[SessionDescribed]:
+    def describe_session(self, request: DescribeSession, context: Context) -> Iterator[InteractionsRecorded | SessionDescribed]:
         if (session := self.registry.find(request.session)) is not None:
             if request.by_agent:
                 session = self.registry.update(session.renew_lease(context.now))
+            else:  # the worker, which may abandon the episode
+                yield from self.unreported.of(session.id)
             yield SessionDescribed(
                 session=session.id,
                 task=session.work.task.id,
@@ -289,7 +291,7 @@ class ExternalSessions(Actor):
 
     # ---------------------------------------------------------------- ends of sessions
 
-    async def _end(self, session: Session, context: Context) -> AsyncIterator[Ending]:
+    async def _end(self, session: Session, context: Context) -> AsyncIterator[EndingEvent]:
         """Stop accepting calls, and yield the end of the session; can be called again after an interruption."""
         self.ending.add(session.id)
         try:
@@ -297,7 +299,8 @@ class ExternalSessions(Actor):
             ending = outcome(session)
             if self.acceptance is not None and isinstance(ending, TrajectoryExported):
                 ending = await self.acceptance.outcome(session.work, rewards=session.rewards) or ending
-            yield ending
+            for event in self.unreported.with_end(session.id, ending):
+                yield event
             await self.record_end(ending)
         finally:
             self.ending.discard(session.id)
@@ -325,7 +328,7 @@ class ExternalSessions(Actor):
         async with self.session_ended:
             self.session_ended.notify_all()
 
-    async def end_expired(self, context: Context) -> AsyncIterator[Ending]:
+    async def end_expired(self, context: Context) -> AsyncIterator[EndingEvent]:
         """End sessions whose lease has expired, and group members that were not started in time."""
         for session in self.registry.expired(context.now):
             if session.id in self.ending:
@@ -394,7 +397,3 @@ class ExternalSessions(Actor):
             lost = EpisodeAbandoned(work=started.work, reason="session", detail=detail)
             yield lost
             await self.record_end(lost)
-
-
-def _no_capacity(reason: str) -> Refusal:
-    return Refusal(status=429, reason=f"{reason}; retry when sessions have ended and training has progressed", retry_after=LATER_SECONDS)

@@ -36,9 +36,10 @@ from areal_actors.gateway.sessions.calls import (
     sampling_seed,
 )
 from areal_actors.gateway.sessions.capacity import ExternalCapacity
-from areal_actors.gateway.sessions.episode_end import Ending, outcome
+from areal_actors.gateway.sessions.episode_end import outcome
 from areal_actors.gateway.sessions.keys import admin_key, session_key
 from areal_actors.gateway.sessions.table import CLOSED_STATES, Session
+from areal_actors.gateway.sessions.unreported_calls import EndingEvent
 from areal_actors.gateway.worker_pool import InFlightCall, NamedCalls
 from areal_actors.messages import (
     ActorFailed,
@@ -53,7 +54,7 @@ from areal_actors.messages import (
     EpisodeScored,
     GatewayDescribed,
     Generate,
-    InteractionRecorded,
+    InteractionsRecorded,
     ModelRequest,
     ModelResponsePart,
     OpenSession,
@@ -72,8 +73,6 @@ from areal_actors.runtime.actor import Context, Emits, Submit, Tick, on
 from areal_actors.vision.files import ImageFolder
 
 logger = structlog.get_logger(__name__)
-
-Answers = ModelResponsePart | InteractionRecorded | CompletionRefused
 
 
 class SessionManager(ExternalSessions):
@@ -122,8 +121,6 @@ class SessionManager(ExternalSessions):
         self._in_progress = NamedCalls()
         self.leaving = False
         """True if no more sessions are opened."""
-        self._unreported: list[InteractionRecorded] = []
-        """Cancelled calls whose events the next handled message publishes."""
 
     def snapshot(self) -> GatewayState:
         """The state for a successor gateway."""
@@ -195,9 +192,7 @@ class SessionManager(ExternalSessions):
         yield SessionOpened(session=name, base_url=f"{root}/{name}/v1", api_key=key, weight_version=version, gateways=gateways)
 
     @on
-    async def model_request(
-        self, request: ModelRequest, context: Context
-    ) -> Emits[ModelResponsePart | InteractionRecorded | CompletionRefused]:
+    async def model_request(self, request: ModelRequest, context: Context) -> Emits[ModelResponsePart | CompletionRefused]:
         try:
             request = await with_images_stored(request, self.images, self.served)
             name = name_of(request)
@@ -241,7 +236,7 @@ class SessionManager(ExternalSessions):
 
     async def _answer(
         self, session: Session, request: ModelRequest, name: str, context: Context, in_flight: InFlightCall
-    ) -> AsyncIterator[Answers]:
+    ) -> AsyncIterator[ModelResponsePart]:
         """Stream the answer, record all choices as interactions or none, and only then yield the last parts."""
         if self.served is None:
             raise EngineError("the gateway has no tokenizer yet: no weights have been published")
@@ -262,8 +257,8 @@ class SessionManager(ExternalSessions):
         for answer in self._recorded(session.id, call, name, context, trained=trained):
             yield answer
 
-    def _recorded(self, session_id: str, call: ModelCall, name: str, context: Context, *, trained: bool) -> Iterator[Answers]:
-        """Record a completed call; yields its events and the last parts of its answer."""
+    def _recorded(self, session_id: str, call: ModelCall, name: str, context: Context, *, trained: bool) -> Iterator[ModelResponsePart]:
+        """Record a completed call; yields the last parts of its answer."""
         ended = [choice.finish(last=choice is call.choices[-1], trained=trained) for choice in call.choices]
         session = self.registry.get(session_id)
         for _, done in ended:
@@ -272,7 +267,7 @@ class SessionManager(ExternalSessions):
             session = session.engine_answered(digest_of(call.request))
         self.registry.update(session.with_answer(name, [choice.whole for choice in call.choices]) if name else session)
         for choice, (_, done) in zip(call.choices, ended, strict=True):
-            yield interaction_recorded(session, choice, done)
+            self.unreported.add(interaction_recorded(session, choice, done, context))
         for parts, _ in ended:
             yield from parts
 
@@ -282,12 +277,7 @@ class SessionManager(ExternalSessions):
             if choice.sampled and (session := self.registry.find(name)) is not None and session.state == "active":
                 done = choice.finish_cancelled(trained=trained)
                 session = self.registry.update(session.record(done, context.now, call.request.client_session))
-                self._unreported.append(interaction_recorded(session, choice, done))
-
-    def _take_unreported(self) -> list[InteractionRecorded]:
-        """Take the events of calls that were cancelled before they could be published."""
-        events, self._unreported = self._unreported, []
-        return events
+                self.unreported.add(interaction_recorded(session, choice, done, context))
 
     @on
     def set_reward(self, request: SetReward, context: Context) -> Iterator[RewardSet]:
@@ -300,8 +290,7 @@ class SessionManager(ExternalSessions):
         yield RewardSet()
 
     @on
-    def episode_scored(self, event: EpisodeScored, context: Context) -> Iterator[Ending | InteractionRecorded]:
-        yield from self._take_unreported()
+    def episode_scored(self, event: EpisodeScored, context: Context) -> Iterator[EndingEvent]:
         if not self.share.owns_group(event.work.group):
             return
         session = self.registry.find(event.session)
@@ -314,12 +303,11 @@ class SessionManager(ExternalSessions):
             return
         session = self.registry.update(session.transition("score", context.now))
         ending = outcome(session, reward=event.reward, rewards=event.rewards, output=event.output, metrics=event.metrics)
-        if isinstance(ending, EpisodeAbandoned):
+        if abandoned := isinstance(ending, EpisodeAbandoned):
             self.registry.close(session)
-            yield ending
-            return
-        yield ending
-        self.registry.close(session, finished=True)
+        yield from self.unreported.with_end(session.id, ending)
+        if not abandoned:
+            self.registry.close(session, finished=True)
 
     @on
     async def episode_abandoned(self, event: EpisodeAbandoned) -> None:
@@ -337,14 +325,16 @@ class SessionManager(ExternalSessions):
         self.registry.mark_finished(event.work.episode)
 
     @on
-    def agent_returned(self, returned: AgentReturned) -> None:
+    def agent_returned(self, returned: AgentReturned) -> Iterator[InteractionsRecorded]:
+        """The reward worker may abandon it: its calls are reported before."""
         if (session := self.registry.find(returned.session)) is not None:
             self.registry.update(session.agent_returned())
+            yield from self.unreported.of(session.id)
 
     @on
-    async def tick(self, _: Tick, context: Context) -> Emits[Ending | InteractionRecorded]:
+    async def tick(self, _: Tick, context: Context) -> Emits[EndingEvent]:
         self.open_calls.timestamp_left(context.now)
-        for recorded in self._take_unreported():
+        for recorded in self.unreported.all():
             yield recorded
         async for ending in self.end_expired(context):
             yield ending

@@ -17,6 +17,8 @@ FIRST = gateway_name(0)
 ASK_SECONDS = 10.0
 """Timeout for that gateway to answer, and for the log to bring what it has started."""
 SOON_SECONDS = 1.0
+LATER_SECONDS = 5.0
+"""`Retry-After` of a wait for training progress."""
 
 R = TypeVar("R", CapacityReserved, SessionCreated)
 
@@ -33,6 +35,11 @@ async def ask_first(request: Request[R], refused: type[R], context: Context) -> 
 def unavailable(reason: str) -> Refusal:
     """Refusal of a request that may succeed soon."""
     return Refusal(status=503, reason=f"{reason}; retry", retry_after=SOON_SECONDS)
+
+
+def no_capacity(reason: str) -> Refusal:
+    """Refusal of a session that may start when others have ended."""
+    return Refusal(status=429, reason=f"{reason}; retry when sessions have ended and training has progressed", retry_after=LATER_SECONDS)
 
 
 def misdirected(session: str, owner: str) -> Refusal:

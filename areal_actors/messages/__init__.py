@@ -29,6 +29,7 @@ from areal_actors.messages.outcome import (
     ScoreEpisode,
     TrajectoryDropped,
     TrajectoryExported,
+    recorded_calls,
 )
 from areal_actors.messages.rollout import (
     ITEM_REFERENCE,
@@ -39,6 +40,7 @@ from areal_actors.messages.rollout import (
     Generate,
     Generated,
     InteractionRecorded,
+    InteractionsRecorded,
     ModelRequest,
     ModelResponsePart,
     OffPolicyChanged,
@@ -178,6 +180,7 @@ __all__ = [
     "InteractionRecorded",
     "InteractionSummary",
     "InteractionTokens",
+    "InteractionsRecorded",
     "JoinAnswer",
     "JoinRun",
     "LeaseRenewed",
@@ -242,6 +245,7 @@ __all__ = [
     "WeightsPublished",
     "WorkerJoined",
     "WorkerLeft",
+    "recorded_calls",
 ]
 
 KINDS: tuple[type[Message], ...] = tuple(

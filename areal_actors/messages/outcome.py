@@ -7,8 +7,8 @@ from typing import ClassVar
 import msgspec
 
 from areal_actors.core.values import Trajectory
-from areal_actors.messages.rollout import RunEpisode
-from bus.message import Event, Telemetry, Work
+from areal_actors.messages.rollout import InteractionRecorded, InteractionsRecorded, RunEpisode
+from bus.message import Event, Message, Telemetry, Work
 
 
 class AgentReturned(Telemetry):
@@ -72,11 +72,23 @@ class TrajectoryExported(Event):
 
     subject: ClassVar[str] = "trajectory.exported"
     trajectory: Trajectory
+    recorded: tuple[InteractionRecorded, ...] = ()
+    """Its calls that no `InteractionsRecorded` has."""
 
     def packed(self) -> TrajectoryExported:
         """Returns the event with token columns as they are sent."""
         calls = tuple(call.packed() for call in self.trajectory.interactions)
         return msgspec.structs.replace(self, trajectory=msgspec.structs.replace(self.trajectory, interactions=calls))
+
+
+def recorded_calls(message: Message) -> tuple[InteractionRecorded, ...]:
+    """The completed model calls that an event reports."""
+    match message:
+        case InteractionsRecorded() | TrajectoryExported():
+            return message.recorded
+        case InteractionRecorded():
+            return (message,)
+    return ()
 
 
 class TrajectoryDropped(Event):

@@ -321,7 +321,7 @@ class ToolsRefused(Event):
 
 
 class InteractionRecorded(Event):
-    """A model call of an episode was completed."""
+    """A model call of an episode was completed. Logs of earlier releases have it as an event of its own."""
 
     subject: ClassVar[str] = "interaction.recorded"
     session: str
@@ -346,3 +346,21 @@ class InteractionRecorded(Event):
     trained: bool = True
     """False for a call with `store: false`, which is only context of later calls."""
     purpose: Purpose = "train"
+    time: float = 0.0
+    """Time of its completion, in seconds since the epoch; 0 in an event of its own, which has the time of the event."""
+    request: str = ""
+    """Id of the request."""
+    attempt: int = 0
+    """Attempt at the episode; 0 in logs of earlier releases."""
+
+    def is_of(self, attempt: int) -> bool:
+        """False if the call was made by another attempt: a call may be reported after its attempt was abandoned."""
+        return self.attempt in {0, attempt}
+
+
+class InteractionsRecorded(Event):
+    """Model calls were completed, of episodes that go on or ended without a trajectory: an exported trajectory brings its own."""
+
+    subject: ClassVar[str] = "interactions.recorded"
+    recorded: tuple[InteractionRecorded, ...]
+    """Calls of any number of episodes; each episode's in the order of their completion."""

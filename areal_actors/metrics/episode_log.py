@@ -16,9 +16,11 @@ from areal_actors.messages import (
     EpisodeEvaluated,
     EpisodeScored,
     InteractionRecorded,
+    InteractionsRecorded,
     TrajectoryDropped,
     TrajectoryExported,
     WeightsPublished,
+    recorded_calls,
 )
 from areal_actors.runtime.actor import Actor, Context, on
 
@@ -102,8 +104,9 @@ class EpisodeLog(Actor):
         _forget_oldest(self.granted)
 
     @on
-    def interaction_recorded(self, event: InteractionRecorded) -> None:
-        self.recorded.setdefault(event.episode, []).append(event)
+    def interactions_recorded(self, event: InteractionsRecorded | InteractionRecorded) -> None:
+        for call in recorded_calls(event):
+            self.recorded.setdefault(call.episode, []).append(call)
         _forget_oldest(self.recorded)
 
     @on
@@ -115,7 +118,8 @@ class EpisodeLog(Actor):
     def trajectory_exported(self, event: TrajectoryExported, context: Context) -> None:
         trajectory = event.trajectory
         scored = self.scored.pop(trajectory.episode, None)
-        prompts = {recorded.interaction: recorded.prompt_tokens for recorded in self.recorded.pop(trajectory.episode, [])}
+        calls = [*self.recorded.pop(trajectory.episode, []), *event.recorded]
+        prompts = {recorded.interaction: recorded.prompt_tokens for recorded in calls}
         self._write(
             context,
             outcome="exported",
@@ -141,7 +145,7 @@ class EpisodeLog(Actor):
     def _ended(self, context: Context, event: EpisodeEvaluated | EpisodeAbandoned, **fields: Any) -> None:
         work = event.work
         self.scored.pop(work.episode, None)
-        interactions = [_summary(recorded) for recorded in self.recorded.pop(work.episode, [])]
+        interactions = [_summary(call) for call in self.recorded.pop(work.episode, []) if call.is_of(work.attempt)]
         self._write(
             context,
             task_id=work.task.id,

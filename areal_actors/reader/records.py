@@ -23,6 +23,7 @@ from areal_actors.messages import (
     TrajectoryDropped,
     TrajectoryExported,
     WeightsPublished,
+    recorded_calls,
 )
 from bus.base import Envelope
 from bus.message import Message
@@ -129,6 +130,8 @@ class Records:
     _granted: dict[str, float] = field(default_factory=dict)
     _scored: dict[str, EpisodeScored] = field(default_factory=dict)
     _recorded: dict[str, list[InteractionRecorded]] = field(default_factory=dict)
+    _abandoned: dict[tuple[str, int], int] = field(default_factory=dict)
+    """Position of the end of each abandoned attempt; some of its calls may be reported after it."""
 
     def receive(self, envelope: Envelope, *, known: bool = False) -> None:
         """Fold the next event of the log; `known` if the state was restored from a snapshot that has it.
@@ -141,6 +144,8 @@ class Records:
             self._fold(message, envelope)
 
     def _fold(self, message: Message, envelope: Envelope) -> None:  # noqa: C901 - a table of a few lines each
+        for call in recorded_calls(message):
+            self._record(call)
         match message:
             case CapacityGranted():
                 granted = range(message.first_group, message.first_group + message.groups)
@@ -149,8 +154,6 @@ class Records:
                 self.model = message.location.model
             case EvaluationCompleted():
                 self.evaluated_at.append(envelope.time)
-            case InteractionRecorded():
-                self._recorded.setdefault(message.episode, []).append(message)
             case EpisodeScored():
                 self._scored[message.work.episode] = message
             case TrajectoryExported():
@@ -161,6 +164,7 @@ class Records:
             case EpisodeAbandoned():
                 scored = self._scored.pop(message.work.episode, None)
                 self._end(message, envelope, message.work, scored.output if scored else "")
+                self._abandoned[message.work.episode, message.work.attempt] = envelope.sequence
             case BatchFormed():
                 self.trained |= {member.sequence: message.step + 1 for group in message.groups for member in group}
                 recipe = self.state.started.recipe if self.state.started else {}
@@ -169,6 +173,13 @@ class Records:
                 self.batches[message.step + 1] = msgspec.structs.replace(batch, refused=message)
             case TrajectoryDropped():
                 self.dropped[message.episode] = message.reason
+
+    def _record(self, call: InteractionRecorded) -> None:
+        if (end := self._abandoned.get((call.episode, call.attempt))) is None:
+            self._recorded.setdefault(call.episode, []).append(call)
+        else:
+            ended = self.ended[end]
+            self.ended[end] = msgspec.structs.replace(ended, recorded=(*ended.recorded, call))
 
     def _end(
         self, event: TrajectoryExported | EpisodeEvaluated | EpisodeAbandoned, envelope: Envelope, work: RunEpisode | None, output: str

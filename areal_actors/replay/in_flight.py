@@ -11,10 +11,10 @@ from areal_actors.messages import (
     CapacityGranted,
     EpisodeAbandoned,
     EpisodeScored,
-    InteractionRecorded,
     TrajectoryDropped,
     TrajectoryExported,
     WeightsPublished,
+    recorded_calls,
 )
 from bus.message import Message
 
@@ -62,11 +62,12 @@ class InFlight:
                 self._of_an_episode(message, time)
 
     def _of_an_episode(self, message: Message, time: float) -> None:
-        match message:
-            case InteractionRecorded():
-                if (episode := self._episode(message.episode)) is not None:
-                    episode.calls += 1
+        for call in recorded_calls(message):
+            if (episode := self._episode(call.episode)) is not None and call.is_of(episode.attempt):
+                episode.calls += 1
+                if episode.phase == "not begun":
                     self._moves(episode.episode, "sampling", time)
+        match message:
             case EpisodeScored():
                 self._moves(message.work.episode, "scored", time)
             case TrajectoryExported():

@@ -22,7 +22,6 @@ from areal_actors.messages import (
     EpisodeEvaluated,
     EvaluationCompleted,
     Heartbeat,
-    InteractionRecorded,
     LossEvaluated,
     StepCompleted,
     TrainerProgress,
@@ -32,6 +31,7 @@ from areal_actors.messages import (
     WeightsLoaded,
     WeightsPublished,
     WorkerLeft,
+    recorded_calls,
 )
 from areal_actors.recipe.supervision import joined_kind
 from bus.message import Message
@@ -140,7 +140,7 @@ class Watchdog:
 
     def receive(self, message: Message, now: float, sent: float = 0.0) -> None:  # noqa: C901 - one case for each kind
         """Fold a message; `sent` is in seconds since the epoch by its sender's clock."""
-        if self._is_progress(message):
+        if self._is_progress(message) or (recorded_calls(message) and not (self.dropped or self.rejections)):
             self.progressed_at = now
         match message:
             case Heartbeat():
@@ -174,8 +174,6 @@ class Watchdog:
         match message:
             case StepCompleted():
                 return message.step > self.step
-            case InteractionRecorded():
-                return not (self.dropped or self.rejections)
             case TrajectoryExported():
                 self.kept += 1
                 before, self.most_kept = self.most_kept, max(self.kept, self.most_kept)

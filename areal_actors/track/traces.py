@@ -34,6 +34,7 @@ from areal_actors.messages import (
     TrajectoryExported,
     WeightsLoaded,
     WeightsPublished,
+    recorded_calls,
 )
 from bus.base import Envelope
 
@@ -137,14 +138,14 @@ class Traces:
         kind = _KINDS.get(envelope.subject)
         if kind is None:
             return
-        time = envelope.time
-        match event := envelope.open(kind):
+        time, event = envelope.time, envelope.open(kind)
+        for call in recorded_calls(event):
+            self._calls[call.episode].append(_traced(call, envelope))
+        match event:
             case RunStarted():
                 self.run, self._started = envelope.run, envelope.id
             case CapacityGranted():
                 self._granted |= dict.fromkeys(range(event.first_group, event.first_group + event.groups), time)
-            case InteractionRecorded():
-                self._calls[event.episode].append(TracedCall(envelope.id, envelope.cause, time, event))
             case EpisodeScored():
                 self._scored[event.work.episode] = (envelope.id, envelope.cause, time)
             case EpisodeAbandoned():
@@ -184,7 +185,7 @@ class Traces:
         sampled: Mapping[str, Interaction] | None = None,
     ) -> Iterator[Span]:
         """Yield an attempt with its calls and its score."""
-        root, calls = self._root(episode, attempt), self._calls.pop(episode, [])
+        root, calls = self._root(episode, attempt), [call for call in self._calls.pop(episode, []) if call.event.is_of(attempt)]
         group = episode.partition(".")[0]
         asked = self._began.pop(f"{episode}/{attempt}", None)
         begin = asked if asked is not None else self._granted.get(int(group), end) if group.isdecimal() else end
@@ -273,6 +274,13 @@ class Traces:
         if keep:
             self._weights[version] = (place, envelope.time)
         return Span(name, place, before.span, min(ended, envelope.time), envelope.time, {"areal.weight_version": version})
+
+
+def _traced(call: InteractionRecorded, envelope: Envelope) -> TracedCall:
+    """A call, as the event that reports it has it."""
+    if call.time:
+        return TracedCall(call.interaction, call.request, call.time, call)
+    return TracedCall(envelope.id, envelope.cause, envelope.time, call)
 
 
 def _segments(call: SpanPlace, since: float, made: TracedCall, sampled: Interaction | None) -> Iterator[Span]:

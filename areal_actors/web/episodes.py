@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from areal_actors.messages import TrajectoryDropped
-from areal_actors.web.partial import AbandonedPart, EpisodeWork, EvaluatedPart, ExportedPart, RecordedPart, ScoredPart
+from areal_actors.web.partial import AbandonedPart, EpisodeWork, EvaluatedPart, ExportedPart, RecordedPart, RecordedParts, ScoredPart
 from areal_actors.web.rows import CallRow, EpisodeRow, RowTable, SampledSpan
 
 
@@ -15,6 +15,8 @@ class EpisodeFold:
 
     def __init__(self) -> None:
         self.table = RowTable(EpisodeRow)
+        self.began = 0.0
+        """Time of the first event, in seconds since the epoch."""
         self._newest: dict[str, EpisodeRow] = {}
         """Newest attempt of each episode."""
         self._exported: dict[int, EpisodeRow] = {}
@@ -26,6 +28,7 @@ class EpisodeFold:
         """Returns the methods that fold the messages of episodes, by their types."""
         return {
             RecordedPart: self._recorded,
+            RecordedParts: self._recorded_together,
             ScoredPart: self._scored,
             ExportedPart: self._ended_by_export,
             EvaluatedPart: self._ended_by_evaluation,
@@ -79,10 +82,16 @@ class EpisodeFold:
         row.attempt, row.task, row.group = work.attempt, work.task.id, work.group
         return row
 
+    def _recorded_together(self, event: RecordedParts | ExportedPart, position: int, at: float) -> None:
+        for call in event.recorded:
+            self._recorded(call, position, min(at, max(round(call.time - self.began, 3), 0.0)) if call.time else at)
+
     def _recorded(self, event: RecordedPart, position: int, at: float) -> None:
         row = self._newest.get(event.episode)
+        if row is not None and event.attempt and (row.ended or event.attempt < row.attempt):
+            return  # reported after its attempt was abandoned
         if row is None or row.ended:
-            row = self._begin(event.episode, event.episode.rpartition(".")[0], 1, event.purpose, position, at)
+            row = self._begin(event.episode, event.episode.rpartition(".")[0], event.attempt or 1, event.purpose, position, at)
         spans = [SampledSpan(event.weight_version, event.completion_tokens)]
         row.calls = [*row.calls, CallRow(position, at, event.interaction, spans)]
         row.tokens += event.completion_tokens
@@ -94,6 +103,7 @@ class EpisodeFold:
         self.table.touch(row, position)
 
     def _ended_by_export(self, event: ExportedPart, position: int, at: float) -> None:
+        self._recorded_together(event, position, at)
         found = event.trajectory
         row = self._newest.get(found.episode)
         if row is None or row.ended:

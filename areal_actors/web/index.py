@@ -23,6 +23,7 @@ from areal_actors.messages import (
     EpisodeScored,
     EvaluationCompleted,
     InteractionRecorded,
+    InteractionsRecorded,
     LossEvaluated,
     OffPolicyChanged,
     RunFinished,
@@ -35,7 +36,7 @@ from areal_actors.messages import (
     WeightsPublished,
 )
 from areal_actors.web.episodes import EpisodeFold
-from areal_actors.web.partial import AbandonedPart, EvaluatedPart, ExportedPart, RecordedPart, ScoredPart
+from areal_actors.web.partial import AbandonedPart, EvaluatedPart, ExportedPart, RecordedPart, RecordedParts, ScoredPart
 from areal_actors.web.rows import ActorRow, BatchRow, BoundRow, EvaluationRow, NoticeRow, Row, RowTable, StepRow, VersionRow
 from bus.base import Envelope
 from bus.errors import CorruptMessage
@@ -45,6 +46,7 @@ FREQUENT = {EpisodeAbandoned, StepCompleted, CompletionRefused, EvaluationComple
 """Kinds with a sentence that are no notices: the page's tables have them."""
 PARTS: dict[str, type[msgspec.Struct]] = {
     InteractionRecorded.subject: RecordedPart,
+    InteractionsRecorded.subject: RecordedParts,
     EpisodeScored.subject: ScoredPart,
     EpisodeEvaluated.subject: EvaluatedPart,
     EpisodeAbandoned.subject: AbandonedPart,
@@ -129,6 +131,7 @@ class RunIndex:
         """
         if not self.last:
             self.run, self.began, self.first = envelope.run, envelope.time, envelope.sequence
+            self.fold.began = envelope.time
         # each process has its own clock: the page's time never runs backwards
         at = max(self.last_at, round(envelope.time - self.began, 3))
         decoder = self._decoders.get(envelope.subject)

@@ -74,12 +74,6 @@ class TrajectoryPart(msgspec.Struct, gc=False):
     interactions: tuple[SampledCall, ...]
 
 
-class ExportedPart(msgspec.Struct, gc=False):
-    """`TrajectoryExported`."""
-
-    trajectory: TrajectoryPart
-
-
 class RecordedPart(msgspec.Struct, gc=False):
     """`InteractionRecorded`."""
 
@@ -88,3 +82,18 @@ class RecordedPart(msgspec.Struct, gc=False):
     completion_tokens: int
     weight_version: int
     purpose: str = "train"
+    time: float = 0.0
+    attempt: int = 0
+
+
+class RecordedParts(msgspec.Struct, gc=False):
+    """`InteractionsRecorded`."""
+
+    recorded: tuple[RecordedPart, ...]
+
+
+class ExportedPart(msgspec.Struct, gc=False):
+    """`TrajectoryExported`."""
+
+    trajectory: TrajectoryPart
+    recorded: tuple[RecordedPart, ...] = ()

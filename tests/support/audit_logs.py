@@ -48,9 +48,9 @@ def exported(episode, version):
     return TrajectoryExported(trajectory=trajectory)
 
 
-def given_up(episode, attempts_left=0):
-    group = episode.partition(".")[0]
-    work = RunEpisode(episode=episode, group=group, attempts_left=attempts_left, task=Task(id="t", data={}), sampling=SamplingParams())
+def given_up(episode, attempts_left=0, attempt=1):
+    task = {"task": Task(id="t", data={}), "sampling": SamplingParams()}
+    work = RunEpisode(episode=episode, group=episode.partition(".")[0], attempt=attempt, attempts_left=attempts_left, **task)
     return EpisodeAbandoned(work=work, reason="agent", detail="ValueError")
 
 

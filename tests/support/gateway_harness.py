@@ -18,10 +18,11 @@ from areal_actors.generation.inference_worker import InferenceWorker
 from areal_actors.messages import (
     ActorFailed,
     EpisodeScored,
-    InteractionRecorded,
+    InteractionsRecorded,
     OpenSession,
     TrajectoryExported,
     WeightsLoaded,
+    recorded_calls,
 )
 from areal_actors.runtime.runtime import Identity, Runtime
 from bus import MemoryBus, Stamp
@@ -95,7 +96,11 @@ class GatewayHarness:
             return (await exported).trajectory
 
     def recorded(self):
-        return [envelope.open(InteractionRecorded) for envelope in self.bus._log if envelope.subject == InteractionRecorded.subject]
+        """Calls in the log, and those that will be."""
+        kinds = {kind.subject: kind for kind in (InteractionsRecorded, TrajectoryExported)}
+        logged = [envelope.open(kinds[envelope.subject]) for envelope in self.bus._log if envelope.subject in kinds]
+        waiting = [call for calls in self.manager.unreported._calls.values() for call in calls]
+        return [call for event in logged for call in recorded_calls(event)] + waiting
 
     async def begin(self):
         await self.serve("session_manager-0", self.manager)

@@ -37,6 +37,10 @@ class Manager:
         assert not opened.refused
         return opened
 
+    def recorded(self):
+        """Calls that no event has yet."""
+        return [call for calls in self.actor.unreported._calls.values() for call in calls]
+
     async def chat(self, session, *texts, now=0.0, stream=False, **options):
         roles = ("user", "assistant")
         messages = tuple({"role": roles[place % 2], "content": text} for place, text in enumerate(texts))

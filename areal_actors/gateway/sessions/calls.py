@@ -1,4 +1,4 @@
-"""The identity of a model call: digests that find retries, its sampling seed, and the event of its completion.
+"""The identity of a model call: digests that find retries, its sampling seed, and the record of its completion.
 
 The same run seed gives the same run: no seed depends on a clock, on the order in which sessions open, or on the order in which
 the calls of one session arrive. Different requests have different digests; equal requests are numbered, so that their seeds differ.
@@ -17,6 +17,7 @@ from areal_actors.gateway.conversations.message_equality import digest
 from areal_actors.gateway.conversations.turns import ConversationTurn
 from areal_actors.gateway.sessions.table import Session
 from areal_actors.messages import CompletionRefused, InteractionRecorded, ModelRequest
+from areal_actors.runtime.actor import Context
 
 SEED_BYTES = 6
 """Size that every engine accepts as a seed and JSON keeps exactly; choices of one call add their number to it."""
@@ -73,8 +74,8 @@ def completion_refused(session: Session, error: CompletionFault) -> CompletionRe
     )
 
 
-def interaction_recorded(session: Session, choice: Choice, done: ConversationTurn) -> InteractionRecorded:
-    """The event of a completed choice of a call."""
+def interaction_recorded(session: Session, choice: Choice, done: ConversationTurn, context: Context) -> InteractionRecorded:
+    """The record of a completed choice of a call."""
     made = done.interaction
     return InteractionRecorded(
         session=session.id,
@@ -91,4 +92,7 @@ def interaction_recorded(session: Session, choice: Choice, done: ConversationTur
         ignored=choice.ignored,
         trained=made.trained,
         purpose=session.work.purpose,
+        time=context.now,
+        request=context.cause,
+        attempt=session.work.attempt,
     )
