@@ -1,6 +1,6 @@
 """Completed model calls on their way to the log: an exported trajectory has its own, others are reported together, once a second.
 
-They tell monitors what happens, and hold no tokens: no answer waits until they are durable, and a call costs no message of its own.
+They are for monitors, and hold no tokens: no answer waits until they are durable, and a call costs no message of its own.
 """
 
 from __future__ import annotations
