@@ -340,7 +340,7 @@ async def test_calls_are_in_the_log_before_the_failure_of_their_agent_or_its_sco
 
 
 async def test_calls_of_many_sessions_are_reported_together(manager, monkeypatch):
-    monkeypatch.setattr("areal_actors.gateway.sessions.unreported_calls.REPORTED_TOGETHER", 2)
+    monkeypatch.setattr("areal_actors.gateway.sessions.episode_end.REPORTED_TOGETHER", 2)
     for number in range(3):
         await manager.chat((await manager.open(work(f"{number}.0"))).session, "a")
     reported = await manager(Tick())

@@ -18,11 +18,10 @@ from areal_actors.core.settings import GatewaySettings
 from areal_actors.core.values import SamplingParams, Task
 from areal_actors.gateway.conversations.turns import path_to, token_ids_of
 from areal_actors.gateway.sessions.capacity import ExternalCapacity, ExternalSessionsState, ExternalSlots, GroupSlot
-from areal_actors.gateway.sessions.episode_end import Ending, episode_of, outcome, unused
+from areal_actors.gateway.sessions.episode_end import Ending, EndingEvent, UnreportedCalls, episode_of, outcome, unused
 from areal_actors.gateway.sessions.keys import session_key
 from areal_actors.gateway.sessions.registry import SessionRegistry
 from areal_actors.gateway.sessions.table import FinishedSession, Session, summaries
-from areal_actors.gateway.sessions.unreported_calls import EndingEvent, UnreportedCalls
 from areal_actors.gateway.sharing import ASK_SECONDS, SOON_SECONDS, ask_first, misdirected, no_capacity, unavailable
 from areal_actors.gateway.worker_pool import InFlightCalls, WorkerPool
 from areal_actors.messages import (

@@ -36,10 +36,9 @@ from areal_actors.gateway.sessions.calls import (
     sampling_seed,
 )
 from areal_actors.gateway.sessions.capacity import ExternalCapacity
-from areal_actors.gateway.sessions.episode_end import outcome
+from areal_actors.gateway.sessions.episode_end import EndingEvent, outcome
 from areal_actors.gateway.sessions.keys import admin_key, session_key
 from areal_actors.gateway.sessions.table import CLOSED_STATES, Session
-from areal_actors.gateway.sessions.unreported_calls import EndingEvent
 from areal_actors.gateway.worker_pool import InFlightCall, NamedCalls
 from areal_actors.messages import (
     ActorFailed,

@@ -1,16 +1,22 @@
-"""The end of an episode: a trajectory, an evaluation, or `EpisodeAbandoned` with a reason."""
+"""The end of an episode: a trajectory, an evaluation, or `EpisodeAbandoned` with a reason; and the reports of its completed calls."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
 
 from areal_actors.core.values import Interaction, Trajectory
 from areal_actors.gateway.sessions.table import Session
-from areal_actors.messages import EpisodeAbandoned, EpisodeEvaluated, TrajectoryExported
+from areal_actors.messages import EpisodeAbandoned, EpisodeEvaluated, InteractionRecorded, InteractionsRecorded, TrajectoryExported
 from areal_actors.sequences.build import apply_rewards
 
 Ending = TrajectoryExported | EpisodeEvaluated | EpisodeAbandoned
+EndingEvent = Ending | InteractionsRecorded
+
+REPORTED_TOGETHER = 256
+"""Maximum number of calls in one event."""
 NO_SCORE = "the reward worker is gone, hangs, or is overloaded (raise actors.reward_worker.count)"
 NO_REWARD = "the agent returned None and set no reward; return a number or text, or POST /rl/set_reward"
 NO_REWARD_EXTERNAL = "the session was ended without a reward, so there is nothing to train; POST /rl/set_reward before /rl/end_session"
@@ -80,6 +86,42 @@ def unused(session: Session) -> EpisodeAbandoned:
             work=session.work, reason="reward", detail=f"its agent returned, but no score arrived: {NO_SCORE}; {detail}"
         )
     return EpisodeAbandoned(work=session.work, reason="lost", detail=detail)
+
+
+class UnreportedCalls:
+    """Completed calls that no event has: an exported trajectory takes its own along, others are reported together, once a second.
+
+    They are for monitors, and hold no tokens: no answer waits until they are durable, and a call costs no message of its own.
+    """
+
+    def __init__(self) -> None:
+        self._calls: dict[str, list[InteractionRecorded]] = {}
+
+    def add(self, call: InteractionRecorded) -> None:
+        """Keep a call."""
+        self._calls.setdefault(call.session, []).append(call)
+
+    def with_end(self, session: str, ending: Ending) -> Iterator[EndingEvent]:
+        """Yields the end of a session's episode with its calls, or after them if it is no trajectory."""
+        if isinstance(ending, TrajectoryExported):
+            yield msgspec.structs.replace(ending, recorded=tuple(self._calls.pop(session, ())))
+            return
+        yield from self.of(session)
+        yield ending
+
+    def of(self, session: str) -> Iterator[InteractionsRecorded]:
+        """Yields the calls of a session."""
+        yield from _together(self._calls.pop(session, []))
+
+    def all(self) -> Iterator[InteractionsRecorded]:
+        """Yields the calls of all sessions, each session's in their order."""
+        calls, self._calls = self._calls, {}
+        yield from _together([call for of_session in calls.values() for call in of_session])
+
+
+def _together(calls: list[InteractionRecorded]) -> Iterator[InteractionsRecorded]:
+    for start in range(0, len(calls), REPORTED_TOGETHER):
+        yield InteractionsRecorded(recorded=tuple(calls[start : start + REPORTED_TOGETHER]))
 
 
 def _sampled_by(turns: Sequence[Interaction]) -> dict[int, int]:
