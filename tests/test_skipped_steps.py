@@ -68,6 +68,34 @@ def test_a_loss_that_is_not_finite_leaves_weights_and_optimizer_as_they_were(fol
     assert same(weights(trainer), weights(other)), "nothing of the refused step is left in the next one"
 
 
+def test_an_exception_in_a_pass_refuses_its_batch_and_leaves_weights_and_optimizer_as_they_were(folder, monkeypatch):
+    trainer, other = make_trainer(folder), make_trainer(folder)
+    sequences = sequences_of(trainer, off=0.3)
+    for engine in (trainer, other):
+        engine.step(sequences)
+    before, optimizer = weights(trainer), state(trainer)
+
+    def fail(*_):
+        raise RuntimeError("The size of tensor a (40) must match the size of tensor b (256)")
+
+    refused = pytest.raises(UntrainableBatch, match=r"RuntimeError: The size of tensor a .* \(test_skipped_steps.py:\d+\)")
+    hook = next(trainer._model.parameters()).register_hook(fail)
+    with refused:
+        trainer.step(sequences)
+    hook.remove()
+    monkeypatch.setattr(Grpo, "loss", fail)
+    with refused:
+        trainer.step(sequences)
+    monkeypatch.undo()
+    assert same(before, weights(trainer))
+    assert same_state(optimizer, state(trainer))
+    assert trainer.weight_version == 1
+    for engine in (trainer, other):
+        engine.step(())
+        engine.step(sequences)
+    assert same(weights(trainer), weights(other)), "nothing of the refused step is left in the next one"
+
+
 def test_an_update_that_is_not_finite_is_left_out_of_a_step_that_has_others(folder, monkeypatch):
     trainer = make_trainer(folder, Grpo(minibatches=4))
     rows = sequences_of(trainer, off=0.3)

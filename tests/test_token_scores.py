@@ -25,9 +25,9 @@ def at_once(head, hidden, labels, temperature):
 
 @pytest.fixture
 def few_together(monkeypatch):
-    """Chunks of 8 tokens, the probabilities of two of them kept."""
+    """Chunks of 8 tokens, the probabilities of two of them saved."""
     monkeypatch.setattr(module, "LOGITS", {"cpu": 8 * VOCABULARY})
-    monkeypatch.setattr(module, "KEPT", {"cpu": 16 * VOCABULARY})
+    monkeypatch.setattr(module, "SAVED", {"cpu": 16 * VOCABULARY})
     monkeypatch.setattr(module, "TOKENS", 1)
 
 

@@ -10,7 +10,7 @@ import pytest
 from support.samples import interaction, trajectory
 from test_trainer_examples import CountingEngine, NumberedLessons, drawn, of
 
-from areal_actors.core.errors import UntrainableBatch
+from areal_actors.core.errors import RankFailed, UntrainableBatch
 from areal_actors.messages import (
     BatchFormed,
     BatchRefused,
@@ -170,3 +170,31 @@ async def test_a_step_on_examples_that_can_change_nothing_is_counted_too(send):
     assert [event.step for event in of(emitted, StepCompleted)] == [1, 2]
     assert [event.cause for event in of(emitted, BatchRefused)] == ["the loss is nan"] * 2
     assert len(of(emitted, TrainingHalted)) == 1
+
+
+class FailingRanks(Engine):
+    """Fails on a batch with `U` as a group of ranks does: it starts again at version 0."""
+
+    def step(self, rows):
+        if any(ord("U") in row.token_ids.tolist() for row in rows):
+            self.weight_version, self.trained = 0, []
+            raise RankFailed("rank 1 of 2 failed in step 1: RuntimeError: out of memory")
+        return super().step(rows)
+
+
+async def test_a_batch_on_which_ranks_fail_twice_is_refused_by_name_and_replayed_as_refused(send):
+    kinds = (GOOD, UNFIT, GOOD)
+    engine, trainer = trainer_of(FailingRanks())
+    batches = tuple(formed(step, step + 1) for step in range(3))
+    emitted = await send(trainer, STARTED, *batches, answers=answers(*kinds))
+    assert [event.step for event in of(emitted, StepCompleted)] == [1, 2, 3]
+    (refused,) = of(emitted, BatchRefused)
+    assert (refused.step, refused.trained_sequences) == (1, 0)
+    assert "rank 1 of 2 failed in step 1: RuntimeError: out of memory" in refused.cause
+    assert [len(rows) for rows in engine.trained] == [1, 0, 1], "the steps since the ranks were started for the third time"
+    completed = of(emitted, StepCompleted)
+    other, second = trainer_of(Engine())  # on other ranks nothing fails: what the log refused stays refused
+    log = [STARTED, batches[0], completed[0], batches[1], completed[1]]
+    await send(second, *log, answers=answers(*kinds), replayed=True)
+    await send(second, RESUMED, batches[2], answers=answers(*kinds))
+    assert [len(rows) for rows in other.trained] == [1, 0, 1]

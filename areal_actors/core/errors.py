@@ -17,6 +17,7 @@
     │   ├── EngineUnavailable  an inference server is starting, or is gone; another one can answer
     │   └── WeightTransferFailed  weights did not reach a server over the channel of the recipe; their folder is loaded
     ├── RanksLost        ranks of the trainer died; new ones have the initial weights
+    │   └── RankFailed         a call failed with an exception on some of them
     ├── CheckpointError  a checkpoint is incomplete or does not match the model
     ├── StepMismatch     a repeated step gave other weights than the log has
     ├── RolloutError     rollouts requested by a hand-written loop cannot be produced
@@ -93,7 +94,7 @@ class EngineError(ArealError):
 
 
 class UntrainableBatch(EngineError):
-    """Raised when a step cannot change any weight: it has no trained token, or its loss or gradient is not finite.
+    """Raised when a step cannot change any weight: it has no trained token, its loss or gradient is not finite, or a pass failed.
 
     Weights, optimizer and step count are as before the step.
     """
@@ -117,6 +118,10 @@ class WeightTransferFailed(EngineError):
 
 class RanksLost(ArealError):
     """Raised when ranks of the trainer have died; the next call starts new ones with the initial weights."""
+
+
+class RankFailed(RanksLost):
+    """Raised when a call failed with an exception on some ranks, and the others were ended."""
 
 
 class CheckpointError(ArealError):

@@ -23,6 +23,7 @@ from areal_actors.training.algorithms.base import Algorithm, Batch, StepTokens, 
 from areal_actors.training.algorithms.off_policy import weight_metrics
 from areal_actors.training.critic import Critic
 from areal_actors.training.engine import sequence_limits
+from areal_actors.training.failed_batch import raise_untrainable
 from areal_actors.training.logprob_check import LogprobCheck, mismatch_metrics
 from areal_actors.training.lora import Lora
 from areal_actors.training.models import load_model, recompute_activations, write_model
@@ -135,11 +136,12 @@ class TorchTrainer:
             return {}
         return self.update(self.prepare(sequences))
 
+    @raise_untrainable
     def prepare(self, sequences: Sequence[TrainingSequence]) -> Prepared:
         """Compute columns, advantages and minibatches of a step under the current weights, which stay unchanged.
 
         Raises:
-            EngineError: no sequence has a trained token, or a reward is not finite.
+            EngineError: no sequence has a trained token, a reward is not finite, or a forward pass failed.
         """
         tokens = step_tokens(sequences, self.weight_version)
         tokens = msgspec.structs.replace(tokens, rescored=self._logprob_check.rescore(sequences, self.weight_version))
@@ -151,8 +153,8 @@ class TorchTrainer:
         """All updates of a step, and one step of the schedule.
 
         Raises:
-            UntrainableBatch: the loss or the gradient of every update is not finite; weights and optimizer are unchanged. If only some
-                updates are not finite, these are skipped.
+            UntrainableBatch: the loss or the gradient of every update is not finite or its computation failed; weights and optimizer
+                are unchanged. If that is so for some updates only, these are skipped.
         """
         if self._critic:
             self._critic.reset_metrics()
@@ -170,10 +172,12 @@ class TorchTrainer:
         )
         for number, indices in enumerate(prepared.minibatches):
             try:
-                loss, norm = self._update(on_device, indices, sums, start, first=number == 0, proximal=proximal)
+                loss, norm = self._backward(on_device, indices, sums, start, first=number == 0, proximal=proximal)
             except UntrainableBatch as error:
                 skipped.append(error)
                 continue
+            for optimization in self._optimizations():
+                optimization.optimizer.step()
             losses.append(loss)
             norms.append(norm)
         if not losses:
@@ -267,10 +271,11 @@ class TorchTrainer:
             rescored = proximal.where(tokens.versions == tokens.weight_version, rescored)
         return weight_metrics(tokens.sequences, tokens.behaviour, proximal, rescored)
 
-    def _update(
+    @raise_untrainable
+    def _backward(
         self, prepared: Prepared, indices: list[int], sums: StepMetricSums, proximal_of: TokenColumn, *, first: bool, proximal: bool
     ) -> tuple[float, float]:
-        """Do one optimizer update on these sequences; returns its loss and the gradient norm before clipping."""
+        """Compute the clipped gradient of an update on these sequences; returns its loss and the gradient norm before clipping."""
         weights = token_weights(self._algorithm, prepared.tokens, indices)
         tokens, advantages = prepared.tokens, prepared.advantages
         parts = self._micro_batches(prepared.sequences, indices)
@@ -303,8 +308,6 @@ class TorchTrainer:
         norm = self._optimization.clip(loss, what)
         if self._critic:
             self._critic.clip(what)
-        for optimization in self._optimizations():
-            optimization.optimizer.step()
         return loss, norm
 
     def _forward(self, batch: MicroBatch) -> tuple[Tensor, dict[str, Tensor]]:

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 
-from areal_actors.core.errors import UntrainableBatch
+from areal_actors.core.errors import RankFailed, UntrainableBatch
 from areal_actors.core.values import TrainingSequence, Trajectory, Value
 from areal_actors.messages import (
     BatchFormed,
@@ -45,6 +45,9 @@ from areal_actors.training.trainer_recovery import RecoveredEngine, RecoveryEven
 from areal_actors.training.trainer_sleep import EngineSleep
 from areal_actors.vision.files import ImageFolder
 from bus.errors import LogUnavailable
+
+MAX_STEP_FAILURES = 2
+"""Exceptions of ranks in a step, after which its batch is refused."""
 
 
 class TrainerState(Value):
@@ -104,6 +107,8 @@ class Trainer(Actor):
         self.max_skipped_steps = max_skipped_steps
         self.skipped: set[int] = set()
         """Steps of this trainer that changed no weight."""
+        self.failures: dict[int, list[str]] = {}
+        """Exceptions of ranks in a step, by step."""
         self.weights_folder = weights_folder
         self.clock = clock
         self.cursor = 0
@@ -268,11 +273,16 @@ class Trainer(Actor):
         """Take a step on the trainable sequences; skip it if it can change no weight. Slow: run in a thread."""
         metrics = {"skipped": 1.0}
         cause = "" if found.sequences else "no sequence of the batch can be trained"
-        if found.sequences:
+        if len(failures := self.failures.get(step, [])) >= MAX_STEP_FAILURES:
+            cause = failures[-1]
+        elif found.sequences:
             try:
                 metrics = engine.step(found.sequences)
             except UntrainableBatch as error:
                 cause = str(error)
+            except RankFailed as error:  # the group starts again, and the step is repeated
+                self.failures[step] = [*failures, str(error)]
+                raise
         sequences = () if cause else found.sequences
         if not sequences:
             engine.step(())
@@ -280,7 +290,7 @@ class Trainer(Actor):
         else:
             self.skipped.discard(step)
             if updates := int(metrics.get("skipped_updates", 0)):
-                cause = f"{updates} updates of the step were skipped: their loss or gradient was not finite"
+                cause = f"{updates} updates of the step were skipped: their loss or gradient was not finite, or a pass failed"
         if not cause and not found.refused:
             return CountedStep(sequences=sequences, metrics=metrics)
         refused = BatchRefused(step=step, sequences=found.refused, trained_sequences=len(sequences), cause=cause)
@@ -347,6 +357,9 @@ class Trainer(Actor):
             yield phase
 
     async def _take_again(self, event: StepInput, context: Context) -> Sequence[TrainingSequence]:
+        if self.step_history.has("sequences", event.step + 1, self.recovered.checksum_of(event, ())):  # refused, for whatever cause
+            await asyncio.to_thread(self.recovered.require().step, ())
+            return ()
         found = await self._sequences(event, context)
         return (await asyncio.to_thread(self._step, self.recovered.require(), found, event.step)).sequences
 

@@ -143,6 +143,10 @@ class TrainedHistory:
 
     # ------------------------------------------------------------ comparison with the log
 
+    def has(self, part: Part, step: int, checksum: str) -> bool:
+        """True if the log has this checksum of a step."""
+        return self._logged[part].get(step) == checksum
+
     def check(self, part: Part, step: int, checksum: str) -> StepDiffered | None:
         """Compare a part of a step with the log's; returns an event for an allowed difference, None if they are equal or new.
 

@@ -188,9 +188,13 @@ class RecoveredEngine:
         Raises:
             StepMismatch: they differ and must not.
         """
-        found = sequences_checksum(sequences) if isinstance(event, BatchFormed) else examples_checksum(sequences)
-        self.note(self.history.check("sequences", event.step + 1, found))
-        return found
+        checksum = self.checksum_of(event, sequences)
+        self.note(self.history.check("sequences", event.step + 1, checksum))
+        return checksum
+
+    def checksum_of(self, event: StepInput, sequences: Sequence[TrainingSequence]) -> str:
+        """Checksum of the trained sequences of a step."""
+        return sequences_checksum(sequences) if isinstance(event, BatchFormed) else examples_checksum(sequences)
 
     def check_weights(self, engine: TrainingEngine) -> str:
         """Compare the engine's weights with the log's; returns their checksum. Slow: run in a thread.

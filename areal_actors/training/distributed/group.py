@@ -9,7 +9,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from areal_actors.core.errors import ArealError, RanksLost, SetupError
+from areal_actors.core.errors import ArealError, RankFailed, RanksLost, SetupError
 from areal_actors.core.values import TrainingSequence, WeightsLocation
 from areal_actors.training.algorithms import Algorithm
 from areal_actors.training.distributed.commands import MethodCall, Start
@@ -123,7 +123,8 @@ class RankGroup:
                 raise
             self._processes = None
             self.weight_version = 0
-            raise RanksLost(f"{error}\nThe other ranks were ended; the group restarts with its initial weights") from error
+            kind = RankFailed if isinstance(error, RankFailed) else RanksLost
+            raise kind(f"{error}\nThe other ranks were ended; the group restarts with its initial weights") from error
         self.weight_version = first.weight_version
         return first.value
 

@@ -18,7 +18,7 @@ import msgspec
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from areal_actors.core import errors
-from areal_actors.core.errors import ArealError, EngineError, SetupError
+from areal_actors.core.errors import ArealError, EngineError, RankFailed, SetupError
 from areal_actors.core.module_command import module_command
 from areal_actors.training.distributed.commands import (
     BroadcastCall,
@@ -205,7 +205,8 @@ class RankProcesses:
             message = f"rank {dead[0]} of {self._ranks} {self._exit_description(dead[0])} in {what}"
         elif failed:
             rank, first = next(iter(failed.items()))
-            message = f"rank {rank} of {self._ranks} failed in {what}: {first.kind}: {first.text}\n{first.trace}"
+            self.end()
+            return RankFailed(f"rank {rank} of {self._ranks} failed in {what}: {first.kind}: {first.text}\n{first.trace}")
         else:
             silent = ", ".join(str(rank) for rank in range(self._ranks) if rank not in replies)
             message = f"ranks {silent} of {self._ranks} did not complete {what} within trainer.rank_timeout_seconds = {seconds:g} s"

@@ -1,9 +1,9 @@
 """Log-probabilities and entropies of tokens from hidden states, without materializing the logits of all tokens.
 
 Logits are one float32 per token and vocabulary entry: 4,096 tokens with 150,000 entries take 2.4 GB, and their gradient
-as much again. Here they exist for one chunk of tokens at a time. The probabilities of the first chunks are saved, up to a
-limit; those of the others are recomputed in the backward pass. With a frozen head (LoRA) nothing is: the gradient of each log-probability
-by its hidden state needs no later layer, and is computed from the chunk's probabilities in the forward pass.
+as much again. Here they exist for one chunk of tokens at a time. The probabilities of chunks that fit into a limit are saved;
+those of the others are recomputed in the backward pass. With a frozen head (LoRA) nothing is saved: the gradient of each
+log-probability by its hidden state needs no later layer, and is computed from the chunk's probabilities in the forward pass.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 LOGITS = {"cpu": 2**22, "cuda": 2**27}
 """Approximate number of logits per chunk: 16 MiB, which fit a CPU's cache; 512 MiB, with which a GPU spends its time on products of
 matrices rather than on adding the gradients of chunks to that of the head."""
-KEPT = {"cpu": 2**24, "cuda": 2**27}
+SAVED = {"cpu": 2**24, "cuda": 2**27}
 """Maximum of probabilities saved for the backward pass: 64 MiB, 512 MiB."""
 TOKENS = 256
 """Minimum tokens per chunk: with fewer, reading the head's weights dominates."""
@@ -42,7 +42,7 @@ def token_scores(head: Any, hidden: Tensor, labels: Tensor, temperature: float |
     device = hidden.device.type
     size = max(TOKENS, LOGITS[device] // head.out_features) if hasattr(head, "out_features") else TOKENS
     if _plain(head):
-        room = KEPT[device] if torch.is_grad_enabled() else 0
+        room = SAVED[device] if torch.is_grad_enabled() else 0
         frozen = not any(parameter.requires_grad for parameter in head.parameters())
         apply: Callable[..., tuple[Tensor, Tensor]] = _FrozenHeadScores.apply if frozen else partial(_LinearScores.apply, room)
         return apply(hidden, head.weight, head.bias, labels, temperature, size, dtype)
@@ -93,30 +93,30 @@ class _LinearScores(torch.autograd.Function):
         size: int,
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        found, kept = [], list[Tensor]()
+        scores, saved = list[tuple[Tensor, Tensor]](), list[Tensor | None]()  # one entry per chunk each
         used = _cast(weight, bias, dtype)
         for chunk, wanted, divisor in zip(torch.split(hidden, size), torch.split(labels, size), _divisors(temperature, size), strict=False):
-            scores, probabilities, sums = _softmax(_logits(chunk, *used, divisor), wanted)
-            found.append(scores)
-            if probabilities.numel() <= room:
-                room -= probabilities.numel()
-                kept.append(probabilities.div_(sums))
-        logp, entropy = (torch.cat(parts) for parts in zip(*found, strict=True))
-        ctx.save_for_backward(hidden, weight, bias, labels, *kept)
+            chunk_scores, probabilities, sums = _softmax(_logits(chunk, *used, divisor), wanted)
+            scores.append(chunk_scores)
+            fits = probabilities.numel() <= room
+            room -= probabilities.numel() if fits else 0
+            saved.append(probabilities.div_(sums) if fits else None)
+        logp, entropy = (torch.cat(columns) for columns in zip(*scores, strict=True))
+        ctx.save_for_backward(hidden, weight, bias, labels, *saved)
         ctx.temperature, ctx.size, ctx.dtype = temperature, size, dtype
         ctx.mark_non_differentiable(entropy)
         return logp, entropy
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, labels, *kept = ctx.saved_tensors
+        hidden, weight, bias, labels, *saved = ctx.saved_tensors
         weight_grad = torch.zeros_like(weight) if ctx.needs_input_grad[2] else None
         bias_grad = torch.zeros_like(bias) if bias is not None and ctx.needs_input_grad[3] else None
         hidden_grads = []
         used, used_bias = _cast(weight, bias, ctx.dtype)
-        columns = (column.split(ctx.size) for column in (hidden, labels, grad / ctx.temperature))
-        chunks = zip(*columns, _divisors(ctx.temperature, ctx.size), strict=False)
-        for (chunk, wanted, scale, divisor), probabilities in itertools.zip_longest(chunks, kept):
+        columns = zip(*(column.split(ctx.size) for column in (hidden, labels, grad / ctx.temperature)), saved, strict=True)
+        divisors = _divisors(ctx.temperature, ctx.size)
+        for (chunk, wanted, scale, probabilities), divisor in zip(columns, divisors, strict=False):
             factor = scale.unsqueeze(1)
             if probabilities is None:
                 logits_grad = _logits(chunk, used, used_bias, divisor).softmax(-1).mul_(-factor)
