@@ -93,7 +93,15 @@ def test_a_process_may_publish_what_its_actors_declare_and_nothing_else(denied: 
             "EventLoopBlocked",
         },
         "reward_worker": {"EpisodeScored", "EpisodeAbandoned", "DescribeSession"},
-        "inference_worker": {"EngineLoad", "EngineLost", "EngineStarting", "Throughput", "WeightTransferRefused", "WeightsLoaded"},
+        "inference_worker": {
+            "EngineInexact",
+            "EngineLoad",
+            "EngineLost",
+            "EngineStarting",
+            "Throughput",
+            "WeightTransferRefused",
+            "WeightsLoaded",
+        },
     }
     always = {"ActorStarted", "ActorStopped", "Heartbeat", "SnapshotRefused", "SnapshotStored"}
     for user, kinds in declared.items():

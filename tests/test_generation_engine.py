@@ -30,21 +30,11 @@ from transformers import (
     LlamaForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
 )
 
 from areal_actors.core.errors import EngineError, RequestError, SetupError
 from areal_actors.core.values import SamplingParams, TokenColumns, WeightsLocation
-from areal_actors.embedded.decoders import (
-    ModelDecoder,
-    SlotDecoder,
-    load_model,
-    logprob_bound,
-    make_decoder,
-    sampled_logprob_difference,
-)
-from areal_actors.embedded.fused_decoder import FusedDecoder
+from areal_actors.embedded.decoders import load_model
 from areal_actors.generation.settings import GenerationSettings
 from areal_actors.weights.transfer import write_weights
 
@@ -343,16 +333,6 @@ async def test_other_families_decode_as_they_compute(family: str, tmp_path: Path
     assert max(difference(model, prompt, chunk.columns, 1.0) for prompt, chunk in zip(prompts, chunks, strict=True)) < 1e-5
 
 
-def test_the_lean_forward_and_the_models_own_agree_and_share_their_weights(folder: str) -> None:
-    model = load_model(folder, SETTINGS)
-    fused, plain = FusedDecoder(model, 4, CONTEXT), ModelDecoder(model, 4, CONTEXT)
-    for parameters in (random_qwen(1), random_qwen(2)):
-        model.load_state_dict(parameters.state_dict())
-        fused.refresh()
-        assert sampled_logprob_difference(fused, model) < 1e-5
-        assert sampled_logprob_difference(plain, model) < 1e-5
-
-
 async def test_bfloat16_decodes_within_its_own_rounding(folder: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     async with running(folder, GenerationSettings(device="cpu", dtype="bfloat16", max_num_seqs=4, max_model_len=CONTEXT)) as engine:
@@ -361,36 +341,8 @@ async def test_bfloat16_decodes_within_its_own_rounding(folder: str) -> None:
         assert difference(model, prompt_of(length), chunk.columns, 1.0) < 0.1
 
 
-def test_a_model_that_slots_do_not_reproduce_is_refused(folder: str) -> None:
-    model = load_model(folder, SETTINGS)
-    original = model.forward
-    model.forward = lambda *arguments, **options: original(*arguments, **{**options, "position_ids": None})
-    model.__class__ = type("OddForCausalLM", (type(model),), {})
-    with pytest.raises(SetupError, match="OddForCausalLM"):
-        make_decoder(model, 4, CONTEXT)
-
-
 def test_a_missing_model_and_a_context_beyond_it_are_refused(folder: str, tmp_path: Path) -> None:
     with pytest.raises(SetupError, match=r"config\.json"):
         load_model(str(tmp_path), SETTINGS)
     with pytest.raises(SetupError, match=r"500.*128"):
         load_model(folder, GenerationSettings(device="cpu", max_model_len=500))
-
-
-@pytest.mark.parametrize("kind", [FusedDecoder, ModelDecoder])
-@pytest.mark.parametrize(("layers", "matrices", "embeddings"), [(2, 1.0, 4.5), (28, 1.0, 1.0), (28, 1.5, 4.5), (28, 3.0, 3.0)])
-def test_many_layers_in_bfloat16_are_accepted_and_one_wrong_position_is_not(
-    kind: type[SlotDecoder], layers: int, matrices: float, embeddings: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """For models from flat to very sharp: freshly made weights times these factors."""
-    torch.manual_seed(0)
-    shape = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
-    config = Qwen3Config(**shape, vocab_size=4096, num_hidden_layers=layers, max_position_embeddings=CONTEXT, tie_word_embeddings=True)
-    model = Qwen3ForCausalLM(config).to(torch.bfloat16).eval().requires_grad_(False)
-    for name, parameter in model.named_parameters():
-        parameter.mul_(embeddings if "embed" in name else matrices)
-    bound = logprob_bound(model)
-    assert sampled_logprob_difference(kind(model, 4, CONTEXT), model) < bound
-    decode = kind.decode
-    monkeypatch.setattr(kind, "decode", lambda self, token_ids, positions: decode(self, token_ids, np.maximum(positions - 1, 0)))
-    assert sampled_logprob_difference(kind(model, 4, CONTEXT), model) > bound

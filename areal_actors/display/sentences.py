@@ -15,6 +15,7 @@ from areal_actors.messages import (
     CompletionRefused,
     ConcurrencyChanged,
     DiskLow,
+    EngineInexact,
     EngineLost,
     EngineMismatch,
     EpisodeAbandoned,
@@ -188,6 +189,7 @@ FAULTS: Mapping[type[Message], Sentence] = {
     CheckpointDamaged: _damaged_checkpoint,
     StepDiffered: lambda it: f"step {it.step} repeated has {it.found[:16]}, the log has {it.logged[:16]}: {it.reason}",
     DiskLow: lambda it: f"disk nearly full: {it.reason}",
+    EngineInexact: lambda it: f"{it.worker}: {it.finding}",
     EngineMismatch: _mismatch,
     EngineLost: lambda it: f"inference server of {it.worker} lost: {it.reason.partition(chr(10))[0]}",
     WeightTransferRefused: lambda it: (

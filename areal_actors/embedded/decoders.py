@@ -1,4 +1,4 @@
-"""Forward passes over slots: any causal language model of transformers, or a fused equivalent for Llama architectures."""
+"""Forward passes over slots: any causal language model of transformers, by its own forward."""
 
 from __future__ import annotations
 
@@ -18,19 +18,10 @@ from transformers.utils import logging as transformers_logging
 from areal_actors.core.errors import SetupError
 from areal_actors.core.model_config import has_vision
 from areal_actors.core.routes import RouteShape
-from areal_actors.embedded.fused_decoder import FusedDecoder
 from areal_actors.embedded.kv_cache import DecodeStep, KVCache, SuffixStep
 from areal_actors.embedded.route_capture import RouteCapture
 from areal_actors.generation.settings import GenerationSettings
 from areal_actors.weights.torch_device import torch_device
-
-EXACT = 1e-3
-"""Maximum of `sampled_logprob_difference` between slot decoding and the plain forward in float32, in nats."""
-NOISE = 2.0
-"""The same in bfloat16, in multiples of `rounding_noise`. On 18 random models of 2 to 28 layers, flat and sharp, sound decoding differed
-by at most 1.1 times their noise (0.0015 to 0.67 nats), and decoding at positions that are wrong by one by at least 3.9 times."""
-BFLOAT16_ROUNDING = 2.0**-8
-PROBE_TOKENS = 12
 
 
 class SlotDecoder(Protocol):
@@ -195,87 +186,3 @@ def check_context(config: Any, context: int) -> None:
     unknown = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     if unknown:
         raise SetupError(f"the embedded engine cannot decode layers of kind {', '.join(sorted(unknown))}: use an inference server")
-
-
-def make_decoder(
-    model: Any,
-    slots: int,
-    context: int,
-    *,
-    batch_invariant: bool = False,
-    routes: RouteShape | None = None,
-    unfused: type[ModelDecoder] = ModelDecoder,
-) -> SlotDecoder:
-    """Returns the fastest decoder that supports the model, `unfused` for most, after a comparison with the model's plain forward.
-
-    With `routes`, its mixtures of experts, the KV cache holds the experts of each position, too.
-
-    Raises:
-        SetupError: decoding from slots does not reproduce the model.
-    """
-    decoder: SlotDecoder
-    if FusedDecoder.fits(model):
-        decoder = FusedDecoder(model, slots, context, batch_invariant=batch_invariant)
-    else:
-        decoder = unfused(model, slots, context, batch_invariant=batch_invariant, routes=routes)
-    difference, bound = sampled_logprob_difference(decoder, model), logprob_bound(model)
-    if not difference < bound:
-        raise SetupError(
-            f"decoding {type(model).__name__} from slots differs from its plain forward by {difference:.2g} nats in the log-probability of "
-            f"a sampled token, and {bound:.2g} is allowed: the embedded engine cannot run this model; use an inference server"
-        )
-    return decoder
-
-
-def logprob_bound(model: Any) -> float:
-    """Largest `sampled_logprob_difference` of sound decoding, in nats."""
-    return EXACT if model.dtype == torch.float32 else max(EXACT, NOISE * rounding_noise(model))
-
-
-def rounding_noise(model: Any, samples: int = 4) -> float:
-    """Expected difference in nats of a sampled token's log-probability if every embedding is changed by one rounding of bfloat16.
-
-    Rounding has effects of this size anywhere in the model, so its own noise is the scale of the differences that its precision can show.
-    """
-    token_ids = torch.from_numpy(_probe_ids(PROBE_TOKENS, model))[None].to(model.device)
-    found = []
-    with torch.inference_mode():
-        embedded = model.get_input_embeddings()(token_ids)
-        plain = torch.log_softmax(model(inputs_embeds=embedded).logits[0].float(), -1)
-        for sample in range(samples):
-            signs = torch.randint(0, 2, embedded.shape, generator=torch.Generator().manual_seed(sample)).to(embedded) * 2 - 1
-            changed = torch.log_softmax(model(inputs_embeds=embedded * (1 + signs * BFLOAT16_ROUNDING)).logits[0].float(), -1)
-            found.append(_expected_difference(plain, changed).max())
-    return float(torch.stack(found).mean())
-
-
-def sampled_logprob_difference(decoder: SlotDecoder, model: Any) -> float:
-    """Expected difference in nats between slot decoding and the plain forward in the log-probability of a sampled token.
-
-    It is the largest of several positions, in rows of unequal length.
-    """
-    length = min(PROBE_TOKENS, decoder.kv_cache.context)
-    begun = length // 4
-    token_ids = _probe_ids(length, model)
-    starts = np.array([length // 2, begun])[: decoder.kv_cache.slots]
-    with torch.inference_mode():
-        plain = torch.log_softmax(model(torch.from_numpy(token_ids)[None].to(model.device)).logits[0].float(), -1)
-        if begun:
-            decoder.prefill(range(len(starts)), np.stack([token_ids[:begun]] * len(starts)))
-        if starts[0] > begun:
-            decoder.extend([0], token_ids[None, begun : starts[0]], np.array([begun]), starts[:1] - begun)
-        differences = []
-        for step in range(length - int(starts[0])):
-            logits = decoder.decode(token_ids[starts + step], starts + step)
-            differences.append(_expected_difference(plain[starts + step], torch.log_softmax(logits, -1)).max())
-        return float(torch.stack(differences).max())
-
-
-def _probe_ids(length: int, model: Any) -> NDArray[np.int64]:
-    vocabulary: int = model.config.get_text_config().vocab_size
-    return np.arange(3, 3 + length, dtype=np.int64) % vocabulary
-
-
-def _expected_difference(expected: Tensor, found: Tensor) -> Tensor:
-    """Difference of log-probabilities `[positions, vocabulary]` of a token that is sampled from the first: `[positions]`."""
-    return (expected.exp() * (found - expected).abs()).sum(-1)

@@ -17,9 +17,10 @@ from areal_actors.core.routes import RouteShape
 from areal_actors.core.values import SamplingParams, TokenColumns, WeightsLocation
 from areal_actors.embedded.constraints import Grammars
 from areal_actors.embedded.decode_loop import Abort, Close, DecodeLoop, Release, Swap
-from areal_actors.embedded.decoders import ModelDecoder, load_model, make_decoder
+from areal_actors.embedded.decoders import ModelDecoder, load_model
 from areal_actors.embedded.logits_processor import LogitsProcessor
 from areal_actors.embedded.slots import DecodeRequest, DecodeSlots
+from areal_actors.embedded.start_check import make_decoder, probe_ids
 from areal_actors.embedded.vision_decoder import VisionDecoder
 from areal_actors.generation.abilities import ENGINE_ABILITIES
 from areal_actors.generation.engine import EngineCounters, EnginePlace, PromptImages, TokenChunk, validate_prompt
@@ -50,9 +51,17 @@ class TransformersEngine:
         model = load_model(model_folder, settings)
         self.vocabulary_size = int(model.config.get_text_config().vocab_size)
         invariant, unfused = settings.batch_invariant == "on", VisionDecoder if has_vision(model_folder) else ModelDecoder
-        decoder = make_decoder(
-            model, settings.max_num_seqs, settings.max_model_len, batch_invariant=invariant, routes=self.routes, unfused=unfused
+        decoder, self.warning = make_decoder(
+            model,
+            settings.max_num_seqs,
+            settings.max_model_len,
+            probe_ids(self.tokenizer, self.vocabulary_size),
+            start_check=settings.start_check,
+            batch_invariant=invariant,
+            routes=self.routes,
+            unfused=unfused,
         )
+        """The decoder, and a finding of its check; empty if there is none."""
         slots = DecodeSlots(settings.max_num_seqs, settings.max_model_len, self.vocabulary_size, self.tokenizer)
         self._vision = decoder if isinstance(decoder, VisionDecoder) else None
         if self._vision is not None:

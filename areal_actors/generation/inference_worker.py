@@ -19,6 +19,7 @@ from areal_actors.generation.engine import NO_SLEEP, Arrival, GenerationEngine, 
 from areal_actors.generation.engine_load import LoadReporter
 from areal_actors.generation.stream_pace import paced
 from areal_actors.messages import (
+    EngineInexact,
     EngineLoad,
     EngineLost,
     EngineMismatch,
@@ -111,11 +112,15 @@ class InferenceWorker(Actor):
         self.starting_since = 0.0
         """Time at which the inference server was first seen to start."""
         self.last_shown = 0.0
+        self.reported_warning = ""
+        """Finding of the engine's check at its start that was reported last."""
         self.failures = 0
         """Failed completions since the last successful one."""
 
     @on
-    async def weights_published(self, event: WeightsPublished, context: Context) -> Emits[WeightsLoaded | WeightTransferRefused]:
+    async def weights_published(
+        self, event: WeightsPublished, context: Context
+    ) -> Emits[WeightsLoaded | WeightTransferRefused | EngineInexact]:
         if event.weight_version <= self.weight_version:
             return
         location = event.location.resolved(self.run_folder)
@@ -127,6 +132,9 @@ class InferenceWorker(Actor):
         self.serving.set()
         for message in self._arrived(location):
             yield message
+        if (finding := getattr(self.engine, "warning", "")) and finding != self.reported_warning:
+            self.reported_warning = finding
+            yield EngineInexact(worker=self.name, finding=finding)
 
     @on
     async def engine_mismatch(self, event: EngineMismatch, context: Context) -> Emits[WeightsLoaded | WeightTransferRefused]:

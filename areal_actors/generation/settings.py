@@ -16,6 +16,7 @@ SERVER_ENGINES = ("sglang", "vllm")
 
 SLEEPING_ENGINES = (*TENSOR_ENGINES, *SERVER_ENGINES)
 """Engines that release their memory during an optimizer step."""
+StartCheck = Literal["refuse", "warn"]
 Channel = Literal["folder", "broadcast", "tensors", "delta"]
 
 VLLM_RANK = 512
@@ -93,6 +94,9 @@ class GenerationSettings(Config):
     """Longest prompt plus completion, in tokens. Unstated, at least twice a stated `sampling.max_tokens`."""
     threads: PositiveInt = 1
     """CPU threads of the engine's process."""
+    start_check: StartCheck = "refuse"
+    """The embedded engine compares its decoding with the model's plain forward when it starts. `refuse`: a difference that rounding does
+    not explain is reported, and one that only wrong arithmetic explains ends the run; `warn`: any difference is only reported."""
     batch_invariant: Literal["auto", "on", "off"] = "auto"
     """Makes the results of a completion independent of the batch, to the last bit; `auto`: on if `staleness_gate.max_staleness`
     is 0. For `transformers` on a CPU with one thread; costs a few percent of the speed with many concurrent completions, and

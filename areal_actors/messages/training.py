@@ -237,6 +237,15 @@ class EngineLoad(Event):
     """Used share of the KV cache; 0 if the engine does not report it."""
 
 
+class EngineInexact(Event):
+    """An engine's decoding differs from the model's plain forward by more than rounding explains; it serves all the same."""
+
+    subject: ClassVar[str] = "engine.inexact"
+    worker: str
+    finding: str
+    """Difference and what is allowed, in nats."""
+
+
 class EngineLost(Event):
     """The inference server of a worker is gone or refused new weights; the worker starts or reaches it again, then `WeightsLoaded`."""
 

@@ -48,6 +48,7 @@ class Metrics(Actor):
         | messages.BusRestarted
         | messages.EngineMismatch
         | messages.EngineLoad
+        | messages.EngineInexact
         | messages.EngineLost
         | messages.WeightTransferRefused
         | messages.RunStalled
