@@ -56,7 +56,17 @@ class Agent:
             raise self.outcome
         if self.outcome == "hang":
             await asyncio.sleep(100)
+        if self.outcome == "for ever":
+            await asyncio.Event().wait()
         return self.outcome
+
+
+class Sleeping(Agent):
+    """Returns its result after 100 s."""
+
+    async def run(self, task, *, base_url, api_key):
+        await asyncio.sleep(100)
+        return await super().run(task, base_url=base_url, api_key=api_key)
 
 
 class Answering:
@@ -288,3 +298,30 @@ async def test_an_agent_knows_the_newest_weights_of_its_start(send):
     opened = {OpenSession: lambda question: msgspec.structs.replace(OPENED, weight_version=3)}
     (scored,) = await send(worker, work("1.0"), answers=opened)
     assert scored.reward == 3.0
+
+
+@pytest.mark.parametrize(("queued", "ends"), [(0.0, True), (30.0, True), (50.0, False)])
+async def test_the_time_limit_leaves_out_waits_for_a_first_token(send, queued, ends):
+    """The agent takes 100 s of the 60 s that it has."""
+    described = msgspec.structs.replace(DESCRIBED, queued_seconds=queued)
+    (outcome,) = await run_episode(send, Sleeping(AgentResult(reward=1.0)), described=described)
+    assert isinstance(outcome, EpisodeAbandoned if ends else EpisodeScored)
+    assert not ends or outcome.reason == "timeout"
+
+
+async def test_calls_that_wait_for_ever_for_a_first_token_end_the_episode(send):
+    class Growing(Answering):
+        def __call__(self, question):
+            return msgspec.structs.replace(DESCRIBED, queued_seconds=asyncio.get_running_loop().time() - began)
+
+    began = asyncio.get_running_loop().time()
+    worker = RolloutWorker(Agent("for ever"), concurrency=1, timeout_seconds=TIMEOUT_SECONDS)
+    answers = {OpenSession: lambda _: OPENED, DescribeSession: Growing(None)}
+    (outcome,) = await send(worker, work("3.1", attempts_left=2), answers=answers)
+    assert isinstance(outcome, EpisodeAbandoned)
+    assert 4 * TIMEOUT_SECONDS <= asyncio.get_running_loop().time() - began <= 6 * TIMEOUT_SECONDS
+
+
+async def test_an_agent_may_run_longer_only_while_its_gateway_answers(send):
+    (outcome,) = await run_episode(send, Agent("hang"), described=NoReply("gone"))
+    assert isinstance(outcome, EpisodeAbandoned)

@@ -66,8 +66,8 @@ def largest_error(vocabulary: int, length: int, mode: str) -> float:
 
 
 def allowed(mode: str) -> float:
-    """Allowed relative error: bfloat16 rounds the gradient of the logits, in either implementation."""
-    return 1e-2 if mode == "bf16" else 2e-5
+    """Allowed relative error: bfloat16 rounds the gradient of the logits; with a frozen head float32 sums are taken in another order."""
+    return {"bf16": 1e-2, "frozen": 2e-4}.get(mode, 1e-5)
 
 
 @pytest.mark.parametrize("mode", MODES)

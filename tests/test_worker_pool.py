@@ -8,7 +8,7 @@ import pytest
 
 from areal_actors.core.errors import EngineError
 from areal_actors.gateway import worker_pool
-from areal_actors.gateway.worker_pool import MARGIN_CALLS, MARGIN_SHARE, WorkerExit, WorkerLost, WorkerPool, until_gone
+from areal_actors.gateway.worker_pool import MARGIN_CALLS, MARGIN_SHARE, InFlightCalls, WorkerExit, WorkerLost, WorkerPool, until_gone
 
 
 def pool(*workers):
@@ -244,3 +244,20 @@ async def test_a_worker_that_has_loaded_weights_is_no_longer_the_one_of_its_sess
     assert await pool.choose(1.0, "s") == "b"
     pool.loaded("b", 1)
     assert await pool.choose(1.0, "s") == "a"
+
+
+def test_calls_of_a_session_that_wait_together_for_a_first_token_count_once():
+    calls = InFlightCalls()
+    assert calls.queued_seconds("s", 5.0) == 0.0
+    with calls.track("s", 10.0) as first, calls.track("s", 12.0) as second:
+        assert calls.queued_seconds("s", 15.0) == 5.0
+        first.add_tokens(1, 16.0)
+        assert calls.queued_seconds("s", 18.0) == 8.0
+        second.add_tokens(1, 20.0)
+        first.add_tokens(63, 90.0)
+        assert calls.queued_seconds("s", 95.0) == 10.0
+    with calls.track("s", 100.0) as third:
+        assert calls.queued_seconds("s", 103.0) == 13.0
+        third.add_tokens(1, 104.0)
+    assert calls.queued_seconds("s", 200.0) == 14.0
+    assert calls.queued_seconds("t", 200.0) == 0.0

@@ -214,6 +214,7 @@ class ExternalSessions(Actor):
                 expires_in=session.expires - context.now,
                 engine_failure=session.engine_failure(),
                 open_calls=self.open_calls.describe(session.id, context.now, self.pool.in_flight),
+                queued_seconds=self.open_calls.queued_seconds(session.id, context.now),
             )
         elif (kept := self.registry.find_finished(request.session)) is not None:
             turns = kept.trajectory.interactions if kept.trajectory is not None else ()

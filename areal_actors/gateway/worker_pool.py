@@ -193,16 +193,38 @@ async def until_gone(parts: AsyncGenerator[T, None], gone: WorkerExit, worker: s
     raise WorkerLost(f"{worker} died while it generated")
 
 
+class QueuedTime:
+    """Time in which calls of a session waited for their first token; calls that wait together count once."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._until = 0.0
+        """Time up to which it is counted."""
+
+    def add(self, began: float, first_token: float) -> None:
+        """Add the wait of a call; calls come in the order of their first tokens."""
+        self._seconds += first_token - min(max(began, self._until), first_token)
+        self._until = first_token
+
+    def seconds(self, began: float, now: float) -> float:
+        """Time up to now, if the oldest call without a token began then."""
+        return self._seconds + now - min(max(began, self._until), now)
+
+
 class InFlightCall:
     """One model call in the gateway, and what it waits for."""
 
-    def __init__(self, began: float) -> None:
+    def __init__(self, began: float, queued: QueuedTime) -> None:
+        """`queued` counts the time to the first token."""
         self.began = began
+        self._queued = queued
         self.worker = ""
         """Worker that generates the tokens; empty before one is chosen."""
         self.no_worker = False
         """True if no inference worker is alive."""
         self.tokens = 0
+        self.queues = True
+        """True before the first token."""
         self.last_token = began
 
     def assign(self, worker: str) -> None:
@@ -215,6 +237,9 @@ class InFlightCall:
 
     def add_tokens(self, tokens: int, now: float) -> None:
         """Record a part of the answer."""
+        if self.queues:
+            self.queues = False
+            self._queued.add(self.began, now)
         self.tokens += tokens
         self.last_token = now
 
@@ -255,13 +280,15 @@ class InFlightCalls:
     def __init__(self) -> None:
         self._in_flight: dict[str, dict[InFlightCall, None]] = {}
         self._left: Recent[str, tuple[InFlightCall, float]] = Recent(REMEMBERED)
+        self._queued: Recent[str, QueuedTime] = Recent(REMEMBERED)
+        """Waits of the calls of each session for their first tokens."""
         self._just_left: dict[str, InFlightCall] = {}
         """Calls abandoned since the last handled message: their cancellation has no clock, the next message has."""
 
     @contextmanager
     def track(self, session: str, now: float) -> Iterator[InFlightCall]:
         """Track a call while the context lasts; a cancelled one is kept as abandoned."""
-        call = InFlightCall(now)
+        call = InFlightCall(now, self._queued.setdefault(session, QueuedTime()))
         self._in_flight.setdefault(session, {})[call] = None
         try:
             yield call
@@ -273,6 +300,11 @@ class InFlightCalls:
             del calls[call]
             if not calls:
                 del self._in_flight[session]
+
+    def queued_seconds(self, session: str, now: float) -> float:
+        """Time in which calls of a session waited for their first token, up to now."""
+        waiting = [call.began for call in self._in_flight.get(session, ()) if call.queues]
+        return self._queued.get(session, QueuedTime()).seconds(min(waiting, default=now), now)
 
     def timestamp_left(self, now: float) -> None:
         """Set the time of the calls abandoned since the last handled message."""

@@ -145,6 +145,8 @@ class SessionDescribed(Reply):
     """Reason of the last engine failure of a model call, if the call was not answered since."""
     open_calls: tuple[OpenCall, ...] = ()
     """Calls in flight, and the last one whose client disconnected."""
+    queued_seconds: float = 0.0
+    """Time in which its calls have waited for their first token."""
     replaced_by: str = ""
     """Current session of the episode, by another worker or a later attempt; empty if it is this one."""
     refused: Refusal | None = None

@@ -17,7 +17,7 @@ from areal_actors.core.settings import Placement
 from areal_actors.generation.abilities import ENGINE_ABILITIES, ROUTES
 from areal_actors.generation.settings import SERVER_ENGINES, is_here
 from areal_actors.recipe.checks import EMBEDDED
-from areal_actors.recipe.model_size import parameters
+from areal_actors.recipe.learning_rate import with_learning_rate
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import is_stated
 from areal_actors.rewards import MODEL
@@ -34,15 +34,6 @@ SCORED_TOGETHER = 64
 MAX_DEFAULT_COMPLETION = 512
 """Maximum of a derived `sampling.max_tokens`, which is at most half of the context."""
 
-SMALL_MODEL = 10_000_000
-"""Parameters below which a model is taken for one of the embedded kind."""
-PRETRAINED_RL_LR = 1e-6
-PRETRAINED_CRITIC_LR = 1e-5
-PRETRAINED_LR = {"sft": 1e-5, "reward_model": 1e-5, "dpo": 5e-7}
-"""Derived `trainer.optimizer.lr` of a pretrained model, by algorithm."""
-LORA_FACTOR = 20
-"""Adapters take a higher rate than full weights (Schulman et al., "LoRA Without Regret", 2025: about 10 to 20 times)."""
-
 
 class Limit(msgspec.Struct, frozen=True):
     """One setting that limits concurrent episodes."""
@@ -57,7 +48,7 @@ class Limit(msgspec.Struct, frozen=True):
 
 def with_derived(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
     """Returns the recipe with settings that are missing in `stated` derived from the others."""
-    recipe = _with_learning_rate(recipe, stated)
+    recipe = with_learning_rate(recipe, stated)
     if recipe.learns_from_examples() and not recipe.is_served():
         return recipe
     return _with_routing_replay(_with_published(_with_limits(_with_groups(_with_lengths(recipe, stated), stated), stated), stated))
@@ -122,20 +113,6 @@ def _with_lengths(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
         sampling=replace(recipe.sampling, max_tokens=longest),
         trainer=replace(recipe.trainer, microbatch_tokens=microbatch),
     )
-
-
-def _with_learning_rate(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
-    """Derive the learning rates of a pretrained model, which those of the embedded model would destroy in a few steps."""
-    if recipe.model == EMBEDDED or 0 < parameters(recipe) < SMALL_MODEL:
-        return recipe
-    critic = recipe.algorithm.critic if "critic" in recipe.algorithm.__struct_fields__ else None
-    if critic is not None and not is_stated(stated, ("algorithm", "critic", "lr")):
-        recipe = replace(recipe, algorithm=replace(recipe.algorithm, critic=replace(critic, lr=PRETRAINED_CRITIC_LR)))
-    if is_stated(stated, ("trainer", "optimizer", "lr")):
-        return recipe
-    rate = PRETRAINED_LR.get(str(type(recipe.algorithm).__struct_config__.tag), PRETRAINED_RL_LR)
-    optimizer = replace(recipe.trainer.optimizer, lr=rate * LORA_FACTOR if recipe.trainer.lora else rate)
-    return replace(recipe, trainer=replace(recipe.trainer, optimizer=optimizer))
 
 
 def _with_published(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:

@@ -1,8 +1,8 @@
 """Loads a recipe: merges files, then the profile for this machine, then overrides.
 
 A file may have `[profiles.NAME]` tables with any keys of a recipe, which override it if that profile is chosen: by name
-(`profile = "NAME"`), or by `when` ("cuda" or "no cuda") while `profile` is "auto". The choice is reported with its
-reason.
+(`profile = "NAME"`), or by `when` ("cuda", "no cuda", or "no cuda, own model") while `profile` is "auto". The choice is
+reported with its reason. What a profile of the embedded model says of its learning rate and its answers holds for no other model.
 """
 
 from __future__ import annotations
@@ -26,16 +26,21 @@ from areal_actors.core.settings import (
     SERVING,
     ActorsSettings,
 )
-from areal_actors.recipe.checks import RecipeProblem, problems
+from areal_actors.recipe.checks import EMBEDDED, RecipeProblem, problems
 from areal_actors.recipe.complaints import decode, nearest, toml_value
 from areal_actors.recipe.device_map import device_problems, with_device_counts
+from areal_actors.recipe.learning_rate import learning_rate_problems
 from areal_actors.recipe.limits import with_derived
+from areal_actors.recipe.model_size import is_pretrained
 from areal_actors.recipe.paths import beside
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.recipe.source import Key, Layer, read_file, read_override
+from areal_actors.recipe.source import Key, Layer, is_stated, read_file, read_override
 from areal_actors.training.algorithms import AnyAlgorithm
 
 DIRECTIVES = ("profile", "profiles")
+OF_EMBEDDED_MODEL: tuple[Key, ...] = (("model",), ("trainer", "optimizer", "lr"), ("sampling", "max_tokens"))
+"""Settings of a profile of the embedded model that hold for no other: its learning rate destroys a pretrained model in a few steps."""
+OWN_MODEL = "no cuda, own model"
 FROM_EXAMPLES = frozenset(kind.__struct_config__.tag for kind in get_args(AnyAlgorithm) if kind.learns_from == "examples")
 """Names of the algorithms whose runs have no episodes."""
 
@@ -54,8 +59,8 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
 class Condition(Config):
     """Keys of a profile besides those of a recipe."""
 
-    when: Literal["cuda", "no cuda", "named"] = "named"
-    """The kind of machine it is for, or `named`: chosen by name only."""
+    when: Literal["cuda", "no cuda", "no cuda, own model", "named"] = "named"
+    """The kind of machine it is for, and there a model that files or overrides name outside of profiles; `named`: chosen by name only."""
 
 
 def load(files: Sequence[Path], overrides: Sequence[str], cuda: CudaDevices, *, serving: bool = False) -> Resolved:
@@ -85,8 +90,11 @@ def load(files: Sequence[Path], overrides: Sequence[str], cuda: CudaDevices, *, 
     if serving:
         recipe = serving_recipe(recipe)
     recipe = with_derived(with_device_counts(recipe, stated.data, cuda), stated.data)
-    if found := problems(recipe, serving=serving) or [RecipeProblem(*problem) for problem in device_problems(recipe, cuda)]:
-        raise RecipeError("\n".join(problem.sentence(layer.place(problem.key)) for problem in found))
+    invalid = problems(recipe, serving=serving) or [
+        RecipeProblem(*problem) for problem in (*device_problems(recipe, cuda), *(() if serving else learning_rate_problems(recipe)))
+    ]
+    if invalid:
+        raise RecipeError("\n".join(problem.sentence(layer.place(problem.key)) for problem in invalid))
     return Resolved(recipe=recipe, profile=profile, reason=reason, cuda=cuda)
 
 
@@ -142,8 +150,10 @@ def _choose(written: Layer, conditions: dict[str, Condition], cuda: CudaDevices)
         if wish not in conditions:
             known = nearest(str(wish), ["auto", *conditions])
             raise RecipeError(f"{written.place(('profile',))}: `profile`: found no profile {toml_value(wish)}; {known}")
-        return wish, f"named by {written.place(('profile',))}"
+        return wish, f"named by {written.place(('profile',))}{_omitted(written, wish)}"
     here = "cuda" if cuda.count else "no cuda"
+    if not cuda.count and _own_model(written) and any(condition.when == OWN_MODEL for condition in conditions.values()):
+        here = OWN_MODEL
     fitting = [name for name, condition in conditions.items() if condition.when == here]
     if len(fitting) > 1:
         raise RecipeError(
@@ -151,13 +161,39 @@ def _choose(written: Layer, conditions: dict[str, Condition], cuda: CudaDevices)
             "and both fit this machine; keep it in one of them, or set `profile = …`"
         )
     if fitting:
-        return fitting[0], cuda.reason
+        return fitting[0], f"{cuda.reason}{_omitted(written, fitting[0])}"
     return "", f'no profile has `when = "{here}"` ({cuda.reason})' if conditions else "the recipe has no profiles"
+
+
+def _own_model(written: Layer) -> str:
+    """Returns the model that files and overrides name outside of profiles; empty if that is none, or one of the embedded kind."""
+    model = written.data.get("model", EMBEDDED)
+    return model if isinstance(model, str) and is_pretrained(model) else ""
+
+
+def _foreign_settings(written: Layer, profile: str) -> list[Key]:
+    """Returns the settings of a profile of the embedded model that do not apply, because another model is named outside of it."""
+    chosen = written.within("profiles", profile)
+    if not _own_model(written) or chosen.data.get("model") != EMBEDDED:
+        return []
+    return [key for key in OF_EMBEDDED_MODEL if is_stated(chosen.data, key)]
+
+
+def _omitted(written: Layer, profile: str) -> str:
+    """Returns which settings of the profile do not apply, as a suffix of its reason; empty if all do."""
+    names = [".".join(key) for key in _foreign_settings(written, profile) if key != ("model",)]
+    if not names:
+        return ""
+    return f"; without {' and '.join(names)} of [profiles.{profile}], which are for the embedded model and not for {_own_model(written)}"
 
 
 def _stated(written: Layer, profile: str, over: Layer) -> Layer:
     """Merge the files, the profile and the overrides."""
     chosen = written.within("profiles", profile).without("when") if profile else Layer({}, {})
+    for key in _foreign_settings(written, profile) if profile else ():
+        chosen = chosen.without_setting(key)
+    if profile and _own_model(written) and written.data["profiles"][profile].get("when") == OWN_MODEL:
+        chosen = chosen.without("model")
     return over.over(chosen.over(written)).without(*DIRECTIVES)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from areal_actors.recipe.checks import EMBEDDED
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.weights.folders import kept_versions
 from areal_actors.weights.weight_files import parameter_count
@@ -11,6 +12,13 @@ from areal_actors.weights.weight_files import parameter_count
 BYTES = {"float32": 4, "bfloat16": 2}
 OPTIMIZER_BYTES = {"adamw": 8, "adam": 8, "sgd": 0, "adafactor": 0}
 """State of each optimizer in bytes per trained parameter, at least."""
+SMALL_MODEL = 10_000_000
+"""Parameters below which a model is taken for one of the embedded kind."""
+
+
+def is_pretrained(model: str) -> bool:
+    """Returns True unless the model is the embedded one, or one of its size in a folder of this machine."""
+    return model != EMBEDDED and not 0 < parameter_count(Path(model).expanduser()) < SMALL_MODEL
 
 
 def parameters(recipe: Recipe) -> int:

@@ -51,6 +51,14 @@ class Layer(msgspec.Struct, frozen=True):
         """Returns the layer without these top-level keys."""
         return Layer({name: value for name, value in self.data.items() if name not in names}, self.places)
 
+    def without_setting(self, key: Key) -> Layer:
+        """Returns the layer without one setting, at any depth."""
+        name, *rest = key
+        if not isinstance(below := self.data.get(name), dict) or not rest:
+            return self.without(name)
+        inner = Layer(below, {}).without_setting(tuple(rest)).data
+        return Layer({**self.data, name: inner}, self.places)
+
     def place(self, key: Key) -> str:
         """Returns the place of a key, or else of the nearest table around it, or else the files."""
         while key and key not in self.places:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 
 import msgspec
 
@@ -37,6 +39,8 @@ LEASE_GRACE_SECONDS = 60.0
 """Added to the agent's time in a session's lease: for scoring, and so that the worker reports a timeout before the lease expires."""
 FIRST = gateway_name(0)
 """The gateway of sessions whose name has no mark."""
+MAX_QUEUED = 4.0
+"""Maximum time for which an agent's calls may wait for their first token, in multiples of `task.timeout_seconds`."""
 TIMEOUT_ADVICE = "raise task.timeout_seconds if it needs longer"
 RETURNED_NONE = "the agent returned None and set no reward, which rejects the episode"
 
@@ -159,7 +163,7 @@ class RolloutWorker(Actor):
         episode_context = EpisodeContext.of(work, opened.weight_version)
         try:
             with context.waiting(f"agent in episode {work.episode}", self.timeout_seconds), workflow_context.running(episode_context):
-                async with asyncio.timeout(self.timeout_seconds) as limit:
+                async with asyncio.timeout(None) as limit, self._limited(limit, opened.session, context):
                     self._limits[opened.session] = limit
                     return await self.runner.run(work.task, base_url=opened.base_url, api_key=opened.api_key)
         except TimeoutError as error:
@@ -173,6 +177,30 @@ class RolloutWorker(Actor):
         finally:
             self._limits.pop(opened.session, None)
             self._lost.pop(opened.session, None)
+
+    @asynccontextmanager
+    async def _limited(self, limit: asyncio.Timeout, session: str, context: Context) -> AsyncIterator[None]:
+        """End the limit after `timeout_seconds`, not counting the time in which calls of the session wait for their first token."""
+        loop = asyncio.get_running_loop()
+        checks: list[asyncio.Task[None]] = []
+        timer = loop.call_later(self.timeout_seconds, lambda: checks.append(loop.create_task(self._end_limit(limit, session, context))))
+        try:
+            yield
+        finally:
+            timer.cancel()
+            for check in checks:
+                check.cancel()
+
+    async def _end_limit(self, limit: asyncio.Timeout, session: str, context: Context) -> None:
+        """Wait as long as the session's calls have waited in the queue of an engine, which is no fault of the agent; then end the limit."""
+        loop = asyncio.get_running_loop()
+        began = loop.time() - self.timeout_seconds
+        with suppress(BusError):  # a gateway that does not answer extends nothing
+            while (queued := (await describe_session(session, context)).queued_seconds) <= MAX_QUEUED * self.timeout_seconds:
+                if (left := began + self.timeout_seconds + queued - loop.time()) <= 0:
+                    break
+                await asyncio.sleep(left)
+        limit.reschedule(loop.time())
 
     async def _explain_failure(self, failed: FailedAttempt, opened: SessionOpened, context: Context) -> EpisodeAbandoned | None:
         """The failure of an attempt, with its cause as the gateway knows it; None if another worker runs it now."""

@@ -11,8 +11,8 @@ class OptimizerSettings(Config):
     """`[trainer.optimizer]`: an optimizer of torch and its learning rate schedule."""
 
     lr: PositiveFloat = 8e-4
-    """The default suits the embedded model. Unstated, a pretrained model gets 1e-6 (SFT and reward models 1e-5, DPO 5e-7), with LoRA 20
-    times that."""
+    """The default suits the embedded model. Unstated, a pretrained model gets 1e-6, and up to 1e-5 below 1.5 billion parameters (SFT and
+    reward models 1e-5, DPO 5e-7), with LoRA 20 times that."""
     betas: tuple[Fraction, Fraction] = (0.9, 0.95)
     """For `adamw` and `adam`."""
     weight_decay: NonNegativeFloat = 0.0
@@ -31,6 +31,8 @@ class OptimizerSettings(Config):
     """For `adamw` and `adam`: added to the root of the second moment."""
     momentum: Fraction = 0.0
     """For `sgd`."""
+    allow_high_lr: bool = False
+    """Accept a rate with which Adam destroys a pretrained model within a few steps."""
 
 
 class LoraSettings(Config):
