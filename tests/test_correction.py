@@ -1,6 +1,7 @@
 """Corrections for off-policy tokens, against their formulas in python's own doubles: weights, the veto, the split, the metrics."""
 
 import math
+import shutil
 from types import SimpleNamespace
 
 import msgspec
@@ -317,6 +318,30 @@ def test_copies_in_the_memory_of_the_host_are_as_good_and_in_no_checkpoint(tmp_p
     resumed = trainer._logprob_check.rescore(mixed, 3)
     current = step_tokens(mixed, 3).versions == 3
     assert resumed[~current].isnan().all(), "the others are gone"
+
+
+def test_published_files_serve_as_copies_of_a_larger_model_and_take_no_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(logprob_check, "SMALL_MODEL", 0)
+    folder, found = write_model(tmp_path), []
+    for older_weights in ("on", "auto"):
+        trainer = make_trainer(folder, Grpo(), older_weights=older_weights, logprob_check_sequences=16)
+        mixed = sequences_of(trainer)
+        trainer.publish(str(tmp_path / older_weights / "v0"))
+        for version in range(1, 4):
+            trainer.step(mixed)
+            trainer.publish(str(tmp_path / older_weights / f"v{version}"))
+            mixed += [msgspec.structs.replace(row, group=row.group + 4 * trainer.weight_version) for row in sequences_of(trainer)]
+        before = tiny_trainer.weights(trainer)
+        found.append(trainer._logprob_check.rescore(mixed, 3))
+        assert same(tiny_trainer.weights(trainer), before)
+    assert not found[0].isnan().all()
+    assert torch.equal(*(column.nan_to_num(nan=9.0) for column in found))
+    assert (trainer._logprob_check.copies, trainer._logprob_check._host_copies) == ({}, {})
+    shutil.rmtree(tmp_path / "auto" / "v1")
+    versions = step_tokens(mixed, 3).versions
+    lacking = trainer._logprob_check.rescore(mixed, 3)
+    assert lacking[versions == 1].isnan().all(), "its files are gone"
+    assert torch.equal(lacking[versions == 2], found[0][versions == 2])
 
 
 @pytest.mark.parametrize(

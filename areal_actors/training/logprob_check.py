@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import psutil
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from areal_actors.core.routes import RouteShape
@@ -21,12 +22,14 @@ from areal_actors.training.packing.scoring import TokenScorer, ValueScorer
 from areal_actors.training.packing.tensors import Sharing, make_micro_batches
 from areal_actors.training.prepared import TokenColumn
 from areal_actors.training.ranks import SINGLE_PROCESS, Ranks
+from areal_actors.weights.transfer import model_tensors, read_tensors
 
 SMALL_MODEL = 50_000_000
 """Maximum of trained parameters for which `older_weights = "auto"` keeps copies on the device."""
 HOST_SHARE = 0.25
 """Maximum share of the host's memory for copies of larger models; of its whole memory, so that all ranks decide alike."""
 PARAMETER_BYTES = 4
+Place = Literal["on", "host", "published", "off"]
 OlderWeights = Literal["auto", "on", "host", "off"]
 Weights = Mapping[str, Tensor]
 
@@ -36,8 +39,8 @@ class LogprobCheck:
 
     A generation engine that recomputes its KV cache at every weight update samples a token of version v from weights v over
     the whole sequence before it, whichever versions sampled that. So scoring the full sequence under weights v must give the
-    same number, up to rounding. Copies of the last versions are kept: of small models on the device, of larger ones in the
-    host's memory, if it has room.
+    same number, up to rounding. Copies of the last versions are kept: of small models on the device; of larger ones the published
+    files serve, which inference workers on a CPU read too, or copies in the host's memory, if it has room.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class LogprobCheck:
         *,
         older_weights: OlderWeights = "auto",
         complete: bool = False,
+        published: bool = False,
         routes: RouteShape | None = None,
     ) -> None:
         """Keep copies of the trained weights.
@@ -64,6 +68,7 @@ class LogprobCheck:
             sharing: as in `make_micro_batches`.
             older_weights: keep copies on the device, or in the `host`'s memory; see `TrainerSettings`.
             complete: rescore all sequences of older versions. For the current version the step's own forward pass gives the same.
+            published: the published files of a version are its weights, to the last bit, and this process may map them.
             routes: as in `make_micro_batches`.
         """
         self._scorer = scorer
@@ -74,13 +79,18 @@ class LogprobCheck:
         self._complete = complete
         self._routes = routes
         self._trained = {name: parameter for name, parameter in scorer.model.named_parameters() if parameter.requires_grad}
-        place = _place(ranks.count_trainable(scorer.model), versions, complete=complete) if older_weights == "auto" else older_weights
+        if older_weights == "auto":
+            place = _place(ranks.count_trainable(scorer.model), versions, complete=complete, published=published)
+        else:
+            place = older_weights
         self._place = place if sequences > 0 or complete else "off"
         self._versions = versions
         self.copies: dict[int, Weights] = {}
         """Copies on the device, by version; checkpoints have them."""
         self._host_copies: dict[int, Weights] = {}
         """Copies of this rank's shards in the host's memory, by version; lost with the process."""
+        self._published: dict[int, str] = {}
+        """Folders of published versions; one that is gone is not scored."""
 
     def store_copy(self, weight_version: int) -> None:
         """Copy the current weights as this version, and discard copies beyond the maximum, oldest first."""
@@ -90,8 +100,13 @@ class LogprobCheck:
             shards = {name: _shard(parameter.detach()) for name, parameter in self._trained.items()}
             self._host_copies[weight_version] = {name: shard.to("cpu", copy=True) for name, shard in shards.items()}
         for kept in (self.copies, self._host_copies):
-            for old in sorted(kept)[: -self._versions]:
-                del kept[old]
+            _discard_oldest(kept, self._versions)
+
+    def note_published(self, weight_version: int, folder: str) -> None:
+        """Record the folder with the published weights of a version."""
+        if self._place == "published":
+            self._published[weight_version] = folder
+            _discard_oldest(self._published, self._versions)
 
     def restore(self, copies: dict[int, Weights]) -> None:
         """Continue with the copies of a checkpoint, whose weights are loaded."""
@@ -108,7 +123,8 @@ class LogprobCheck:
         column = torch.full((len(versions),), torch.nan)
         if self._place == "host" and weight_version not in self._host_copies:  # a checkpoint was loaded
             self.store_copy(weight_version)
-        for version in sorted({*self.copies, *self._host_copies, weight_version}):
+        on_disk = [version for version, folder in self._published.items() if Path(folder).is_dir()]
+        for version in sorted({*self.copies, *self._host_copies, *on_disk, weight_version}):
             picked = self._select_sequences(sequences, version, every=self._complete and version != weight_version)
             if picked:
                 with nullcontext() if version == weight_version else self._weights_of(version, weight_version):
@@ -128,6 +144,10 @@ class LogprobCheck:
     @contextmanager
     def _weights_of(self, version: int, weight_version: int) -> Iterator[None]:
         """Swap in the trained weights of another version within the context."""
+        if self._place == "published":
+            with _mapped_weights(self._scorer.model, self._trained, self._published[version]):
+                yield
+            return
         if self._place == "host":
             own: Weights = self._host_copies[weight_version]
         else:
@@ -164,15 +184,36 @@ class LogprobCheck:
         return indices, logp.gather(self._ranks, tokens)[indices]
 
 
-def _place(parameters: int, versions: int, *, complete: bool) -> Literal["on", "host", "off"]:
+@contextmanager
+def _mapped_weights(model: Any, trained: Mapping[str, nn.Parameter], folder: str) -> Iterator[None]:
+    """Have the parameters use the tensors of a folder, which are mapped and not copied, within the context."""
+    tensors = model_tensors(model, read_tensors(Path(folder)))
+    own = {name: parameter.data for name, parameter in trained.items()}
+    try:
+        for name, parameter in trained.items():
+            parameter.data = tensors[name]
+        yield
+    finally:
+        for name, parameter in trained.items():
+            parameter.data = own[name]
+
+
+def _discard_oldest(by_version: dict[int, Any], most: int) -> None:
+    for old in sorted(by_version)[:-most]:
+        del by_version[old]
+
+
+def _place(parameters: int, versions: int, *, complete: bool, published: bool = False) -> Place:
     """Place of the copies under `auto`.
 
     Corrections that need all of them have none of a larger model, since they would not be in checkpoints.
     """
     if parameters <= SMALL_MODEL:
         return "on"
+    if complete or versions == 1:
+        return "off"
     fits = parameters * PARAMETER_BYTES * versions <= HOST_SHARE * psutil.virtual_memory().total
-    return "host" if fits and versions > 1 and not complete else "off"
+    return "published" if published else "host" if fits else "off"
 
 
 def _shard(tensor: Tensor) -> Tensor:

@@ -106,8 +106,9 @@ class TrainerSettings(Config):
     older_weights: Literal["auto", "on", "host", "off"] = "auto"
     """Keep copies of the weights of the last `staleness_gate.max_staleness` steps; without them only tokens of the current version are
     checked and corrected by `[algorithm.correction.mismatch]`. `on`: on the trainer's device and in checkpoints; `host`: in the
-    machine's memory only. `auto`: `on` for up to 50 million trained parameters; for larger models `host`, if the copies take at most
-    a quarter of that memory and no correction needs them, else `off`."""
+    machine's memory only. `auto`: `on` for up to 50 million trained parameters; for larger models `off` where a correction needs the
+    copies, else the published files on a single rank on a CPU with `published_dtype = "float32"`, which take no memory of their own, or
+    `host`, if the copies take at most a quarter of that memory."""
     retaken_steps: Literal["auto", "exact", "report"] = "auto"
     """Handling of a step replayed from the log whose weights differ from the logged ones: `exact` ends the run with both checksums,
     `report` continues and emits `StepDiffered`. `auto` is exact on a CPU, where arithmetic is deterministic, without `compile`

@@ -122,6 +122,7 @@ class TorchTrainer:
             self._sharing,
             older_weights=settings.older_weights,
             complete="rescored" in algorithm.needs,
+            published=ranks is SINGLE_PROCESS and self._device.type == "cpu" and self._published_dtype == torch.float32,
             routes=self._routes,
         )
         self.weight_version = 0
@@ -162,9 +163,7 @@ class TorchTrainer:
             self._replay.reset()
         sums = StepMetricSums()
         start = TokenColumn()
-        losses: list[float] = []
-        norms: list[float] = []
-        skipped: list[UntrainableBatch] = []
+        losses, norms, skipped = list[float](), list[float](), list[UntrainableBatch]()
         lr = self._optimization.lr
         proximal = prepared.tokens.proximal is not None and len(prepared.minibatches) > 1
         on_device = msgspec.structs.replace(
@@ -185,8 +184,7 @@ class TorchTrainer:
         critic = self._critic.take_metrics() if self._critic else {}
         self._advance_version()
         measured = {"loss": sum(losses) / len(losses), "grad_norm": max(norms), "lr": lr}
-        if skipped:
-            measured["skipped_updates"] = float(len(skipped))
+        measured |= {"skipped_updates": float(len(skipped))} if skipped else {}
         if self._replay:
             measured |= self._replay.metrics(prepared.sequences, self._ranks, self._device)
         counts, means = sums.metrics(self._ranks)
@@ -350,6 +348,7 @@ class TorchTrainer:
             return WeightsLocation(folder=folder, checksum="", model=self._model_folder)
         if self._adapter is not None:
             return self._adapter.publish(state, folder)
+        self._logprob_check.note_published(self.weight_version, folder)
         return write_weights(state, folder, self._model_folder, dtype=self._published_dtype)
 
     def checksum(self) -> str:

@@ -79,7 +79,7 @@ def read_weights(location: WeightsLocation) -> dict[str, Tensor]:
         EngineError: a file is missing or damaged, or the checksum differs.
     """
     folder = Path(location.folder)
-    tensors = _read(folder)
+    tensors = read_tensors(folder)
     if (found := checksum(tensors)) != location.checksum:
         raise EngineError(f"the weights in {folder} have checksum {found}, expected {location.checksum}: wait for the next version")
     return tensors
@@ -92,10 +92,10 @@ def location_of(model_folder: str | Path) -> WeightsLocation:
         EngineError: a file is missing or damaged.
     """
     folder = Path(model_folder).absolute()
-    return WeightsLocation(folder=str(folder), checksum=checksum(_read(folder)), model=str(folder))
+    return WeightsLocation(folder=str(folder), checksum=checksum(read_tensors(folder)), model=str(folder))
 
 
-def _read(folder: Path) -> dict[str, Tensor]:
+def read_tensors(folder: Path) -> dict[str, Tensor]:
     index = folder / INDEX
     try:
         files = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {SINGLE_FILE}
