@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -247,3 +248,19 @@ async def test_replayed_history_gives_the_same_retention_and_touches_no_file(sen
         assert [message_out async for message_out in again.receive(message, turn)] or isinstance(message, EvaluationCompleted)
     assert again.retention == actor.retention
     assert names(folder) == before == ["step-2", "step-5"]
+
+
+async def test_a_resumed_run_removes_checkpoints_whose_writing_was_interrupted_and_no_others(send, folder):
+    actor = checkpointer(folder)
+    names = (".writing-step-2", ".writing-stop-9", "step-1")
+    for name in names:
+        (folder / name).mkdir()
+        (folder / name / "model.safetensors").write_text("half")
+        for path in (folder / name / "model.safetensors", folder / name):
+            os.utime(path, (actor.began - 60, actor.began - 60))
+    (folder / ".writing-stop-9" / "optimizer").write_text("being written by this start's trainer")
+    resumed = RunResumed(recipe={}, reason="", folder="runs/r")
+    assert await send(actor, resumed, replayed=True) == []
+    assert sorted(path.name for path in folder.iterdir()) == sorted(names), "an earlier resumption"
+    await send(actor, resumed)
+    assert sorted(path.name for path in folder.iterdir()) == [".writing-stop-9", "step-1"]

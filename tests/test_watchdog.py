@@ -11,6 +11,7 @@ from areal_actors.messages import (
     InteractionRecorded,
     InteractionsRecorded,
     StepCompleted,
+    Throughput,
     TrainerProgress,
     TrajectoryDropped,
     Wait,
@@ -239,3 +240,15 @@ def test_a_role_of_other_hosts_without_a_worker_is_the_cause():
     sentence, _ = dog.stalled(80.0)
     assert "no rollout_worker has joined" not in sentence
     assert "no inference_worker has joined" in sentence
+
+
+def sampled(tokens, side="generation"):
+    return Throughput(actor="inference_worker-0", side=side, tokens=tokens, started=0.0, seconds=1.0)
+
+
+def test_an_engine_that_samples_is_no_stall_unless_its_work_is_discarded_or_fails():
+    dog = watchdog(sampled(3), at=20.0)
+    assert dog.stalled(49.0) is None
+    assert watchdog(sampled(0), sampled(9, side="training"), at=20.0).stalled(31.0) is not None
+    assert watchdog(dropped(1), sampled(3), at=20.0).stalled(31.0) is not None
+    assert watchdog(abandoned("0.0", attempts_left=0), sampled(3), at=20.0).stalled(31.0) is not None

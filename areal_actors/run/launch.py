@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
-from areal_actors.messages import KINDS, AgentReturned, EngineStarting, Heartbeat, TrainerProgress, WatchProbe
+from areal_actors.messages import KINDS, AgentReturned, EngineStarting, Heartbeat, Throughput, TrainerProgress, WatchProbe
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.connections import retry_seconds
 from areal_actors.run.health import HealthMonitor
@@ -111,7 +111,7 @@ class Launch:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _receive_telemetry(self) -> None:
-        async with self.bus.telemetry(AgentReturned, EngineStarting, Heartbeat, TrainerProgress, WatchProbe) as inbox:
+        async with self.bus.telemetry(AgentReturned, EngineStarting, Heartbeat, Throughput, TrainerProgress, WatchProbe) as inbox:
             async for delivery in inbox:
                 self.handle(delivery.message, delivery.envelope.time)
 

@@ -1,7 +1,7 @@
 """The watchdog: names the cause when a run makes no progress, and ends the run after too many failures.
 
-Progress is a trained step, and everything that leads to the next one: a kept trajectory, progress of a trainer phase, loaded
-weights, a checkpoint, an evaluated episode. Discarded work is no progress.
+Progress is a trained step, and everything that leads to the next one: a kept trajectory, sampled tokens, progress of a trainer
+phase, loaded weights, a checkpoint, an evaluated episode. Discarded work is no progress, nor are tokens while episodes fail.
 It only receives messages; time is given in seconds of `WatchClock.watching`.
 """
 
@@ -24,6 +24,7 @@ from areal_actors.messages import (
     Heartbeat,
     LossEvaluated,
     StepCompleted,
+    Throughput,
     TrainerProgress,
     TrajectoryDropped,
     TrajectoryExported,
@@ -140,7 +141,8 @@ class Watchdog:
 
     def receive(self, message: Message, now: float, sent: float = 0.0) -> None:  # noqa: C901 - one case for each kind
         """Fold a message; `sent` is in seconds since the epoch by its sender's clock."""
-        if self._is_progress(message) or (recorded_calls(message) and not (self.dropped or self.rejections)):
+        useful = not (self.dropped or self.rejections)
+        if self._is_progress(message) or (useful and (recorded_calls(message) or (_has_samples(message) and not self.failures))):
             self.progressed_at = now
         match message:
             case Heartbeat():
@@ -259,6 +261,11 @@ class Watchdog:
         reasons = ", ".join(f"{len(numbers)} {reason}" for reason, numbers in self.dropped.items() if numbers)
         since = f"since step {self.step}" if self.step else "before the first step"
         return f"no step was trained for {now - self.stepped_at:.0f} s: {groups} groups were sampled and dropped {since} ({reasons})"
+
+
+def _has_samples(message: Message) -> bool:
+    """Returns True if an engine reports sampled tokens."""
+    return isinstance(message, Throughput) and message.side == "generation" and message.tokens > 0
 
 
 def waiting_for(beats: Mapping[str, ReceivedBeat], now: float) -> Iterator[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+import psutil
 
 from areal_actors.core.config import Config, NonNegativeInt, PositiveInt
 from areal_actors.core.durable_files import atomic_write, disk_full, is_disk_full
@@ -73,6 +74,8 @@ class Checkpointer(Actor):
         self.steps = steps
         self.evaluated_every = evaluated_every
         self.synced = tuple(synced)
+        self.began = psutil.Process().create_time()
+        """Start of this process in seconds since the epoch; a checkpoint that was being written before it is never finished."""
         self.retention = CheckpointRetention(
             keep_last=config.keep_last, keep_best=bool(config.keep_best), lowest=config.keep_best == "loss"
         )
@@ -114,7 +117,9 @@ class Checkpointer(Actor):
 
     @on
     async def run_resumed(self, event: RunResumed, context: Context) -> Emits[BestCheckpointChosen]:
-        """Remove checkpoints later than the one that the run rolls back to, which were set aside."""
+        """Remove checkpoints later than the one that the run rolls back to, which were set aside, and what was never finished."""
+        if not context.replayed:
+            await asyncio.to_thread(_remove_unfinished, self.folder, before=self.began)
         for step in sorted(self.retention.steps()):
             if 0 <= event.from_step < step:
                 async for best in self._after(self.retention.without(step), context):
@@ -190,6 +195,17 @@ def _asked_for(folder: str) -> int | None:
     """Step of a scheduled checkpoint from its temporary name; None for others."""
     step = Path(folder).name.removeprefix(f"{_WRITING}step-")
     return int(step) if step.isdecimal() else None
+
+
+def _remove_unfinished(folder: Path, *, before: float) -> None:
+    """Remove folders of checkpoints whose writing was interrupted: those in which nothing was written since this time.
+
+    A checkpoint that was written whole is finalized before, since its event is older than that of the resumption.
+    """
+    for unfinished in folder.glob(f"{_WRITING}*"):
+        written = [path.stat().st_mtime for path in (unfinished, *unfinished.rglob("*"))]
+        if max(written) < before:
+            shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _make_final(written: Path, final: Path, step: int, cursor: int) -> str:

@@ -96,6 +96,11 @@ def location_of(model_folder: str | Path) -> WeightsLocation:
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """Returns all tensors of a folder, mapped into memory and not verified.
+
+    Raises:
+        EngineError: a file is missing or damaged.
+    """
     index = folder / INDEX
     try:
         files = set(json.loads(index.read_text())["weight_map"].values()) if index.is_file() else {SINGLE_FILE}
