@@ -14,7 +14,7 @@ ORDER = (
     *("core", "messages", "runtime"),
     *("sandbox", "tokenization", "weights", "vision", "sequences"),
     *("staleness", "tasks", "rewards", "rollout", "gateway", "generation", "batching", "training", "evaluation", "metrics"),
-    *("audit", "supervised", "embedded", "chaos"),
+    *("audit", "supervised", "embedded", "calibration", "chaos"),
     *(
         "recipe",
         "scaling",
@@ -51,7 +51,7 @@ STATIONS = {
     "metrics": set(),
 }
 """Stations on the path of a sample, and what each needs besides the foundation."""
-WINGS = {"supervised", "embedded", "library", "compat", "tinker", "chaos", "audit", "reader", "replay", "track", "web"}
+WINGS = {"supervised", "embedded", "calibration", "library", "compat", "tinker", "chaos", "audit", "reader", "replay", "track", "web"}
 """Beside the path: these import stations, no station imports them."""
 
 PURE = (
@@ -82,6 +82,7 @@ PURE = (
 WITHOUT_BUS = ("embedded", "generation", "training", "weights")
 """Folders of engines: besides actors, their files use messages but never the bus."""
 WITH_TORCH = (
+    "calibration.measure",
     "embedded",
     "training",
     "weights",

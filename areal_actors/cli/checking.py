@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
+from areal_actors.calibration.calibrate import Calibration, calibrate
 from areal_actors.cli.arguments import Options
 from areal_actors.core.devices import CudaDevices, detect_cuda
-from areal_actors.core.errors import RecipeError
+from areal_actors.core.errors import RecipeError, SetupError
 from areal_actors.recipe import plan
 from areal_actors.recipe.load import Resolved, load
+from areal_actors.recipe.measured import measurements
 from areal_actors.recipe.paths import find_recipe, is_file
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.reference import explain_settings, json_schema
@@ -28,14 +31,27 @@ def explain(options: Options) -> int:
     return 0
 
 
-def resolve(options: Options, *, serving: bool = False, cuda: CudaDevices | None = None) -> Resolved:
-    """Returns the recipe of the words: files, and settings over them.
+def resolve(options: Options, *, serving: bool = False, cuda: CudaDevices | None = None, measures: bool = False) -> Resolved:
+    """Returns the recipe of the words: files, and settings over them; `measures` this machine for a pretrained model.
 
     Raises:
         RecipeError: no file is named, or the recipe is invalid.
     """
     files, overrides = files_and_overrides(options)
-    return load(files, overrides, cuda or detect_cuda(), serving=serving)
+    return load(files, overrides, cuda or detect_cuda(), serving=serving, measure=measure_machine if measures else None)
+
+
+def measure_machine(recipe: Recipe, cuda: CudaDevices) -> Calibration | None:
+    """Measure this machine for a recipe; None, with a line on the terminal, where nothing is to be measured or a measurement fails."""
+    decode, train = measurements(recipe, cuda)
+    if decode is None and train is None:
+        return None
+    print(f"measuring this machine for {recipe.model} …", file=sys.stderr, flush=True)
+    try:
+        return calibrate(decode, train, together=recipe.staleness_gate.max_staleness > 0)
+    except SetupError as error:
+        print(f"not measured, so limits are those of a recipe without measurements: {error}", file=sys.stderr, flush=True)
+        return None
 
 
 def files_and_overrides(options: Options) -> tuple[list[Path], list[str]]:

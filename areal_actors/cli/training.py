@@ -13,7 +13,7 @@ from areal_actors.run import serve as serving
 
 def run(options: Options) -> int:
     """Train with a recipe."""
-    resolved = resolve(options)
+    resolved = resolve(options, measures=True)
     return launcher.run(resolved.recipe, profile=resolved.profile, reason=resolved.reason)
 
 
@@ -28,5 +28,5 @@ def resume(options: Options) -> int:
 
 def serve(options: Options) -> int:
     """Serve a recipe's model."""
-    resolved = resolve(options, serving=True)
+    resolved = resolve(options, serving=True, measures=True)
     return serving.serve(resolved.recipe, profile=resolved.profile, reason=resolved.reason)

@@ -13,11 +13,13 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from areal_actors.calibration.calibrate import Calibration
 from areal_actors.core.settings import Placement
 from areal_actors.generation.abilities import ENGINE_ABILITIES, ROUTES
 from areal_actors.generation.settings import SERVER_ENGINES, is_here
 from areal_actors.recipe.checks import EMBEDDED
 from areal_actors.recipe.learning_rate import with_learning_rate
+from areal_actors.recipe.measured import with_measured
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import is_stated
 from areal_actors.rewards import MODEL
@@ -46,12 +48,15 @@ class Limit(msgspec.Struct, frozen=True):
     """Derivation of that number, as text."""
 
 
-def with_derived(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
-    """Returns the recipe with settings that are missing in `stated` derived from the others."""
+def with_derived(recipe: Recipe, stated: Mapping[str, Any], calibration: Calibration | None = None) -> Recipe:
+    """Returns the recipe with settings that are missing in `stated` derived from the others, and from measurements if there are any."""
     recipe = with_learning_rate(recipe, stated)
     if recipe.learns_from_examples() and not recipe.is_served():
         return recipe
-    return _with_routing_replay(_with_published(_with_limits(_with_groups(_with_lengths(recipe, stated), stated), stated), stated))
+    recipe = _with_lengths(recipe, stated)
+    if calibration is not None:
+        recipe, stated = with_measured(recipe, stated, calibration)
+    return _with_routing_replay(_with_published(_with_limits(_with_groups(recipe, stated), stated), stated))
 
 
 def limits(recipe: Recipe) -> list[Limit]:

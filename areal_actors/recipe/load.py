@@ -7,13 +7,14 @@ reported with its reason. What a profile of the embedded model says of its learn
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import msgspec
 
+from areal_actors.calibration.calibrate import Calibration
 from areal_actors.core.config import Config, merged
 from areal_actors.core.devices import CudaDevices
 from areal_actors.core.errors import RecipeError
@@ -26,11 +27,13 @@ from areal_actors.core.settings import (
     SERVING,
     ActorsSettings,
 )
+from areal_actors.recipe.budget import budget_problems
 from areal_actors.recipe.checks import EMBEDDED, RecipeProblem, problems
 from areal_actors.recipe.complaints import decode, nearest, toml_value
 from areal_actors.recipe.device_map import device_problems, with_device_counts
 from areal_actors.recipe.learning_rate import learning_rate_problems
 from areal_actors.recipe.limits import with_derived
+from areal_actors.recipe.measured import expected_lengths
 from areal_actors.recipe.model_size import is_pretrained
 from areal_actors.recipe.paths import beside
 from areal_actors.recipe.recipe import Recipe
@@ -54,6 +57,12 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     cuda: CudaDevices
     """CUDA devices of the machine that it was resolved for."""
+    calibration: Calibration | None = None
+    """What was measured on this machine; None if nothing was."""
+
+
+Measure = Callable[[Recipe, CudaDevices], Calibration | None]
+"""Measures this machine for a recipe; None where there is nothing to measure."""
 
 
 class Condition(Config):
@@ -63,10 +72,13 @@ class Condition(Config):
     """The kind of machine it is for, and there a model that files or overrides name outside of profiles; `named`: chosen by name only."""
 
 
-def load(files: Sequence[Path], overrides: Sequence[str], cuda: CudaDevices, *, serving: bool = False) -> Resolved:
+def load(
+    files: Sequence[Path], overrides: Sequence[str], cuda: CudaDevices, *, serving: bool = False, measure: Measure | None = None
+) -> Resolved:
     """Read, merge, choose the profile and validate; later files override earlier ones, overrides (`a.b=value`) override all.
 
-    With `serving` the recipe is for `areal serve`: only the model and its gateway are validated.
+    With `serving` the recipe is for `areal serve`: only the model and its gateway are validated. `measure` measures this machine for a
+    valid recipe, for the settings that follow, and for what does not fit.
 
     Raises:
         RecipeError: lists all errors, one line each: file and line, the value found, the remedy.
@@ -89,13 +101,24 @@ def load(files: Sequence[Path], overrides: Sequence[str], cuda: CudaDevices, *, 
         raise RecipeError("\n".join(complaints))
     if serving:
         recipe = serving_recipe(recipe)
-    recipe = with_derived(with_device_counts(recipe, stated.data, cuda), stated.data)
-    invalid = problems(recipe, serving=serving) or [
-        RecipeProblem(*problem) for problem in (*device_problems(recipe, cuda), *(() if serving else learning_rate_problems(recipe)))
-    ]
-    if invalid:
-        raise RecipeError("\n".join(problem.sentence(layer.place(problem.key)) for problem in invalid))
-    return Resolved(recipe=recipe, profile=profile, reason=reason, cuda=cuda)
+    counted = with_device_counts(recipe, stated.data, cuda)
+    recipe = with_derived(counted, stated.data)
+    _raise_for(
+        problems(recipe, serving=serving) or [*device_problems(recipe, cuda), *(() if serving else learning_rate_problems(recipe))],
+        layer,
+    )
+    calibration = measure(recipe, cuda) if measure is not None else None
+    if calibration is not None:
+        recipe = with_derived(counted, stated.data, calibration)
+        _raise_for(problems(recipe, serving=serving) or budget_problems(recipe, calibration, expected_lengths(recipe)), layer)
+    return Resolved(recipe=recipe, profile=profile, reason=reason, cuda=cuda, calibration=calibration)
+
+
+def _raise_for(found: Iterable[tuple[Key, str]], layer: Layer) -> None:
+    """Raise RecipeError for problems, if there are any, each with its place."""
+    sentences = [RecipeProblem(*problem).sentence(layer.place(problem[0])) for problem in found]
+    if sentences:
+        raise RecipeError("\n".join(sentences))
 
 
 def written_value(files: Sequence[Path], overrides: Sequence[str], key: Key) -> Any:
