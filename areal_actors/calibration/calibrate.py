@@ -20,7 +20,7 @@ from areal_actors.core.errors import SetupError
 from areal_actors.core.module_command import module_command
 from areal_actors.core.values import Value
 
-DEADLINE_SECONDS = 120.0
+DEADLINE_SECONDS = 60.0
 """Maximum duration of all measurements; on an idle machine they take about 10 s, most of it to import torch."""
 POLL_SECONDS = 0.05
 

@@ -11,6 +11,8 @@ import psutil
 
 GROUPS = Path("/sys/fs/cgroup")
 """Control groups, in which a container or a service manager limits memory."""
+OWN_GROUPS = Path("/proc/self/cgroup")
+"""Control groups of this process."""
 FILES = {
     "": ("memory.max", "memory.current", "inactive_file"),
     "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
@@ -52,7 +54,7 @@ def _free_in_groups() -> list[int]:
 def _own_groups() -> Iterator[tuple[str, Path]]:
     """Yields the folders of this process's control groups that may limit memory, with the controller: `memory`, or empty for version 2."""
     try:
-        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+        lines = OWN_GROUPS.read_text(encoding="utf-8").splitlines()
     except OSError:
         return
     for line in lines:
