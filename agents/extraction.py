@@ -5,21 +5,18 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from openai import AsyncOpenAI
-
 TRAIN_ROWS = 4000
-TEST_ROWS = 400
+TEST_ROWS = 300
 INSTRUCTION = "Pull the name and the city out of this sentence and answer as `name: X; city: Y`: "
-EXAMPLE = ("Omar has lived in Berlin since 2001.", "name: Omar; city: Berlin")
-"""A sentence and its answer, which come before the question."""
+EXAMPLE = {"example_question": f"{INSTRUCTION}Omar has lived in Berlin since 2001.", "example_answer": "name: Omar; city: Berlin"}
 NAMES = {
-    "train": ("Ana", "Ben", "Cleo", "Daniel", "Eva", "Finn", "Grace", "Hugo", "Ida", "Jonas", "Karim", "Lena", "Mia", "Nils", "Olga", "Paul"),
-    "test": ("Alice", "Boris", "Carla", "David", "Elena", "Felix", "Hana", "Ivan"),
-}  # fmt: skip
+    "train": ["Ana", "Ben", "Cleo", "Daniel", "Eva", "Finn", "Grace", "Hugo", "Ida", "Jonas", "Karim", "Lena", "Mia", "Nils", "Olga"],
+    "test": ["Alice", "Boris", "Carla", "David", "Elena", "Felix", "Hana", "Ivan"],
+}
 CITIES = {
-    "train": ("Paris", "Lima", "Oslo", "Cairo", "Tokyo", "Madrid", "Vienna", "Dublin", "Athens", "Boston", "Delhi", "Prague", "Quito", "Rome"),
-    "test": ("London", "Lisbon", "Sydney", "Nairobi", "Warsaw", "Toronto", "Geneva", "Havana"),
-}  # fmt: skip
+    "train": ["Paris", "Lima", "Oslo", "Cairo", "Tokyo", "Madrid", "Vienna", "Dublin", "Athens", "Boston", "Delhi", "Prague", "Rome"],
+    "test": ["London", "Lisbon", "Sydney", "Nairobi", "Warsaw", "Toronto", "Geneva", "Havana"],
+}
 SENTENCES = {
     "train": (
         "{name} moved to {city} last spring and likes it there.",
@@ -36,32 +33,13 @@ SENTENCES = {
     ),
 }
 PART = 0.2
-"""Reward of each of the two parts that the answer names without the right form: the first thing to learn."""
-
-
-class ExtractionAgent:
-    """One call, with a worked example before the question."""
-
-    def __init__(self) -> None:
-        self._client = AsyncOpenAI(base_url="http://localhost", api_key="given per episode", max_retries=0)
-
-    async def run(self, task: dict[str, Any], *, base_url: str, api_key: str, http_client: Any = None) -> str:
-        """Ask, and return the answer's text."""
-        client = self._client.with_options(base_url=base_url, api_key=api_key, http_client=http_client)
-        sentence, answer = EXAMPLE
-        messages: list[Any] = [
-            {"role": "user", "content": f"{INSTRUCTION}{sentence}"},
-            {"role": "assistant", "content": answer},
-            {"role": "user", "content": f"{INSTRUCTION}{task['question']}"},
-        ]
-        completion = await client.chat.completions.create(model="default", messages=messages)
-        return completion.choices[0].message.content or ""
+"""Reward of each of the two parts that an answer names without having the form: the first thing to learn."""
 
 
 def reward(task: Mapping[str, Any], output: str) -> dict[str, float]:
     """1 for exactly `name: X; city: Y`, else a little for each part that the output names; `exact` is 1 or 0."""
-    parts = re.fullmatch(r"name: (?P<name>.+); city: (?P<city>.+)", task["answer"])
-    named = [part for part in (parts.groups() if parts else ()) if re.search(rf"\b{re.escape(part)}\b", output)]
+    parts = [pair.partition(": ")[2] for pair in task["answer"].split("; ")]
+    named = [part for part in parts if re.search(rf"\b{re.escape(part)}\b", output)]
     exact = float(output.strip() == task["answer"])
     return {"reward": exact or PART * len(named), "exact": exact}
 
@@ -74,4 +52,8 @@ def tasks() -> dict[str, list[dict[str, str]]]:
 def _tasks(split: str, count: int) -> list[dict[str, str]]:
     rng = random.Random(f"extraction {split}")
     drawn = [(rng.choice(SENTENCES[split]), rng.choice(NAMES[split]), rng.choice(CITIES[split])) for _ in range(count)]
-    return [{"question": text.format(name=name, city=city), "answer": f"name: {name}; city: {city}"} for text, name, city in drawn]
+    return [_task(text.format(name=name, city=city), name, city) for text, name, city in drawn]
+
+
+def _task(sentence: str, name: str, city: str) -> dict[str, str]:
+    return {"question": f"{INSTRUCTION}{sentence}", "answer": f"name: {name}; city: {city}", **EXAMPLE}

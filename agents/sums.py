@@ -6,9 +6,10 @@ import zlib
 from collections.abc import Mapping
 from typing import Any
 
-LARGEST = 49
+EXAMPLE = {"example_question": "What is 7 plus 5?", "example_answer": "7 + 5 = 12"}
+LARGEST = 20
 TRAIN_ROWS = 4000
-TEST_ROWS = 400
+TEST_ROWS = 300
 HELD_OUT_SHARE = 5
 """One in this many pairs of numbers is held out, in every wording."""
 QUESTIONS = (
@@ -40,4 +41,4 @@ def _is_held_out(a: int, b: int) -> bool:
 def _questions(pairs: list[tuple[int, int]], count: int, split: str) -> list[dict[str, str]]:
     rng = random.Random(f"sums {split}")
     drawn = [(rng.choice(QUESTIONS), *rng.choice(pairs)) for _ in range(count)]
-    return [{"question": question.format(a=a, b=b), "answer": str(a + b)} for question, a, b in drawn]
+    return [{"question": question.format(a=a, b=b), "answer": str(a + b), **EXAMPLE} for question, a, b in drawn]

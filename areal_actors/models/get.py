@@ -15,20 +15,18 @@ from pathlib import Path
 from typing import Literal
 
 from huggingface_hub import HfApi, snapshot_download
-from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
 
 from areal_actors.core.durable_files import MEBIBYTE
 from areal_actors.core.errors import SetupError
 from areal_actors.core.known_models import CONFIG, KNOWN, KnownModel, is_fetchable, known_by_hub_id
-from areal_actors.models.convert import SMALL_FILES, Report, check_room, convert_gguf
+from areal_actors.models.convert import BYTES, SMALL_FILES, Report, check_room, convert_gguf, move_into_place
 from areal_actors.models.folder_check import check_folder, write_stop_ids
 from areal_actors.models.packages import fetch_from_package
 from areal_actors.run.run_lock import LockHeld, locked
 from areal_actors.weights.model_hub import HUB_SECONDS, WANTED
 
 Origin = Literal["auto", "hub", "package"]
-UNPACKED = 8
-"""Bytes of a float32 folder for each byte of a file with 4 to 5 bits a weight, at most."""
 
 
 def get_model(name: str, models: Path, *, origin: Origin = "auto", report: Report) -> Path:
@@ -96,7 +94,7 @@ def _fetch(name: str, known: KnownModel | None, folder: Path, work: Path, origin
 
 def _otherwise(name: str) -> str:
     return (
-        f"no package carries {name}: name a mirror in HF_ENDPOINT, copy the model's folder to this machine and write model = \"FOLDER\", or "
+        f'no package carries {name}: name a mirror in HF_ENDPOINT, copy the model\'s folder to this machine and write model = "FOLDER", or '
         "`areal model convert FILE.gguf` (docs/bring-a-model.md)"
     )
 
@@ -110,28 +108,31 @@ def _from_hub(hub: str, folder: Path, work: Path, report: Report) -> str:
     report(f"looking for {hub} at {api.endpoint}")
     try:
         info = api.model_info(hub, timeout=HUB_SECONDS, files_metadata=True)
-    except Exception as error:  # which HTTP library raises it depends on the version of huggingface_hub
+    except Exception as error:  # noqa: BLE001 - which HTTP library raises it depends on the version of huggingface_hub
         return f"{api.endpoint} does not answer for {hub} ({_reason(error)})"
     files = [file for file in info.siblings or () if any(Path(file.rfilename).match(pattern) for pattern in WANTED)]
     size = sum(file.size or 0 for file in files)
     check_room(folder, size, f"{hub}, besides what is kept")
-    card = info.card_data.to_dict() if info.card_data else {}
-    report(f"{hub}: {len(files)} files, {size / MEBIBYTE:,.0f} MB, license: {card.get('license') or 'none stated'}")
+    license_name = info.card_data.license if info.card_data else ""
+    report(f"{hub}: {len(files)} files, {size / MEBIBYTE:,.0f} MB, license: {license_name or 'none stated'}")
     place = work / "hub"
     try:
         with _progress():
             snapshot_download(hub, revision=info.sha, allow_patterns=WANTED, local_dir=place)
     except Exception as error:
-        raise SetupError(f"{hub}: the download from {api.endpoint} ended early ({_reason(error)}); the same command goes on with it") from error
+        raise SetupError(
+            f"{hub}: the download from {api.endpoint} ended early ({_reason(error)}); the same command goes on with it"
+        ) from error
     shutil.rmtree(place / ".cache", ignore_errors=True)
     _finish(place, folder, report)
     return ""
 
 
 def _from_package(known: KnownModel, folder: Path, work: Path, report: Report) -> None:
-    needed = known.package_bytes * (2 + UNPACKED) + SMALL_FILES
+    needed = 2 * known.package_bytes + known.parameters * BYTES["float32"] + SMALL_FILES
     check_room(folder, needed, f"{known.package} and the model converted from it")
-    report(f"{known.package}: {known.package_bytes / MEBIBYTE:,.0f} MB, {known.about}, license: {known.license}")
+    size = f"{known.package_bytes / MEBIBYTE:,.0f} MB, {known.parameters:,} parameters quantized as {known.quantization}"
+    report(f"{known.package}: {size}, license: {known.license}")
     file = fetch_from_package(known, work)
     place = work / "folder"
     shutil.rmtree(place, ignore_errors=True)
@@ -159,7 +160,7 @@ def _finish(place: Path, folder: Path, report: Report) -> None:
         report(f"stop tokens: {added}, which ends a turn of the chat template, is added")
     for line in check_folder(place).lines():
         report(line)
-    place.rename(folder)
+    move_into_place(place, folder)
 
 
 def _reason(error: Exception) -> str:

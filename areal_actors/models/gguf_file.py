@@ -54,7 +54,8 @@ def read_gguf(path: Path) -> GgufFile:
     except Exception as error:  # of numpy, for an offset beyond the end, or of the reader, for an unknown version
         size = path.stat().st_size
         raise SetupError(
-            f"{path}: this GGUF file of {size:,} bytes is cut short or damaged ({error}); compare its size with the source, and copy it again"
+            f"{path}: this GGUF file of {size:,} bytes is cut short or damaged ({error}); compare its size with that of the source, and "
+            "copy it again"
         ) from error
     values = {name: _value(field) for name, field in reader.fields.items()}
     _check_whole(path, values, [tensor.name for tensor in reader.tensors])
@@ -92,10 +93,8 @@ def _check_start(path: Path) -> None:
 
 def _check_whole(path: Path, values: dict[str, Any], tensors: list[str]) -> None:
     if (parts := int(values.get("split.count") or 0)) > 1:
-        merged = path.with_name("whole.gguf")
-        raise SetupError(
-            f"{path} is one of {parts} parts of a model; merge them first: llama-gguf-split --merge {path.name} {merged.name} (of llama.cpp)"
-        )
+        command = f"llama-gguf-split --merge {path.name} whole.gguf"
+        raise SetupError(f"{path} is one of {parts} parts of a model; merge them first, with the program of llama.cpp: {command}")
     if (kind := values.get("general.type") or "model") != "model":
         raise SetupError(f"{path} holds no model but one of its parts (general.type = {kind}); name the file of the model itself")
     if "general.architecture" not in values or "token_embd.weight" not in tensors:
