@@ -127,14 +127,24 @@ def _check_architecture(gguf: GgufFile) -> None:
 
 
 def _config(gguf: GgufFile) -> Any:
-    return transformers.AutoConfig.from_pretrained(gguf.path.parent, gguf_file=gguf.path.name)
+    """Returns the configuration of the file, with its size of a head, which transformers does not read for every architecture."""
+    config = transformers.AutoConfig.from_pretrained(gguf.path.parent, gguf_file=gguf.path.name)
+    if gguf.key_length and getattr(config, "head_dim", gguf.key_length) != gguf.key_length:
+        config.head_dim = gguf.key_length
+    return config
 
 
 def _write(gguf: GgufFile, folder: Path, dtype: Dtype) -> None:
     with _quiet():
         tokenizer = _read(gguf, "tokenizer", transformers.AutoTokenizer)
         model, loading = _read(
-            gguf, "model", transformers.AutoModelForCausalLM, dtype=getattr(torch, dtype), output_loading_info=True, low_cpu_mem_usage=True
+            gguf,
+            "model",
+            transformers.AutoModelForCausalLM,
+            config=_config(gguf),
+            dtype=getattr(torch, dtype),
+            output_loading_info=True,
+            low_cpu_mem_usage=True,
         )
         _check_all_read(gguf, model, loading)
         _clean_config(gguf, model)
@@ -222,10 +232,13 @@ def _first_line(error: Exception) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the progress bars of transformers, except on a terminal."""
+    """Without the progress bars of transformers, except on a terminal, and without its report of unread weights, which are refused here."""
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):
             yield
     finally:
+        transformers_logging.set_verbosity(verbosity)
         transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]

@@ -35,6 +35,8 @@ class GgufFile(NamedTuple):
     rope_base: float
     head_dim: int
     """Dimensions of a head that are rotated; 0 if unknown."""
+    key_length: int
+    """Dimensions of a head; 0 if the file does not state it."""
     rope_scaling: str
     """As in `rope.scaling.type`; empty for none."""
     added_start: str
@@ -118,6 +120,7 @@ def _describe(path: Path, values: dict[str, Any], tensors: list[Any]) -> GgufFil
         rope_factors=tuple(float(factor) for factor in factors),
         rope_base=float(values.get(f"{architecture}.rope.freq_base") or 10_000.0),
         head_dim=_head_dim(architecture, values),
+        key_length=int(values.get(f"{architecture}.attention.key_length") or 0),
         rope_scaling=_scaling(architecture, values),
         added_start=_added_start(values),
     )
