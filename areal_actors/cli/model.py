@@ -7,10 +7,13 @@ from pathlib import Path
 
 from areal_actors.cli.arguments import Options
 from areal_actors.core.known_models import KNOWN, models_folder
+from areal_actors.core.lazy import LazyModule
 from areal_actors.core.programs import program
-from areal_actors.models.convert import convert_gguf
 from areal_actors.models.get import get_model
 from areal_actors.models.templates import FILE, write_template
+
+CONVERT = LazyModule("areal_actors.models.convert")
+"""Loads torch, which only `convert` needs."""
 
 
 def get(options: Options) -> int:
@@ -26,7 +29,7 @@ def convert(options: Options) -> int:
     """Convert a GGUF file."""
     file = Path(options.file).expanduser()
     folder = Path(options.folder).expanduser() if options.folder else file.with_suffix("")
-    result = convert_gguf(file, folder, dtype=options.dtype, report=_report)
+    result = CONVERT.convert_gguf(file, folder, dtype=options.dtype, report=_report)
     for line in result.lines():
         _report(line)
     if not result.has_template:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import io
 import math
-import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr
 from pathlib import Path
 from typing import Any, Literal
@@ -15,16 +14,13 @@ import torch
 import transformers
 from transformers.utils import logging as transformers_logging
 
-from areal_actors.core.durable_files import MEBIBYTE, fsync_path
+from areal_actors.core.durable_files import MEBIBYTE
 from areal_actors.core.errors import SetupError
 from areal_actors.models.folder_check import FolderCheck, check_folder, write_stop_ids
 from areal_actors.models.gguf_file import ROPE_FACTORS, GgufFile, read_gguf
+from areal_actors.models.places import BYTES, SMALL_FILES, Report, check_room, check_target, partial_folder
 
 Dtype = Literal["float32", "bfloat16"]
-Report = Callable[[str], None]
-BYTES = {"float32": 4, "bfloat16": 2}
-SMALL_FILES = 32 * MEBIBYTE
-"""Room for tokenizer and configuration."""
 LLAMA3_FACTORS = (8.0, 32.0, 16.0, 4.0)
 """Scaling factors of published Llama 3 models."""
 LLAMA3_ROPE = {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
@@ -57,63 +53,6 @@ def convert_gguf(file: Path, folder: Path, *, dtype: Dtype = "float32", report: 
             report(f"stop tokens: {', '.join(added)}, which end a turn of the chat template, are added to those of the file")
         checked = check_folder(partial)
     return checked  # noqa: RET504 - the folder has its name by now
-
-
-# ---------------------------------------------------------------- the target
-
-
-def check_target(folder: Path) -> None:
-    """Refuse a folder that exists.
-
-    Raises:
-        SetupError: it does, or something else has this name.
-    """
-    if folder.exists():
-        raise SetupError(f"{folder}: exists already; name another folder, or remove it first")
-
-
-def check_room(folder: Path, needed: int, what: str) -> None:
-    """Refuse a disk without room.
-
-    Raises:
-        SetupError: fewer than `needed` bytes are free; states how many there are.
-    """
-    place = next(place for place in folder.absolute().parents if place.exists())
-    if (free := shutil.disk_usage(place).free) < needed:
-        need = f"{needed // MEBIBYTE:,} MB are needed for {what}"
-        raise SetupError(
-            f"{folder}: {need}, and {free // MEBIBYTE:,} MB are free on the disk of {place}; free space, or name another folder"
-        )
-
-
-@contextmanager
-def partial_folder(folder: Path) -> Iterator[Path]:
-    """Yields a new folder beside `folder`, which takes its place at the end; after an error nothing of it is left.
-
-    Raises:
-        SetupError: it cannot be written.
-    """
-    partial = folder.with_name(f".{folder.name}.partial")
-    try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        yield partial
-        move_into_place(partial, folder)
-    except OSError as error:
-        raise SetupError(f"{folder} cannot be written ({error.strerror or error}); name another folder") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def move_into_place(partial: Path, folder: Path) -> None:
-    """Rename a finished folder, after its files are on the disk: one that has the final name is whole, also after a power failure."""
-    for path in sorted(partial.iterdir()):
-        fsync_path(path)
-    partial.rename(folder)
-    fsync_path(folder.parent)
-
-
-# ---------------------------------------------------------------- the model
 
 
 def _check_architecture(gguf: GgufFile) -> None:
@@ -234,7 +173,7 @@ def _first_line(error: Exception) -> str:
 def _quiet() -> Iterator[None]:
     """Without the progress bars of transformers, except on a terminal, and without its report of unread weights, which are refused here."""
     verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity_error()
+    transformers_logging.set_verbosity(transformers_logging.ERROR)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):

