@@ -45,7 +45,8 @@ def convert_gguf(file: Path, folder: Path, *, dtype: Dtype = "float32", report: 
     check_target(folder)
     needed = gguf.parameters * BYTES[dtype] + SMALL_FILES
     check_room(folder, needed, f"the converted model ({gguf.parameters:,} parameters in {dtype})")
-    report(f"{file}: {gguf.title or 'a model'}, {gguf.architecture}, {gguf.parameters:,} parameters, {gguf.quantization}")
+    described = f"{gguf.title or 'a model'}, {gguf.architecture}, {gguf.parameters:,} parameters, {gguf.quantization}"
+    report(f"{file}: {described}, license: {gguf.license or 'none stated'}")
     report(f"converting to {folder} ({needed // MEBIBYTE:,} MB in {dtype})")
     with partial_folder(folder) as partial:
         _write(gguf, partial, dtype)

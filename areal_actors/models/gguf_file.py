@@ -39,8 +39,6 @@ class GgufFile(NamedTuple):
     """Dimensions of a head; 0 if the file does not state it."""
     rope_scaling: str
     """As in `rope.scaling.type`; empty for none."""
-    added_start: str
-    """Text of the start token that the file's own runtime puts before every prompt; empty for none."""
 
 
 def read_gguf(path: Path) -> GgufFile:
@@ -59,7 +57,7 @@ def read_gguf(path: Path) -> GgufFile:
             f"{path}: this GGUF file of {size:,} bytes is cut short or damaged ({error}); compare its size with that of the source, and "
             "copy it again"
         ) from error
-    values = {name: _value(field) for name, field in reader.fields.items()}
+    values = {name: field.contents() for name, field in reader.fields.items()}
     _check_whole(path, values, [tensor.name for tensor in reader.tensors])
     return _describe(path, values, reader.tensors)
 
@@ -122,7 +120,6 @@ def _describe(path: Path, values: dict[str, Any], tensors: list[Any]) -> GgufFil
         head_dim=_head_dim(architecture, values),
         key_length=int(values.get(f"{architecture}.attention.key_length") or 0),
         rope_scaling=_scaling(architecture, values),
-        added_start=_added_start(values),
     )
 
 
@@ -136,14 +133,3 @@ def _head_dim(architecture: str, values: dict[str, Any]) -> int:
 def _scaling(architecture: str, values: dict[str, Any]) -> str:
     kind = str(values.get(f"{architecture}.rope.scaling.type") or "")
     return "" if kind == "none" else kind
-
-
-def _added_start(values: dict[str, Any]) -> str:
-    number, tokens = values.get("tokenizer.ggml.bos_token_id"), values.get("tokenizer.ggml.tokens")
-    if not values.get("tokenizer.ggml.add_bos_token") or number is None or not tokens:
-        return ""
-    return str(tokens[int(number)])
-
-
-def _value(field: Any) -> Any:
-    return field.contents()
