@@ -37,6 +37,12 @@ resume *args: setup
 serve *recipes_and_settings: setup
     @{{ python }} -m areal_actors serve --from {{ quote(invocation_directory()) }} "$@"
 
+# bring a model to this machine: `just model get smollm2`, `just model convert FILE.gguf`, `just model template FOLDER`
+[group("daily")]
+[no-exit-message]
+model *args: setup
+    @cd {{ quote(invocation_directory()) }} && {{ python }} -m areal_actors model "$@"
+
 # start a run with the hosts of its recipe: `just launch recipes/gsm8k_grpo.toml --on slurm`; also kubernetes, ray, local
 [group("daily")]
 [no-exit-message]

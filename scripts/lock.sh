@@ -14,7 +14,7 @@ locked() {
 lock() {
     local inputs
     case $1 in
-    dev) inputs=(pyproject.toml --extra dev --extra data --extra rewards --extra mcp --extra reader) ;;
+    dev) inputs=(pyproject.toml --extra dev --extra data --extra gguf --extra rewards --extra mcp --extra reader) ;;
     docs) inputs=(scripts/docs.txt) ;;
     *) inputs=("agents/environments/$1.txt") ;;
     esac

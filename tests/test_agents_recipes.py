@@ -14,7 +14,9 @@ OVER_TOOLS = ("anthropic", "camel", "langgraph", "mcp_tools", "openai_agents")
 RECIPES = {path.stem: path.read_text() for path in (ROOT / "recipes").glob("*.toml")}
 OVER_MAIN = {name for name, text in RECIPES.items() if f"`areal run recipes/gsm8k_grpo.toml recipes/{name}.toml" in text}
 """Those of algorithms, which tests/test_algorithms_recipes.py reads, and of larger models, which tests/test_devices.py reads."""
-ALONE = sorted(RECIPES.keys() - set(OVER_TOOLS) - OVER_MAIN)
+OF_ONE_MODEL = "smollm2"
+"""A recipe for one model on any machine; its profiles are chosen by name."""
+ALONE = sorted(RECIPES.keys() - set(OVER_TOOLS) - OVER_MAIN - {OF_ONE_MODEL})
 
 
 def loaded(names, devices, monkeypatch):
@@ -32,6 +34,17 @@ def loaded(names, devices, monkeypatch):
 def test_a_recipe_has_all_settings_that_a_run_needs(name, devices, monkeypatch):
     resolved = loaded([name], devices, monkeypatch)
     assert resolved.profile == ("cuda" if devices.count else "embedded")
+
+
+@pytest.mark.parametrize("profile", ["", "extraction", "gsm8k"])
+def test_the_recipe_of_a_genuine_model_states_what_such_a_model_needs(profile, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    overrides = [f"profile={profile or 'auto'}", *(["task.dataset=arithmetic"] if profile == "gsm8k" else [])]
+    recipe = load([ROOT / "recipes" / f"{OF_ONE_MODEL}.toml"], overrides, CudaDevices(0, "none")).recipe
+    assert recipe.run == f"smollm2{'-' if profile else ''}{profile}"
+    assert recipe.model.endswith("smollm2")
+    assert 1e-5 <= recipe.trainer.optimizer.lr <= 3e-5
+    assert recipe.generation.max_num_seqs * recipe.generation.max_model_len <= 2**15
 
 
 @pytest.mark.parametrize("name", OVER_TOOLS)

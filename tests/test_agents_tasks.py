@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -74,3 +75,54 @@ def test_countdown_is_exact_and_takes_the_last_answer():
 )
 def test_the_reward_of_a_search_answer(output, expected):
     assert resolve_reward("agents/search.py:reward", ROOT)({"answer": "Ada Noreth"}, output) == expected
+
+
+# ------------------------------------------------------------ tasks of a small pretrained model
+
+
+@pytest.mark.parametrize("name", ["sums", "extraction"])
+def test_generated_tasks_are_the_same_each_time_and_hold_others_out(name):
+    dataset, again = (open_dataset(f"agents/{name}.py:tasks", seed=0, held_out=200) for _ in range(2))
+    assert [task.data for task in dataset.train.rows] == [task.data for task in again.train.rows]
+    reward = resolve_reward(f"agents/{name}.py:reward", ROOT)
+    tasks = [*dataset.train.rows, *dataset.held_out.rows]
+    assert len(dataset.held_out) == 200
+    assert len(dataset.train) > 3000
+    for task in tasks:
+        scored = reward(task.data, task.data["answer"])
+        assert (scored["reward"] if isinstance(scored, dict) else scored) == 1.0
+
+
+def test_held_out_sums_have_numbers_that_no_trained_sum_has():
+    dataset = open_dataset("agents/sums.py:tasks", seed=0, held_out=200)
+    trained, held_out = (
+        {tuple(sorted(map(int, re.findall(r"\d+", task.data["question"])))) for task in tasks.rows}
+        for tasks in (dataset.train, dataset.held_out)
+    )
+    assert len(trained) > 100
+    assert len(held_out) > 20
+    assert not trained & held_out
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [("8 + 9 = 17", 1), ("17", 1), ("The sum is 1,7", 1), ("17 = 8 + 9", 0), ("8 + 9 = 170", 0), ("seventeen", 0), ("", 0)],
+)
+def test_the_reward_of_a_sum_is_for_its_last_number(output, expected):
+    assert resolve_reward("agents/sums.py:reward", ROOT)({"answer": "17"}, output) == expected
+
+
+@pytest.mark.parametrize(
+    ("output", "expected", "exact"),
+    [
+        ("name: Ana; city: Rome", 1.0, 1.0),
+        (" name: Ana; city: Rome\n", 1.0, 1.0),
+        ("name: Ana; city: Rome; age: 3", 0.4, 0.0),
+        ("Ana lives in Rome", 0.4, 0.0),
+        ("name: Anabel; city: Rome", 0.2, 0.0),
+        ("I do not know.", 0.0, 0.0),
+    ],
+)
+def test_the_reward_of_an_extraction_is_for_its_parts_and_its_form(output, expected, exact):
+    scored = resolve_reward("agents/extraction.py:reward", ROOT)({"answer": "name: Ana; city: Rome"}, output)
+    assert scored == {"reward": pytest.approx(expected), "exact": exact}

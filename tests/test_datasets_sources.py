@@ -152,7 +152,18 @@ def test_a_name_determines_the_source_of_a_dataset(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     jsonl(tmp_path / "mine" / "a.jsonl", made(0, 2))
     parquet(tmp_path / "tables" / "a.parquet", made(0, 2))
-    specs = ("openai/gsm8k", "owner/name.v2:part-1", "mine", "rows.jsonl", "tables", "data/*.parquet", "gsm8k", "a/b/c", "~/rows")
+    specs = (
+        "openai/gsm8k",
+        "owner/name.v2:part-1",
+        "mine",
+        "rows.jsonl",
+        "tables",
+        "data/*.parquet",
+        "gsm8k",
+        "a/b/c",
+        "~/rows",
+        "a/b.py:c",
+    )
     assert [spec for spec in specs if is_on_hub(spec)] == ["openai/gsm8k", "owner/name.v2:part-1"]
     assert [spec for spec in specs if is_on_disk(spec)] == ["mine", "rows.jsonl", "tables", "data/*.parquet", "~/rows"]
     assert [spec for spec in specs[:6] if needs_library(spec)] == ["openai/gsm8k", "owner/name.v2:part-1", "tables"]

@@ -21,6 +21,7 @@ WITH_TENSORS = (
     "tinker",
     "rewards.reward_model",
     "vision.embedding",
+    "models.convert",
     "run.tensor_process",
     "run.recompute",
     "run.served_model",

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from areal_actors import __version__
+from areal_actors.cli.model_arguments import add_model_commands
 from areal_actors.cli.reader_arguments import (
     add_explanations,
     add_readers,
@@ -36,6 +37,8 @@ OTHER_NAMES = {"train": "run", "start": "run", "validate": "check", "dry-run": "
     "diff": "compare",
     "new": "init",
     "create": "init",
+    "download": "model get",
+    "convert": "model convert",
 }
 """Names of commands in other programs, and ours."""
 TAKE_RECIPE = ("run", "serve", "check", "launch")
@@ -178,6 +181,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     _joins(command)
     _launches(command)
     _serves_tinker(command)
+    add_model_commands(command)
 
     check = command(
         "check",

@@ -111,7 +111,9 @@ class ImageSettings(Config):
 
 
 KEEP_REASONING = "keep-reasoning"
-"""Value of `gateway.chat_template`."""
+NO_TEMPLATE = "none"
+TEMPLATE_WORDS = (KEEP_REASONING, NO_TEMPLATE)
+"""Values of `gateway.chat_template` that are no files."""
 
 
 class GatewaySettings(Config):
@@ -137,7 +139,8 @@ class GatewaySettings(Config):
     """Number of finished sessions that can still be exported."""
     chat_template: str = ""
     """Chat template in place of the model's: the path of a Jinja file, beside the recipe or in the current directory. `keep-reasoning`
-    uses the model's, and keeps earlier reasoning in prompts although the template drops it; see docs/chat-templates.md."""
+    uses the model's, and keeps earlier reasoning in prompts although the template drops it; see docs/chat-templates.md. `none` starts a
+    run without a template, for agents that send plain text to `/v1/completions` only."""
     tool_format: str = "auto"
     """Format of tool calls: `auto` takes the first that reads back the calls that the chat template renders, `learned` takes the
     delimiters from the template, a name such as `hermes` that format; `none` refuses tools. See docs/chat-templates.md."""

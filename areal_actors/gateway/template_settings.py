@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jinja2
 
 from areal_actors.core.errors import SetupError
-from areal_actors.core.settings import KEEP_REASONING, GatewaySettings
+from areal_actors.core.settings import KEEP_REASONING, NO_TEMPLATE, TEMPLATE_WORDS, GatewaySettings
 from areal_actors.gateway.conversations.kept_reasoning import KeptReasoning
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.tokenization.tool_parsers.round_trip import ToolSupport
@@ -34,7 +34,9 @@ def apply_template_settings(chat: ChatTokenizer, config: GatewaySettings) -> Tem
     Raises:
         SetupError: a setting is invalid, or does not fit the template.
     """
-    if config.chat_template not in ("", KEEP_REASONING):
+    if config.chat_template == NO_TEMPLATE:
+        chat.use_template("")
+    elif config.chat_template not in ("", *TEMPLATE_WORDS):
         path = Path(config.chat_template).expanduser()
         try:
             chat.use_template(path.read_text(encoding="utf-8"))

@@ -35,6 +35,7 @@ from areal_actors.recipe.environment_checks import environment_problems, misplac
 from areal_actors.recipe.example_checks import example_problems, length_problems, served_problems
 from areal_actors.recipe.gateway_checks import gateway_problems
 from areal_actors.recipe.host_checks import host_problems
+from areal_actors.recipe.model_checks import is_local_model, model_problems
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.reward_checks import reward_problems
 from areal_actors.recipe.source import Key
@@ -70,7 +71,7 @@ def problems(recipe: Recipe, *, serving: bool = False) -> list[RecipeProblem]:
     return [
         RecipeProblem(*problem)
         for checked, found in (
-            (recipe.model != EMBEDDED, _hugging_face(("model",), recipe.model, f'"{EMBEDDED}"')),
+            (recipe.model != EMBEDDED, model_problems(("model",), recipe.model, f'"{EMBEDDED}"')),
             (examples or (episodes and not recipe.is_online()), _dataset(recipe)),
             (episodes and not recipe.is_online(), _agent_and_reward(recipe)),
             (episodes and recipe.is_online(), _online(recipe)),
@@ -98,24 +99,8 @@ def problems(recipe: Recipe, *, serving: bool = False) -> list[RecipeProblem]:
 
 
 def is_local(name: str) -> bool:
-    """Returns True if a model is named by a folder rather than by a hub id."""
-    return name.startswith(("/", "./", "../", "~", "runs/")) or Path(name).is_dir() or name.count("/") > 1
-
-
-def _hugging_face(key: Key, model: str, or_else: str) -> Problems:
-    """Check a model named by its hub id or its folder."""
-    found = f"found {toml_value(model)}"
-    if is_local(model):
-        if not (folder := Path(model).expanduser()).is_dir():
-            remedy = f"name a checkpoint (runs/NAME/checkpoints/step-N), a hub id, or {or_else}"
-            yield key, f"{found}, but there is no such folder (looked beside the recipe and in {Path.cwd()}); {remedy}"
-        elif not (folder / "config.json").is_file():
-            yield key, f"{found}, but no config.json in that folder; name a Hugging Face model folder"
-    elif model.count("/") != 1 or not all(model.split("/")):
-        yield key, f'{found}; write {or_else}, a hub id such as "Qwen/Qwen2.5-1.5B-Instruct", or an existing folder'
-    elif not is_installed("huggingface_hub"):
-        remedy = f"pip install huggingface_hub, or write a local folder or {or_else}"
-        yield key, f"{found}, but huggingface_hub is not installed; {remedy}"
+    """Returns True if a model is named by a path rather than by a hub id."""
+    return is_local_model(name)
 
 
 def _algorithm(recipe: Recipe) -> Problems:
@@ -133,7 +118,7 @@ def _algorithm(recipe: Recipe) -> Problems:
         models["critic", "model"] = algorithm.critic.model
     for key, model in models.items():
         if model and model != INITIAL:
-            yield from _hugging_face(("algorithm", *(("options",) if is_custom else ()), *key), model, f'"{INITIAL}"')
+            yield from model_problems(("algorithm", *(("options",) if is_custom else ()), *key), model, f'"{INITIAL}"')
 
 
 def _dataset(recipe: Recipe) -> Problems:

@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 
 from areal_actors.core.gateways import GATEWAY
-from areal_actors.core.settings import KEEP_REASONING
+from areal_actors.core.settings import TEMPLATE_WORDS
 from areal_actors.gateway.sessions.keys import weakness
 from areal_actors.recipe.complaints import Problems, nearest, toml_value
 from areal_actors.recipe.recipe import Recipe
@@ -21,8 +21,9 @@ def gateway_problems(recipe: Recipe) -> Problems:
     if problem := weakness(recipe.gateway.admin_key, recipe.gateway.host):
         yield ("gateway", "admin_key"), f"found {problem}; leave it out to generate one, or write a long random one"
     template, form = recipe.gateway.chat_template, recipe.gateway.tool_format
-    if template not in ("", KEEP_REASONING) and not Path(template).expanduser().is_file():
-        yield ("gateway", "chat_template"), f"found {toml_value(template)}, which is no file; name a Jinja file, or `{KEEP_REASONING}`"
+    if template not in ("", *TEMPLATE_WORDS) and not Path(template).expanduser().is_file():
+        words = " or ".join(f"`{word}`" for word in TEMPLATE_WORDS)
+        yield ("gateway", "chat_template"), f"found {toml_value(template)}, which is no file; name a Jinja file, or {words}"
     if bool(recipe.gateway.certificate) != bool(recipe.gateway.certificate_key):
         yield ("gateway", "certificate"), "certificate and certificate_key belong together; name both files, or neither"
     if form not in FORMAT_NAMES:

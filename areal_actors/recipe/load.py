@@ -18,6 +18,7 @@ from areal_actors.calibration.calibrate import Calibration
 from areal_actors.core.config import Config, merged
 from areal_actors.core.devices import CudaDevices
 from areal_actors.core.errors import RecipeError
+from areal_actors.core.known_models import fetched_folder
 from areal_actors.core.settings import (
     NOT_IN_ENVIRONMENTS,
     NOT_ONLINE,
@@ -99,6 +100,7 @@ def load(
             complaints += [complaint for complaint in more if complaint not in complaints]
     if recipe is None or complaints:
         raise RecipeError("\n".join(complaints))
+    recipe = msgspec.structs.replace(recipe, model=str(fetched_folder(recipe.model) or recipe.model))
     if serving:
         recipe = serving_recipe(recipe)
     counted = with_device_counts(recipe, stated.data, cuda)

@@ -9,16 +9,20 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import ModuleType
 
 from areal_actors.batching.assembler import group_filter
 from areal_actors.core.devices import CudaDevices, detect_cuda
 from areal_actors.core.durable_files import MEBIBYTE
 from areal_actors.core.errors import AgentError, SetupError
+from areal_actors.core.programs import program
+from areal_actors.core.settings import NO_TEMPLATE
 from areal_actors.gateway.template_settings import apply_template_settings
 from areal_actors.generation.servers.server_process import interpreter
 from areal_actors.generation.settings import SERVER_ENGINES, TENSOR_ENGINES
@@ -44,6 +48,9 @@ from bus.server import find_binary, resolve_server
 
 CUDA = "cuda"
 MODEL_HUB = "areal_actors.weights.model_hub"
+TOKENIZER = "tokenizer.json"
+MODEL_FILES = {"weights (*.safetensors)": ("*.safetensors", "*.bin"), TOKENIZER: (TOKENIZER,)}
+"""Files that a model's folder needs besides config.json."""
 BUS_CHECK_SECONDS = 5.0
 """Time for an external bus server to answer."""
 
@@ -101,24 +108,54 @@ async def _load_agent(program: AgentProgram) -> None:
 
 
 def check_chat_template(recipe: Recipe) -> None:
-    """Check the gateway's chat template against the model, if its tokenizer is on this machine.
+    """Check that the model has a chat template, if agents call it, and that the gateway's settings fit the template.
+
+    Of a model that is not on this machine only the presence of a template is checked.
 
     Raises:
-        SetupError: a setting does not fit the template.
+        SetupError: there is none, or a setting does not fit it; states the remedy.
+    """
+    folder, gateway = Path(recipe.model).expanduser(), recipe.gateway
+    if not recipe.actors.session_manager.count or recipe.model == EMBEDDED:
+        return
+    if not folder.is_dir():
+        if not gateway.chat_template and not _model_hub().has_chat_template_on_hub(recipe.model):
+            raise SetupError(_no_template(recipe.model, f"model get {recipe.model}", "FOLDER"))
+    elif (folder / TOKENIZER).is_file():
+        chat = ChatTokenizer.load(folder)
+        apply_template_settings(chat, gateway)
+        if not chat.template.source and gateway.chat_template != NO_TEMPLATE:
+            raise SetupError(_no_template(recipe.model, "", shlex.quote(str(folder))))
+
+
+def _no_template(model: str, fetch: str, folder: str) -> str:
+    areal = program("areal")
+    command = f"`{areal} model template {folder}` writes one"
+    write = f"`{areal} {fetch}` fetches it, then {command}" if fetch else command
+    return (
+        f"model {model} has no chat template, as base models have none, and agents send messages: {write}, "
+        f'or set gateway.chat_template to the path of one; "{NO_TEMPLATE}" is for agents that send plain text (docs/bring-a-model.md)'
+    )
+
+
+def check_model(recipe: Recipe) -> None:
+    """Check that the model's folder is whole, or that the hub has the model; nothing large is read or downloaded.
+
+    Raises:
+        SetupError: a file is missing, or the hub does not have the model, refuses it, or cannot be reached.
     """
     folder = Path(recipe.model).expanduser()
-    if recipe.actors.session_manager.count and (folder / "tokenizer.json").is_file():
-        apply_template_settings(ChatTokenizer.load(folder), recipe.gateway)
+    if recipe.model == EMBEDDED:
+        return
+    if not folder.exists():
+        _model_hub().check_on_hub(recipe.model)
+        return
+    if missing := [what for what, patterns in MODEL_FILES.items() if not any(any(folder.glob(pattern)) for pattern in patterns)]:
+        raise SetupError(f"model: {folder} has no {' and no '.join(missing)}; copy the missing files from where the model came from")
 
 
-def check_model_on_hub(recipe: Recipe) -> None:
-    """Check that a model that is not on this machine can be downloaded, without downloading its weights.
-
-    Raises:
-        SetupError: the hub does not have it, refuses it, or cannot be reached.
-    """
-    if recipe.model != EMBEDDED and not Path(recipe.model).expanduser().exists():
-        importlib.import_module(MODEL_HUB).check_on_hub(recipe.model)  # only here: importing it takes half a second
+def _model_hub() -> ModuleType:
+    return importlib.import_module(MODEL_HUB)  # only where it is needed: importing it takes half a second
 
 
 def check_folder(recipe: Recipe) -> None:
@@ -177,7 +214,7 @@ def check_parts(recipe: Recipe) -> None:
     named_certificate(recipe.bus)
     named_certificate(recipe.gateway)
     check_folder(recipe)
-    check_model_on_hub(recipe)
+    check_model(recipe)
     check_chat_template(recipe)
     if recipe.learns_from_examples():
         check_examples(recipe)

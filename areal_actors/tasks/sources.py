@@ -58,7 +58,7 @@ def has_files(spec: str) -> bool:
 
 def is_on_hub(spec: str) -> bool:
     """True if the spec is a dataset of the hub."""
-    return not is_on_disk(spec) and HUB_NAME.fullmatch(spec) is not None
+    return not is_in_code(spec) and not is_on_disk(spec) and HUB_NAME.fullmatch(spec) is not None
 
 
 def needs_library(spec: str) -> bool:
