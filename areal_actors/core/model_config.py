@@ -18,9 +18,14 @@ def has_vision(folder: str | Path) -> bool:
     return config.get("model_type") in VISION_TYPES and "image_token_id" in config
 
 
+def config_of(folder: str | Path) -> dict[str, Any]:
+    """Configuration of the model in this folder."""
+    return read_json(Path(folder) / "config.json")
+
+
 def text_config_of(folder: str | Path) -> dict[str, Any]:
     """Configuration of the language model in this folder."""
-    config = read_json(Path(folder) / "config.json")
+    config = config_of(folder)
     return config | (config.get("text_config") or {})
 
 

@@ -27,7 +27,8 @@ from areal_actors.generation.settings import GenerationSettings
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.weights.adapters import AdapterMerger
 from areal_actors.weights.folders import holds_adapter
-from areal_actors.weights.transfer import check_fit, model_tensors, read_weights
+from areal_actors.weights.source_tensors import model_tensors, note_source
+from areal_actors.weights.transfer import check_fit, read_weights
 
 
 class TransformersEngine:
@@ -48,6 +49,7 @@ class TransformersEngine:
         self.tokenizer = ChatTokenizer.load(model_folder)
         self.context = settings.max_model_len
         model = load_model(model_folder, settings)
+        note_source(model, model_folder)
         self.vocabulary_size = int(model.config.get_text_config().vocab_size)
         invariant, unfused = settings.batch_invariant == "on", VisionDecoder if has_vision(model_folder) else ModelDecoder
         decoder = make_decoder(

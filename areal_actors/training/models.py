@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import structlog
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSequenceClassification
+from transformers import __version__ as transformers_version
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
 from areal_actors.core.errors import EngineError, SetupError
-from areal_actors.core.model_config import has_vision
+from areal_actors.core.model_config import config_of, has_vision
+from areal_actors.weights.source_tensors import listed, note_source, source_of
+from areal_actors.weights.transfer import without_ties, write_shards
 
 HEAD = "score"
 """Name of the head in sequence classifiers of Hugging Face."""
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.index.json", "config.json")
 """Files that a trainer writes itself; all others in a model's folder belong to its tokenizer and are copied."""
+
+DTYPE_FIELDS = ("dtype", "torch_dtype")
+
+logger = structlog.get_logger(__name__)
 
 
 def load_model(folder: str, head: Literal["tokens", "value"], *, weights: bool = True) -> Any:
@@ -32,20 +41,41 @@ def load_model(folder: str, head: Literal["tokens", "value"], *, weights: bool =
         weights: False creates the model on the meta device, for ranks that receive their weights from another rank.
 
     Raises:
-        SetupError: the folder contains no such model.
+        SetupError: the folder contains no such model, lacks weights of it, or a checkpoint would lack tensors of the folder.
     """
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
-        if not weights:
-            return _meta_model(folder, head).eval()
-        model = _load_value_model(folder) if head == "value" else _language_model(folder).from_pretrained(folder, dtype=torch.float32)
+        whole = _load_value_model if head == "value" else _load_language_model
+        model = whole(folder) if weights else _meta_model(folder, head)
     except (OSError, ValueError) as error:
         raise SetupError(f"{folder}: cannot load a model from this folder: {error}") from error
+    if head == "tokens" and (source := note_source(model, folder)) is not None:
+        source.check(model)
+        if source.carried and weights:
+            logger.info(
+                "tensors that this class does not compute are not trained, and stay as they are in every checkpoint",
+                model=type(model).__name__,
+                tensors=listed(source.carried),
+            )
     return model.eval()
 
 
 def _language_model(folder: str) -> Any:
-    return AutoModelForImageTextToText if has_vision(folder) else AutoModelForCausalLM
+    """The class of language models that reads this folder: one with vision only if no other does, or if images are supported."""
+    config = AutoConfig.from_pretrained(folder)
+    known = {kind: type(config) in kind._model_mapping for kind in (AutoModelForCausalLM, AutoModelForImageTextToText)}  # noqa: SLF001 - there is no public one
+    remote = hasattr(config, "auto_map")
+    if not any(known.values()) and not remote:
+        raise ValueError(f"transformers {transformers_version} has no language model of type {config.model_type}")
+    sees = has_vision(folder) or not (known[AutoModelForCausalLM] or remote)
+    return AutoModelForImageTextToText if sees else AutoModelForCausalLM
+
+
+def _load_language_model(folder: str) -> Any:
+    model, report = _language_model(folder).from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    if absent := sorted(report["missing_keys"]):
+        raise ValueError(f"it lacks {listed(absent)}, which {type(model).__name__} would fill with random numbers")
+    return model
 
 
 def _meta_model(folder: str, head: Literal["tokens", "value"]) -> Any:
@@ -92,10 +122,26 @@ def recompute_activations(model: Any) -> None:
 
 
 def write_model(model: Any, state: Mapping[str, Tensor], folder: str, tokenizer_folder: str) -> None:
-    """Write a Hugging Face folder: configuration, these weights, and the tokenizer and chat template of another folder."""
+    """Write a Hugging Face folder: configuration, these weights, and the tokenizer and chat template of another folder.
+
+    A model with noted source tensors is written as it was published: all tensors, by their names there, and its own configuration.
+    """
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(target, state_dict=dict(state))
+    source = source_of(model)
+    if source is None:
+        model.save_pretrained(target, state_dict=dict(state))
+    else:
+        tensors = without_ties(source.to_checkpoint(model, state))
+        write_shards({name: tensor.cpu() for name, tensor in tensors.items()}, target)
+        config = _with_dtype(config_of(source.folder), str(model.dtype).removeprefix("torch."))
+        (target / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     for file in sorted(Path(tokenizer_folder).iterdir()):
         if file.is_file() and target.resolve() != file.parent.resolve() and not any(map(file.match, WEIGHT_FILES)):
             shutil.copyfile(file, target / file.name)
+
+
+def _with_dtype(config: dict[str, Any], dtype: str) -> dict[str, Any]:
+    """A configuration whose types are those of the written weights."""
+    changed = {name: dtype if name in DTYPE_FIELDS else value for name, value in config.items()}
+    return {name: _with_dtype(value, dtype) if isinstance(value, dict) else value for name, value in changed.items()}
