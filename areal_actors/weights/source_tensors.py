@@ -79,7 +79,7 @@ class SourceTensors:
         return found
 
     def _read_carried(self) -> dict[str, Tensor]:
-        found = {}
+        found: dict[str, Tensor] = {}
         try:
             for file in sorted({tensor.file for tensor in self.carried.values()}):
                 with safe_open(file, framework="pt") as opened:
@@ -171,7 +171,7 @@ class _Renamer:
         self.converters = [conversion for conversion in conversions if isinstance(conversion, WeightConverter)]
         self._renamings = [conversion for conversion in conversions if not isinstance(conversion, WeightConverter)]
         self._prefix = getattr(model, "base_model_prefix", None)
-        self._own = own
+        self._own = dict(own)
 
     def __call__(self, name: str) -> tuple[str, str | None]:
         """Name in the model of a tensor of the folder, and the pattern of the converter that joins or splits it, if any does."""
