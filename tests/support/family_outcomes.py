@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file
-from support.model_families import FAMILIES, VOCABULARY, published_class, write_family
+from support.model_families import FAMILIES, VOCABULARY, published_class
 from support.tiny_engine import complete
 
 from areal_actors.core.errors import ArealError
