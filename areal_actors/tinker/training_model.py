@@ -30,7 +30,8 @@ from areal_actors.training.optimization import make_optimizer
 from areal_actors.training.packing.scoring import TokenScorer
 from areal_actors.training.ranks import SINGLE_PROCESS, trainable_parameters
 from areal_actors.training.settings import LoraSettings, OptimizerSettings
-from areal_actors.weights.transfer import atomic_folder, checkpoint_tensors, write_weights
+from areal_actors.weights.source_tensors import checkpoint_tensors
+from areal_actors.weights.transfer import atomic_folder, write_weights
 
 ALPHA = 32
 """Scale of an adapter's update, as Tinker has it: `ALPHA / rank`."""

@@ -2,54 +2,79 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
+import structlog
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModelForSequenceClassification
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
 from areal_actors.core.errors import EngineError, SetupError
-from areal_actors.core.model_config import has_vision
+from areal_actors.core.model_config import config_of
+from areal_actors.weights.model_class import language_model_class
+from areal_actors.weights.source_tensors import listed, note_source, source_of
+from areal_actors.weights.transfer import without_ties, write_shards
 
 HEAD = "score"
 """Name of the head in sequence classifiers of Hugging Face."""
 WEIGHT_FILES = ("*.safetensors", "*.bin", "*.pt", "*.index.json", "config.json")
 """Files that a trainer writes itself; all others in a model's folder belong to its tokenizer and are copied."""
 
+DTYPE_FIELDS = ("dtype", "torch_dtype")
 
-def load_model(folder: str, head: Literal["tokens", "value"], *, weights: bool = True) -> Any:
+logger = structlog.get_logger(__name__)
+
+
+def load_model(folder: str, head: Literal["tokens", "value"], *, weights: bool = True, saved: bool = True) -> Any:
     """Load a model with float32 weights, on the CPU, without dropout.
 
     Args:
         folder: a Hugging Face folder with configuration and weights.
         head: `tokens` for a causal language model; `value` for a sequence classifier with a single label, its value. If the folder
             has no scalar head, the head is initialized to 0.
+        saved: False if no checkpoint of this model is ever written.
         weights: False creates the model on the meta device, for ranks that receive their weights from another rank.
 
     Raises:
-        SetupError: the folder contains no such model.
+        SetupError: the folder contains no such model, lacks weights of it, or a checkpoint would lack tensors of the folder.
     """
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    if saved and "quantization_config" in config_of(folder):
+        raise SetupError(
+            f"{folder}: its weights are quantized, and trained weights are not, so that a checkpoint would be another model; "
+            "set `model` to a version in bfloat16, or write one with transformers (`dequantize`, then `save_pretrained`)"
+        )
     try:
-        if not weights:
-            return _meta_model(folder, head).eval()
-        model = _load_value_model(folder) if head == "value" else _language_model(folder).from_pretrained(folder, dtype=torch.float32)
+        whole = _load_value_model if head == "value" else _load_language_model
+        model = whole(folder) if weights else _meta_model(folder, head)
     except (OSError, ValueError) as error:
         raise SetupError(f"{folder}: cannot load a model from this folder: {error}") from error
+    if saved and head == "tokens" and (source := note_source(model, folder)) is not None:
+        source.check(model)
+        if source.carried and weights:
+            logger.info(
+                "tensors that this class does not compute are not trained, and stay as they are in every checkpoint",
+                model=type(model).__name__,
+                tensors=listed(source.carried),
+            )
     return model.eval()
 
 
-def _language_model(folder: str) -> Any:
-    return AutoModelForImageTextToText if has_vision(folder) else AutoModelForCausalLM
+def _load_language_model(folder: str) -> Any:
+    model, report = language_model_class(folder).from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    if absent := sorted(report["missing_keys"]):
+        raise ValueError(f"it lacks {listed(absent)}, which {type(model).__name__} would fill with random numbers")
+    return model
 
 
 def _meta_model(folder: str, head: Literal["tokens", "value"]) -> Any:
-    kind, labels = (AutoModelForSequenceClassification, {"num_labels": 1}) if head == "value" else (_language_model(folder), {})
+    kind, labels = (AutoModelForSequenceClassification, {"num_labels": 1}) if head == "value" else (language_model_class(folder), {})
     config = AutoConfig.from_pretrained(folder, **labels)
     with torch.device("meta"):
         return kind.from_config(config, dtype=torch.float32)
@@ -92,10 +117,26 @@ def recompute_activations(model: Any) -> None:
 
 
 def write_model(model: Any, state: Mapping[str, Tensor], folder: str, tokenizer_folder: str) -> None:
-    """Write a Hugging Face folder: configuration, these weights, and the tokenizer and chat template of another folder."""
+    """Write a Hugging Face folder: configuration, these weights, and the tokenizer and chat template of another folder.
+
+    A model with noted source tensors is written as it was published: all tensors, by their names there, and its own configuration.
+    """
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
-    model.save_pretrained(target, state_dict=dict(state))
+    source = source_of(model)
+    if source is None:
+        model.save_pretrained(target, state_dict=dict(state))
+    else:
+        tensors = without_ties(source.to_checkpoint(model, state))
+        write_shards({name: tensor.cpu() for name, tensor in tensors.items()}, target)
+        config = _with_dtype(config_of(source.folder), str(model.dtype).removeprefix("torch."))
+        (target / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     for file in sorted(Path(tokenizer_folder).iterdir()):
         if file.is_file() and target.resolve() != file.parent.resolve() and not any(map(file.match, WEIGHT_FILES)):
             shutil.copyfile(file, target / file.name)
+
+
+def _with_dtype(config: dict[str, Any], dtype: str) -> dict[str, Any]:
+    """A configuration whose types are those of the written weights."""
+    changed = {name: dtype if name in DTYPE_FIELDS else value for name, value in config.items()}
+    return {name: _with_dtype(value, dtype) if isinstance(value, dict) else value for name, value in changed.items()}

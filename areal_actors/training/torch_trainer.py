@@ -47,7 +47,8 @@ from areal_actors.training.ranks import SINGLE_PROCESS, Ranks
 from areal_actors.training.references import frozen_models
 from areal_actors.training.routing_replay import RoutingReplay
 from areal_actors.training.settings import TrainerSettings
-from areal_actors.weights.transfer import checkpoint_tensors, checksum, published_tensors, write_weights
+from areal_actors.weights.source_tensors import checkpoint_tensors
+from areal_actors.weights.transfer import checksum, published_tensors, write_weights
 
 STATE = {"weight_version", "schedule", "generator", "older_weights"}
 """Fields of a checkpoint besides weights and optimizer."""

@@ -21,7 +21,8 @@ from torch import Tensor
 
 from areal_actors.core.durable_files import fsync_path
 from areal_actors.core.errors import CheckpointError, EngineError
-from areal_actors.weights.transfer import check_fit, model_tensors
+from areal_actors.weights.source_tensors import model_tensors
+from areal_actors.weights.transfer import check_fit
 
 STATE_FILE = "trainer_state.pt"
 FIELDS = {"optimizer", "adapter", "rest"}

@@ -11,9 +11,7 @@ import shutil
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from copy import deepcopy
 from pathlib import Path
-from typing import Any
 
 import torch
 import xxhash
@@ -21,16 +19,12 @@ from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import PreTrainedModel
-from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, dot_natural_key, rename_source_key, revert_weight_conversion
 
 from areal_actors.core.errors import EngineError
 from areal_actors.core.values import WeightsLocation
+from areal_actors.weights.weight_files import INDEX, SINGLE_FILE
 
 SHARD_BYTES = 2 * 1024**3
-SINGLE_FILE = "model.safetensors"
-INDEX = f"{SINGLE_FILE}.index.json"
 
 
 def write_weights(
@@ -47,12 +41,17 @@ def write_weights(
     folder = Path(folder).absolute()
     unique = published_tensors(tensors, dtype)
     with atomic_folder(folder) as partial:
-        split = split_torch_state_dict_into_shards(unique, max_shard_size=shard_bytes)
-        for file, names in split.filename_to_tensors.items():
-            save_file({name: unique[name] for name in names}, partial / file, metadata={"format": "pt"})
-        if split.is_sharded:
-            (partial / INDEX).write_text(json.dumps({"metadata": split.metadata, "weight_map": split.tensor_to_filename}, indent=1))
+        write_shards(unique, partial, shard_bytes)
     return WeightsLocation(folder=str(folder), checksum=checksum(unique), model=str(model_folder))
+
+
+def write_shards(tensors: Mapping[str, Tensor], folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
+    """Write contiguous tensors into a folder, in files of about this size as Hugging Face names them; a larger tensor has its own."""
+    split = split_torch_state_dict_into_shards(dict(tensors), max_shard_size=shard_bytes)
+    for file, names in split.filename_to_tensors.items():
+        save_file({name: tensors[name] for name in names}, folder / file, metadata={"format": "pt"})
+    if split.is_sharded:
+        (folder / INDEX).write_text(json.dumps({"metadata": split.metadata, "weight_map": split.tensor_to_filename}, indent=1))
 
 
 @contextmanager
@@ -148,49 +147,6 @@ def published_tensors(tensors: Mapping[str, Tensor], dtype: torch.dtype | None =
     """
     unique = without_ties(tensors)
     return {name: tensor.to(device="cpu", dtype=dtype if tensor.is_floating_point() else None) for name, tensor in unique.items()}
-
-
-def checkpoint_tensors(model: Any, state: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Tensors of a model by the names of its Hugging Face checkpoint, if transformers changes them on loading; else `state` itself.
-
-    In a checkpoint each expert of a mixture has a tensor of its own, and models with vision have earlier names.
-    """
-    if not _renames(model) and not any(isinstance(conversion, WeightConverter) for conversion in _conversions(model)):
-        return state
-    converted: dict[str, Tensor] = revert_weight_conversion(model, dict(state))
-    return converted
-
-
-def model_tensors(model: Any, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """Tensors of a Hugging Face checkpoint by the names of the model; the inverse of `checkpoint_tensors`."""
-    conversions = _conversions(model)
-    converters = [conversion for conversion in conversions if isinstance(conversion, WeightConverter)]
-    if not converters and not _renames(model):
-        return tensors
-    renamings = [conversion for conversion in conversions if not isinstance(conversion, WeightConverter)]
-    found: dict[str, Tensor] = {}
-    fused: dict[str, Any] = {}
-    for name in sorted(tensors, key=dot_natural_key):
-        renamed, pattern = rename_source_key(name, renamings, converters)
-        if pattern is None:
-            found[renamed] = tensors[name]
-            continue
-        converter = next(converter for converter in converters if pattern in converter.source_patterns)
-        fused.setdefault(renamed, deepcopy(converter)).add_tensor(renamed, name, pattern, tensors[name])
-    for name, converter in fused.items():
-        for target, value in converter.convert(name, model=model, config=model.config).items():
-            found[target] = value[0] if isinstance(value, list) else value
-    return found
-
-
-def _renames(model: Any) -> bool:
-    """True for a model with vision: others keep the names of their checkpoints, or those of an early release."""
-    return getattr(getattr(model, "config", None), "vision_config", None) is not None
-
-
-def _conversions(model: Any) -> list[Any]:
-    """The conversions that transformers makes between checkpoint and model; none for most models."""
-    return get_model_conversion_mapping(model, add_legacy=False) if isinstance(model, PreTrainedModel) else []
 
 
 def without_ties(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

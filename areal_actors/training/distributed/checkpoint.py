@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as save_pieces
 
 from areal_actors.core.errors import CheckpointError
 from areal_actors.training import trainer_state
-from areal_actors.weights.transfer import model_tensors
+from areal_actors.weights.source_tensors import model_tensors
 
 PIECES = "ranks"
 TRAINED = StateDictOptions(ignore_frozen_params=True, strict=False, flatten_optimizer_state_dict=True)

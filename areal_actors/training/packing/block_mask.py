@@ -7,7 +7,7 @@ without a visible pair are skipped, those of which every pair is visible are not
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -22,31 +22,60 @@ BLOCK = 128
 
 Ranges = Sequence[tuple[int, int]]
 Indices = NDArray[np.int64]
+Sees = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""True for visible pairs: of batch, head, query and key."""
 
 
-def block_mask(tree: PrefixTree, device: torch.device, queries: Indices | None = None) -> BlockMask:
+def block_mask(tree: PrefixTree, device: torch.device, queries: Indices | None = None, window: int | None = None) -> BlockMask:
     """Returns the mask of a tree's tokens.
 
     Args:
         tree: the tokens; all are keys.
         device: device of the mask.
         queries: int64 `[queries]`: tokens that attend, ascending; None for all.
+        window: tokens that each attends to, the last ones and itself; None for all.
     """
     tokens = len(tree.token_ids)
     chosen = np.arange(tokens) if queries is None else queries
     entries, exits = depth_first_intervals(tree.groups, tokens)
     asking, begins, ends = (torch.from_numpy(column).to(device) for column in (entries[chosen], entries, exits))
 
-    def sees(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    def visible(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         entry = asking[query]
         return (begins[key] <= entry) & (entry < ends[key])
 
+    sees: Sees = visible
     some, whole = visible_blocks(tree.groups, chosen, tokens)
+    if window is not None:
+        sees = _within(sees, torch.from_numpy(tree.depths[chosen]).to(device), torch.from_numpy(tree.depths).to(device), window)
+        nearest, farthest = _distances(tree.depths[chosen], tree.depths)
+        some, whole = some & (nearest < window), whole & (farthest < window)
     partial_counts, partial = _listed(some & ~whole, device)
     whole_counts, wholes = _listed(whole, device)
     return BlockMask.from_kv_blocks(
         partial_counts, partial, whole_counts, wholes, BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(len(chosen), tokens)
     )
+
+
+def _within(sees: Sees, asking: Tensor, asked: Tensor, window: int) -> Sees:
+    """Restricts a mask to keys that lie fewer than `window` positions before the query."""
+
+    def near(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return sees(batch, head, query, key) & (asking[query] - asked[key] < window)
+
+    return near
+
+
+def _distances(asking: Indices, asked: Indices) -> tuple[Indices, Indices]:
+    """Smallest and largest distance of the positions in each block: int64 `[query blocks, key blocks]` each."""
+    low, high = (_of_blocks(asking, take) for take in (np.minimum, np.maximum))
+    first, last = (_of_blocks(asked, take) for take in (np.minimum, np.maximum))
+    return low[:, None] - last, high[:, None] - first
+
+
+def _of_blocks(column: Indices, take: np.ufunc) -> Indices:
+    found: Indices = take.reduceat(column, np.arange(0, len(column), BLOCK))
+    return found
 
 
 def depth_first_intervals(groups: Sequence[SharedPrefixGroup], tokens: int) -> tuple[Indices, Indices]:

@@ -17,21 +17,17 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AttentionInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from areal_actors.core.errors import EngineError
 from areal_actors.training.compilation import compile_blocks, require_compiler
 from areal_actors.training.packing.fused_forward import FusedForward
+from areal_actors.training.packing.model_attention import install_attention, sharing_problem, windows_of
 from areal_actors.training.packing.packed_tree import PackedTree
 from areal_actors.training.packing.prefix_tree import build_prefix_tree
 from areal_actors.training.packing.tensors import SHARING_DEVICES, MicroBatch, Sharing
-from areal_actors.training.packing.tree_attention import attend
 from areal_actors.vision.embedding import VisionInputs
 from areal_actors.vision.files import ImageFolder
 
-ATTENTION = "areal_actors"
-"""Name of our attention in Hugging Face's `AttentionInterface`."""
 TOLERANCE = 1e-3
 """Tolerance of the probe, relative to the largest entry: rounding stays far below it, a wrong attention mask far above."""
 PROBE_IDS = ((1, 2, 3, 4, 5, 6, 7), (1, 2, 3, 4, 5, 0, 6, 3), (1, 2, 3, 4, 5, 7), (2, 0))
@@ -50,6 +46,8 @@ class HiddenStates:
         self.dtype = dtype
         self._fused = FusedForward(base_model) if FusedForward.supports(base_model) else None
         self._vision: VisionInputs | None = None
+        self.sharing_problem = "" if self._fused is not None else sharing_problem(base_model.config)
+        """The reason why the model does not support micro-batches with chains; found out by `shares_prefixes` at the latest."""
         self.replays_routes = False
         """True if the blocks take the routes of a micro-batch; see `RoutingReplay`."""
 
@@ -92,18 +90,23 @@ class HiddenStates:
             self._require_sharing()
             return "on"
         device = next(self.base_model.parameters()).device.type
-        return "auto" if wanted == "auto" and device in SHARING_DEVICES and self.shares_prefixes else "off"
+        if wanted == "off" or device not in SHARING_DEVICES:
+            return "off"
+        if self.shares_prefixes:
+            return "auto"
+        logger.info("rows are padded, not packed", model=type(self.base_model).__name__, because=self.sharing_problem)
+        return "off"
 
     @cached_property
     def shares_prefixes(self) -> bool:
         """True if the model supports micro-batches with chains; found out on first use, because it takes two passes."""
-        return self._probe()
+        return not self.sharing_problem and self._probe()
 
     def _require_sharing(self) -> None:
         if not self.shares_prefixes:
             raise EngineError(
-                f'trainer.prefix_sharing = "on": {type(self.base_model).__name__} computes other hidden states or gradients '
-                'when rows share their prefixes; set it to "auto" or "off"'
+                f'trainer.prefix_sharing = "on": {type(self.base_model).__name__} cannot compute rows that share their prefixes, because '
+                f'{self.sharing_problem}; set it to "auto" or "off"'
             )
 
     def forward_ids(self, token_ids: Tensor, routes: Tensor | None = None) -> Tensor:
@@ -146,50 +149,30 @@ class HiddenStates:
         slots = torch.empty(len(token_ids), dtype=torch.int64, device=device)
         for row, places in enumerate(tree.token_positions):
             slots[torch.from_numpy(places)] = torch.arange(len(places), device=device) + row * padded.shape[1]
-        if self._fused is None and not _install_attention(self.base_model):
-            return False
+        if self._fused is None:
+            install_attention(self.base_model)
         try:
             sharded = any(isinstance(parameter, DTensor) for parameter in self.base_model.parameters())
             with torch.set_grad_enabled(not sharded):
                 shared = _outputs_and_gradients(self.base_model, self._forward_chains(token_ids, chains))
                 unshared = _outputs_and_gradients(self.base_model, self.forward_ids(padded).flatten(0, 1)[slots])
         except (TypeError, ValueError, RuntimeError) as error:  # the model's forward does not take our arguments, or a kernel is missing
-            logger.warning("prefix sharing cannot be computed", model=type(self.base_model).__name__, error=str(error))
+            self.sharing_problem = f"it is not computed: {error}"
+            return False
+        if self._fused is None and set(chains.windows) != windows_of(self.base_model.config):
+            self.sharing_problem = "it does not give the windows of its layers to its attention function"
             return False
         same = all(_close(ours, own) for ours, own in zip(shared, unshared, strict=True))
         # Only the last pipeline stage has hidden states, but all stages must lay out their micro-batches alike.
         agree = getattr(self.base_model, "agree", bool)
-        return bool(agree(same))
+        if agree(same):
+            return True
+        self.sharing_problem = "its hidden states or gradients are others then"
+        return False
 
 
 def _stated(routes: Tensor | None) -> dict[str, Tensor]:
     return {} if routes is None else {"routes": routes}
-
-
-def _install_attention(base_model: Any) -> bool:
-    """Install our attention, which uses torch's outside of chains; False if the model uses another implementation, or has vision."""
-    config = base_model.config
-    if getattr(config, "vision_config", None) is not None:
-        return False  # its vision encoder, whose weights have no part in rows without images, would get another attention, too
-    kinds = {*(getattr(config, "layer_types", None) or ())} - {"full_attention"}
-    if config._attn_implementation not in ("sdpa", ATTENTION) or kinds or getattr(config, "sliding_window", None):  # noqa: SLF001 - it has no public name
-        return False
-    AttentionInterface.register(ATTENTION, _attention)
-    base_model.set_attn_implementation(ATTENTION)
-    return True
-
-
-def _attention(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
-) -> tuple[Tensor, None]:
-    """Attention function for Hugging Face models: `[rows, heads, tokens, head_dim]` → `[rows, tokens, heads, head_dim]`."""
-    chains = options.pop("chains", None)
-    if chains is None:
-        attended, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **options)
-        return attended, None
-    scale = options.get("scaling") or query.shape[-1] ** -0.5
-    queries, keys, values = (part[0].transpose(0, 1) for part in (query, key, value))
-    return attend(queries, keys, values, chains, scale).unsqueeze(0), None
 
 
 def _outputs_and_gradients(base_model: Any, hidden: Tensor) -> tuple[Tensor, ...]:
@@ -197,7 +180,8 @@ def _outputs_and_gradients(base_model: Any, hidden: Tensor) -> tuple[Tensor, ...
     if not hidden.requires_grad:
         return (hidden,)
     weights = torch.linspace(-1, 1, hidden.numel(), device=hidden.device).view_as(hidden)
-    first = [parameter for parameter in base_model.parameters() if parameter.requires_grad][:PROBE_WEIGHTS]
+    text = getattr(base_model, "language_model", base_model)
+    first = [parameter for parameter in text.parameters() if parameter.requires_grad][:PROBE_WEIGHTS]
     return hidden.detach(), *torch.autograd.grad((hidden * weights).sum(), first)
 
 

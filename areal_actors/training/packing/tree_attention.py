@@ -17,14 +17,27 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
-from areal_actors.training.packing.packed_tree import AttentionPlan, OutputPositions, PackedTree
+from areal_actors.training.packing.attention_plan import AttentionPlan, AttentionSpan
+from areal_actors.training.packing.packed_tree import OutputPositions, PackedTree
 
 _forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # noqa: SLF001 - the public function does not return the log-sum-exp
 _backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward  # noqa: SLF001
 
 
+HIDDEN = -1e30
+"""Added to the score of a hidden pair: finite in every type, so that no sum of exponentials is 0."""
+
+
 def attend(
-    queries: Tensor, keys: Tensor, values: Tensor, chains: PackedTree, scale: float, outputs: OutputPositions | None = None
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    chains: PackedTree,
+    scale: float,
+    outputs: OutputPositions | None = None,
+    *,
+    window: int | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attention of chains.
 
@@ -35,22 +48,27 @@ def attend(
         chains: layout of the tokens.
         scale: factor of the scores.
         outputs: `chains.outputs`, if only these tokens have queries.
+        window: tokens that a query attends to, the last ones and itself; None for all. Not with `outputs`.
+        sinks: `[heads]`: score of an additional key whose value is 0.
 
     Returns:
         `[tokens, heads, head_dim]`.
     """
     if torch.is_autocast_enabled(queries.device.type):
         queries, keys, values = (column.to(torch.get_autocast_dtype(queries.device.type)) for column in (queries, keys, values))
-    plan = chains.plan if outputs is None else outputs.plan
+    plan = chains.windowed(window) if outputs is None else outputs.plan
     if isinstance(plan, BlockMask):
-        return _masked_attention(queries, keys, values, plan, scale)
-    attended: Tensor = _PlannedAttention.apply(queries, keys, values, plan, scale)  # type: ignore[no-untyped-call]
-    return attended
+        return _masked_attention(queries, keys, values, plan, scale, sinks)
+    size, widest = values.shape[-1], max(queries.shape[-1], values.shape[-1])
+    if size != queries.shape[-1]:  # as in latent attention; the kernel takes heads of one size, and added zeros change no score
+        queries, keys, values = (functional.pad(column, (0, widest - column.shape[-1])) for column in (queries, keys, values))
+    attended: Tensor = _PlannedAttention.apply(queries, keys, values, plan, scale, sinks)  # type: ignore[no-untyped-call]
+    return attended[..., :size]
 
 
 class _PlannedAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan, scale: float) -> Tensor:
+    def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, plan: AttentionPlan, scale: float, sinks: Tensor | None) -> Tensor:
         out = torch.empty_like(queries, memory_format=torch.contiguous_format)
         peaks = torch.empty(queries.shape[:2], dtype=torch.float32 if queries.dtype != torch.float64 else torch.float64)
         for own, seen in plan.buckets:
@@ -60,18 +78,22 @@ class _PlannedAttention(torch.autograd.Function):
         for span in plan.spans:
             first, last = span.queries
             context = [_context(column, span.context) for column in (keys, values)]
-            attended, peak = _forward(_batch(queries[first:last]), *context, 0.0, is_causal=False, scale=scale)
+            hidden = _hidden(span, queries)
+            attended, peak = _forward(_batch(queries[first:last]), *context, 0.0, is_causal=False, attn_mask=hidden, scale=scale)
             attended, peak = attended[0].transpose(0, 1), peak[0].transpose(0, 1)
             mine = peaks[first:last]
             out[first:last].lerp_(attended, torch.sigmoid(peak - mine).unsqueeze(-1).to(out.dtype))
             torch.logaddexp(mine, peak, out=mine)
-        ctx.save_for_backward(queries, keys, values, out, peaks)
+        if sinks is not None:
+            out.mul_(torch.sigmoid(peaks - sinks).unsqueeze(-1).to(out.dtype))
+            torch.logaddexp(peaks, sinks.to(peaks.dtype), out=peaks)
+        ctx.save_for_backward(queries, keys, values, out, peaks, sinks)
         ctx.plan, ctx.scale = plan, scale
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        queries, keys, values, out, peaks = ctx.saved_tensors
+        queries, keys, values, out, peaks, sinks = ctx.saved_tensors
         grad = grads[0].contiguous()
         query_grad = torch.empty_like(queries, memory_format=torch.contiguous_format)
         make = torch.empty_like if ctx.plan.whole else torch.zeros_like
@@ -88,17 +110,33 @@ class _PlannedAttention(torch.autograd.Function):
             context = [_context(column, span.context) for column in (keys, values)]
             grad_of, query, attended = (_batch(column[first:last]) for column in (grad, queries, out))
             peak = peaks[first:last].transpose(0, 1).unsqueeze(0)
-            found = _backward(grad_of, query, *context, attended, peak, 0.0, is_causal=False, scale=ctx.scale)
+            hidden = _hidden(span, queries)
+            found = _backward(grad_of, query, *context, attended, peak, 0.0, is_causal=False, attn_mask=hidden, scale=ctx.scale)
             query_grad[first:last] += found[0][0].transpose(0, 1)
             for column, total in zip(found[1:], totals, strict=True):
                 at = 0
                 for begin, end in span.context:
                     total[begin:end] += column[0, :, at : at + end - begin].transpose(0, 1)
                     at += end - begin
-        return query_grad, *totals, None, None
+        sink_grad = None
+        if sinks is not None:
+            sink_grad = -(torch.exp(sinks - peaks) * (grad.float() * out.float()).sum(-1)).sum(0).to(sinks.dtype)
+        return query_grad, *totals, None, None, sink_grad
 
 
-def _masked_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: BlockMask, scale: float) -> Tensor:
+def _hidden(span: AttentionSpan, queries: Tensor) -> Tensor | None:
+    """Summand of the scores `[1, 1, queries, context]` of a span; None if the window contains all of its context."""
+    if span.window is None:
+        return None
+    seen = sum(last - first for first, last in span.context)
+    asking, asked = (torch.arange(count, device=queries.device) for count in (span.queries[1] - span.queries[0], seen))
+    outside = asking[:, None] + seen - asked >= span.window
+    return torch.zeros(outside.shape, dtype=queries.dtype, device=queries.device).masked_fill_(outside, HIDDEN)[None, None]
+
+
+def _masked_attention(queries: Tensor, keys: Tensor, values: Tensor, mask: BlockMask, scale: float, sinks: Tensor | None) -> Tensor:
+    if sinks is not None:
+        raise NotImplementedError("attention sinks over a block mask")
     kernel: Callable[..., Tensor] = _compiled_kernel() if queries.device.type == "cuda" else _all_scores
     several = queries.shape[1] != keys.shape[1]
     attended = kernel(_batch(queries), _batch(keys), _batch(values), block_mask=mask, scale=scale, enable_gqa=several)
