@@ -3,6 +3,7 @@
 set positional-arguments
 
 python := quote(justfile_directory() / ".venv/bin/python")
+export AREAL_INVOKED_FROM := invocation_directory()
 
 [private]
 default:

@@ -192,6 +192,23 @@ def test_a_course_becomes_a_line_of_bars():
     assert sparkline(list(range(1000)), width=20)[::19] == "▁█"
 
 
+@pytest.mark.parametrize(
+    ("groups", "equal", "words"),
+    [
+        (8.0, 0.0, ""),
+        (8.0, 3.0, "equal rewards in 3 of 8 groups"),
+        (8.0, 8.0, "no signal: equal rewards within each of 8 groups"),
+        (1.0, 1.0, "no signal: equal rewards in its only group"),
+    ],
+)
+def test_a_step_says_how_many_groups_have_equal_rewards(groups, equal, words):
+    step = StepCompleted(step=1, metrics={"reward_mean": 0.0, "groups": groups, "groups_without_signal": equal}, sequences_checksum="00")
+    assert plain_line(step) == ", ".join(filter(None, ("step 1: reward 0.000", words)))
+    text = shown(view_of(story.sealed(story.STARTED), story.sealed(step, 9)))
+    assert f"from 0.000 {words}".strip() in text
+    assert ("equal rewards" in text) == bool(words)
+
+
 @pytest.mark.parametrize(("seconds", "words"), [(0.2, "0 s"), (59.6, "1 min 0 s"), (200, "3 min 20 s"), (7500, "2:05 h")])
 def test_durations_in_words(seconds, words):
     assert duration(seconds) == words

@@ -1,15 +1,20 @@
 """The end of a summary: files that are there, and commands that work as they are printed."""
 
+import io
 import os
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from areal_actors.cli.arguments import parsed
 from areal_actors.core.programs import program
-from areal_actors.run.next_commands import next_commands
+from areal_actors.display.run_state import RunState
+from areal_actors.display.summary import summary
+from areal_actors.run.next_commands import next_commands, run_command
 from areal_actors.run.run_folder import RunFolder
 
 
@@ -25,15 +30,18 @@ def runs(tmp_path, monkeypatch):
 
 def test_the_commands_exist(runs):
     (runs / "second" / "metrics.jsonl").write_text("")
-    for command in dict(next_commands(RunFolder(runs / "second"), "runs", "", has_episodes=True))["next"].splitlines():
-        assert parsed(shlex.split(command)[1:]).do
+    commands = dict(next_commands(RunFolder(runs / "second"), "runs", "", has_episodes=True))["next"].splitlines()
+    verbs = [shlex.split(command.removeprefix(program("areal")))[0] for command in commands]
+    assert verbs == ["show", "view", "compare", "track"]
+    for command in (*commands, run_command("resume", "second", "runs"), run_command("audit", "second", "runs")):
+        assert parsed(shlex.split(command.removeprefix(program("areal")))).do
 
 
 def test_files_and_commands_of_the_only_run(runs):
     rows = dict(next_commands(RunFolder(runs / "first"), "runs", "checkpoints/step-40", has_episodes=True))
     areal = program("areal")
     assert rows["files"] == "runs/first: summary.txt, metrics.jsonl"
-    assert rows["next"].splitlines() == [f"{areal} show first", f"{areal} track first --to tensorboard"]
+    assert rows["next"].splitlines() == [f"{areal} show first", f"{areal} view first", f"{areal} track first --to tensorboard"]
     assert rows["weights"].startswith("model=runs/first/checkpoints/step-40 ")
 
 
@@ -47,7 +55,12 @@ def test_another_run_is_there_to_compare_with(runs):
 def test_another_folder_and_examples(runs):
     runs.rename(runs.with_name("my runs"))
     rows = dict(next_commands(RunFolder(Path("my runs") / "first"), "my runs", "", has_episodes=False))
-    assert rows["next"].splitlines() == [f"{program('areal')} track first --folder 'my runs' --to tensorboard"]
+    areal = program("areal")
+    assert rows["files"].startswith("'my runs/first': ")
+    assert rows["next"].splitlines() == [
+        f"{areal} view first --folder 'my runs'",
+        f"{areal} track first --to tensorboard --folder 'my runs'",
+    ]
 
 
 def test_a_program_is_named_as_it_can_be_started(tmp_path, monkeypatch):
@@ -55,7 +68,54 @@ def test_a_program_is_named_as_it_can_be_started(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(here))
     assert program("areal") == "areal"
+    monkeypatch.setenv("UV_RUN_RECURSION_DEPTH", "1")
+    assert program("areal") == str(here / "areal"), "the PATH of `uv run` is not that of the shell"
+    monkeypatch.delenv("UV_RUN_RECURSION_DEPTH")
     monkeypatch.setenv("PATH", "/nowhere")
-    assert (tmp_path / program("areal")).resolve() == (here / "areal").resolve()
-    assert os.access(tmp_path / program("areal"), os.X_OK)
+    assert program("areal") == shlex.quote(str(here / "areal"))
+    assert os.access(program("areal"), os.X_OK)
     assert program("no-such-program") == "no-such-program"
+    monkeypatch.chdir(here.parent)
+    assert program("areal") == f"{here.name}/areal"
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "areal").symlink_to(here / "areal")
+    monkeypatch.setenv("PATH", str(tmp_path / "links"))
+    assert program("areal") == "areal", "as `uv tool install` puts it on the PATH"
+
+
+def answer_of(command, folder, **environment):
+    """What a shell prints for a command that was pasted in this folder; fails if the command does."""
+    shell = {name: value for name, value in os.environ.items() if name not in {"AREAL_INVOKED_FROM", "PYTHONPATH"}}
+    ended = subprocess.run(command, shell=True, cwd=folder, env=shell | environment, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+@pytest.mark.parametrize("place", ["here", "a folder with spaces", "/absolute", "elsewhere"])
+def test_pasted_commands_find_the_run_from_where_the_user_stands(tmp_path, monkeypatch, place):
+    """`elsewhere`: `just` was called in a folder of the clone, and has changed into the clone."""
+    clone, user = tmp_path / "my clone", tmp_path / "my clone"
+    runs = {"here": "runs", "a folder with spaces": "all my runs", "/absolute": str(tmp_path / "kept runs"), "elsewhere": "runs"}[place]
+    (folder := clone / runs / "first run").mkdir(parents=True)
+    (folder / "recipe.json").write_text("{}")
+    clone.mkdir(exist_ok=True)
+    monkeypatch.chdir(clone)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    if place == "elsewhere":
+        (user := clone / "agents").mkdir()
+        monkeypatch.setenv("AREAL_INVOKED_FROM", str(user))
+    listed = run_command("runs", "first run", runs).replace(" 'first run'", "")
+    assert "first run" in answer_of(listed, user)
+    rows = dict(next_commands(RunFolder(folder), runs, "checkpoints/step-4", has_episodes=True))
+    for command in (*rows["next"].splitlines(), *(run_command(verb, "first run", runs) for verb in ("resume", "audit"))):
+        assert "usage" in answer_of(f"{command} --help", user)
+    shown = answer_of(f"ls -d {rows['files'].rpartition(': ')[0]}", user).strip()
+    assert (user / shown).resolve() == folder.resolve()
+
+
+def test_a_command_is_never_broken_into_lines():
+    state = RunState()
+    command = f"/a/long/path/to/a/program {'x' * 200} --folder y"
+    console = Console(width=60, file=io.StringIO())
+    console.print(summary(state, [], following=[("next", f"first\n{command}")]), crop=False)
+    assert command in console.file.getvalue()

@@ -2,10 +2,16 @@
 
 import json
 import re
+from pathlib import Path
 
+import msgspec
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from areal_actors.cli import main
+from areal_actors.core.devices import detect_cuda
+from areal_actors.recipe.load import load
+from areal_actors.run.rehearsal import rehearse
 
 AGENT = """
 from openai import AsyncOpenAI
@@ -141,6 +147,67 @@ def test_a_fault_far_down_in_the_data_is_named_with_its_line(project, capsys, ro
     status, _, err = checked(capsys)
     assert status == 1
     assert complaint in err
+
+
+def write_answers(project, lengths):
+    """Rows whose right answers have these lengths in words, one token each."""
+    rows = [json.dumps({"question": f"{row} words?", "answer": " ".join(["word"] * length)}) for row, length in enumerate(lengths)]
+    (project / "tasks.jsonl").write_text("\n".join(rows))
+
+
+def write_tokenizer(folder):
+    """A Hugging Face folder without weights, whose tokenizer has a token per word."""
+    folder.mkdir()
+    tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0, "<end>": 1, "word": 2}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    template = "{% for message in messages %}{{ message.content }} {% endfor %}"
+    (folder / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<end>", "chat_template": template}))
+    return str(folder)
+
+
+def rehearsed(limit, model=""):
+    """Lines of the rehearsal, with a model of this folder."""
+    recipe = load([Path("recipe.toml")], ["profile=auto", f"sampling.max_tokens={limit}"], detect_cuda()).recipe
+    return list(rehearse(msgspec.structs.replace(recipe, model=model or recipe.model)))
+
+
+@pytest.mark.parametrize(
+    ("limit", "longer"), [(64, "100 of 100 right answers are longer than sampling.max_tokens = 64 (longest 97)"), (97, ""), (200, "")]
+)
+def test_an_answer_that_the_limit_cuts_is_named_and_counted(project, limit, longer):
+    write_answers(project, [97] * 400)
+    lines = rehearsed(limit, write_tokenizer(project / "model"))
+    reward = (
+        "reward 0, 1 model calls; the answer takes 97 tokens, sampling.max_tokens = 64 cuts it" if longer else "reward 1, 1 model calls"
+    )
+    assert lines[0].endswith(reward)
+    assert lines[2:] == ([longer] if longer else [])
+
+
+def test_answers_of_mixed_lengths_are_counted(project):
+    write_answers(project, [10 + row % 4 for row in range(400)])
+    (counted,) = rehearsed(12, write_tokenizer(project / "model"))[2:]
+    assert re.fullmatch(r"\d+ of 100 right answers are longer than sampling\.max_tokens = 12 \(longest 13\)", counted)
+    assert 10 < int(counted.partition(" ")[0]) < 40
+
+
+def test_without_the_tokenizer_of_the_model_nothing_is_cut_and_nothing_counted(project):
+    write_answers(project, [97] * 400)
+    lines = rehearsed(64)
+    assert lines[0].endswith("reward 1, 1 model calls")
+    assert len(lines) == 2
+
+
+def test_the_limit_of_a_call_itself_is_named(project):
+    write_answers(project, [97] * 400)
+    limited = AGENT.replace("messages=messages)", "messages=messages, max_tokens=20)")
+    (project / "agent.py").write_text(limited)
+    lines = rehearsed(64, write_tokenizer(project / "model"))
+    assert lines[0].endswith("reward 0, 1 model calls; the answer takes 97 tokens, the call's own limit or the context cuts it at 20")
+    assert rehearsed(64)[0].endswith(
+        "cut after 20 bytes by the call's own limit: the tokenizer of the model is not here, and a byte counts as a token"
+    )
 
 
 def test_too_few_tasks_are_refused_with_the_numbers(project, capsys):

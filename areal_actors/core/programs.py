@@ -12,10 +12,30 @@ CLONE = Path(__file__).parents[2] / "justfile"
 """Only a clone of the repository has it."""
 
 
+USER_FOLDER = "AREAL_INVOKED_FROM"
+"""Environment variable with the folder in which the user stands, where that is not the current one: `just` changes into the clone."""
+UV_RUN = "UV_RUN_RECURSION_DEPTH"
+"""Environment variable of `uv run`, whose PATH is not that of the user's shell."""
+
+
+def user_folder() -> Path:
+    """Returns the folder in which the user types commands."""
+    return Path(os.environ.get(USER_FOLDER) or Path.cwd())
+
+
+def typed_path(path: Path) -> str:
+    """Returns a path as it can be typed in the user's folder: relative to it if it is inside, else absolute; quoted for a shell."""
+    whole, folder = Path(os.path.normpath(path.absolute())), user_folder()
+    return shlex.quote(str(whole.relative_to(folder) if whole.is_relative_to(folder) else whole))
+
+
 def program(name: str) -> str:
     """Returns the shortest command for a program of this interpreter's environment: its name if it is on the PATH, else its path."""
-    here = Path(sys.executable).with_name(name)
-    return name if shutil.which(name) == str(here) or not here.exists() else shlex.quote(os.path.relpath(here))
+    here, on_path = Path(sys.executable).with_name(name), shutil.which(name)
+    if here.exists():
+        is_found = on_path is not None and UV_RUN not in os.environ and here.samefile(on_path)
+        return name if is_found else typed_path(here)
+    return f"{typed_path(Path(sys.executable))} -m areal_actors" if name == "areal" and on_path is None else name
 
 
 def environment_command(name: str) -> str:

@@ -76,6 +76,16 @@ def present(forms: Mapping[str, str], metrics: Mapping[str, float]) -> list[str]
     return [form.format(metrics[name]) for name, form in forms.items() if name in metrics]
 
 
+def equal_groups(metrics: Mapping[str, float]) -> str:
+    """Returns how many groups of a step have equal rewards, and so no advantage; empty if none has."""
+    groups, equal = int(metrics.get("groups", 0)), int(metrics.get("groups_without_signal", 0))
+    if not equal:
+        return ""
+    if equal < groups:
+        return f"equal rewards in {equal} of {groups} groups"
+    return f"no signal: equal rewards {f'within each of {groups} groups' if groups > 1 else 'in its only group'}"
+
+
 def counted(number: int, thing: str) -> str:
     """Returns `1 episode`, `2 episodes`."""
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
@@ -150,6 +160,10 @@ def _log_recovered(event: LogRecovered) -> str:
     return f"log recovered: {event.damage}, {event.lost} events lost{aside}"
 
 
+def _step(event: StepCompleted) -> str:
+    return f"step {event.step}: {', '.join(filter(None, (*present(STEP_METRICS, event.metrics), equal_groups(event.metrics))))}"
+
+
 def _evaluation(event: EvaluationCompleted) -> str:
     metrics = "".join(f", {name} {mean:.3g}" for name, mean in event.reward_metrics.items())
     measure, (value,) = held_out_scores([event])
@@ -203,7 +217,7 @@ LINES: Mapping[type[Message], Sentence] = {
     **FAULTS,
     RunStarted: lambda it: f"run started, profile {it.profile or 'none'}: {it.reason}; files in {it.folder}",
     RunResumed: lambda it: f"run resumed{f', {it.reason}' if it.reason else ''}; files in {it.folder}",
-    StepCompleted: lambda it: f"step {it.step}: {', '.join(present(STEP_METRICS, it.metrics))}",
+    StepCompleted: _step,
     EvaluationCompleted: _evaluation,
     LossEvaluated: _losses,
     EpisodeAbandoned: _abandoned,

@@ -35,10 +35,13 @@ LONGEST_ANSWER = 400
 AUDIT_FAULTS_SHOWN = 3
 
 
-async def write_summary(bus: Bus, folder: Path, following: Callable[[RunState], Sequence[tuple[str, str]]] | None = None) -> RenderableType:
+async def write_summary(
+    bus: Bus, folder: Path, following: Callable[[RunState], Sequence[tuple[str, str]]] | None = None, audit_command: str = ""
+) -> RenderableType:
     """Read the run's log and its `metrics.jsonl`, write `summary.txt` and `reward.png` or `loss.png` there; returns what to print.
 
-    `following` returns label and text of rows at the end of what is printed, once the files are written.
+    `following` returns label and text of rows at the end of what is printed, once the files are written. `audit_command` is named
+    beside faults, unless it is empty.
     """
     state, auditor, store = RunState(), AuditFold(), SnapshotStore(folder / "snapshots")
     missing = ""
@@ -56,12 +59,14 @@ async def write_summary(bus: Bus, folder: Path, following: Callable[[RunState], 
     metrics = read_lines(folder / "metrics.jsonl")
     complaints = [metrics.complaint(folder / "metrics.jsonl"), read_lines(folder / "episodes.jsonl").complaint(folder / "episodes.jsonl")]
     damaged = [*filter(None, complaints)]
-    picture = summary(state, throughputs_of(metrics), damaged, auditor.audit, missing)
+    picture = summary(state, throughputs_of(metrics), damaged, auditor.audit, missing, audit_command=audit_command)
     try:
         _write(state, picture, folder)
     except OSError as error:
         return Group(picture, Text(f"the summary cannot be kept in {folder}: {error.strerror}", style="red"))
-    return summary(state, throughputs_of(metrics), damaged, auditor.audit, missing, following(state)) if following else picture
+    if following is None:
+        return picture
+    return summary(state, throughputs_of(metrics), damaged, auditor.audit, missing, following(state), audit_command)
 
 
 def _write(state: RunState, picture: RenderableType, folder: Path) -> None:
@@ -96,6 +101,7 @@ def summary(
     audit: Audit | None = None,
     missing: str = "",
     following: Sequence[tuple[str, str]] = (),
+    audit_command: str = "",
 ) -> RenderableType:
     """Returns the summary table, sample answers to held-out tasks before and after training, and the verdict of the audit.
 
@@ -107,18 +113,19 @@ def summary(
     if evaluations:
         parts += _samples(evaluations[0], evaluations[-1])
     if following:
-        parts += [Text(), _labelled(following)]
+        parts += [Text(), *_to_copy(following)]
     if audit is not None:
-        parts += _audited(audit, state.run)
+        parts += _audited(audit, audit_command or f"areal audit {state.run}")
     return Group(*parts)
 
 
-def _audited(audit: Audit, run: str) -> Iterator[RenderableType]:
+def _audited(audit: Audit, command: str) -> Iterator[RenderableType]:
     """Yields the first faults and the verdict, which is the last line of every summary."""
     faults = audit.all_faults()
     for fault in faults[:AUDIT_FAULTS_SHOWN]:
         yield Text(f"FAULT  {fault}", style="bold red")
-    yield Text(f"\naudit: {audit.verdict()}" + (f"; see `areal audit {run}`" if faults else ""), style="bold red" if faults else "bold")
+    verdict = f"\naudit: {audit.verdict()}" + (f"; see `{command}`" if faults else "")
+    yield Text(verdict, style="bold red" if faults else "bold", no_wrap=bool(faults), overflow="ignore")
 
 
 def _rows(state: RunState, throughputs: list[Throughput]) -> Iterator[tuple[str, str]]:
@@ -214,6 +221,14 @@ def _answer(when: str, sample: dict[str, object]) -> RenderableType:
     text = str(sample.get("output", ""))
     shown = text if len(text) <= LONGEST_ANSWER else f"{text[:LONGEST_ANSWER]}…"
     return _labelled([(f"  {when}, reward {sample.get('reward')}", shown)])
+
+
+def _to_copy(rows: Sequence[tuple[str, str]]) -> Iterator[RenderableType]:
+    """Yields rows whose lines are not broken: a command of two lines cannot be pasted."""
+    width = max(len(label) for label, _ in rows)
+    for label, value in rows:
+        for number, line in enumerate(value.splitlines()):
+            yield Text.assemble((f"{'' if number else label:<{width}}  ", "bold"), line, no_wrap=True, overflow="ignore")
 
 
 def _labelled(rows: Iterable[tuple[str, str]]) -> Table:

@@ -31,12 +31,13 @@ def busy_while_training(throughputs: Iterable[Throughput]) -> float:
 
 
 def tokens_per_second(throughputs: Iterable[Throughput]) -> float:
-    """Returns tokens per busy second, summed over actors."""
+    """Returns tokens per busy second, summed over actors. A step counts when it is finished, with all the time that it took."""
     tokens: dict[str, int] = defaultdict(int)
     seconds: dict[str, float] = defaultdict(float)
     for one in throughputs:
-        tokens[one.actor] += one.tokens
-        seconds[one.actor] += one.seconds
+        if one.tokens:
+            tokens[one.actor] += one.tokens
+            seconds[one.actor] += one.token_seconds or one.seconds
     return sum(tokens[actor] / seconds[actor] for actor in tokens if seconds[actor] > 0)
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
@@ -29,6 +28,7 @@ from areal_actors.embedded.prefix_cache import PrefixCache
 from areal_actors.embedded.released_weights import ReleasedWeights
 from areal_actors.embedded.sampling import Sampler
 from areal_actors.embedded.slots import DecodeRequest, DecodeSlots
+from areal_actors.generation.busy_clock import BusyClock
 from areal_actors.generation.engine import EngineCounters, TokenChunk
 
 
@@ -90,6 +90,7 @@ class DecodeLoop:
         self._lock = threading.Lock()
         self._ended: EngineError | None = None
         self._counters = EngineCounters()
+        self._busy = BusyClock()
         self.thread = threading.Thread(target=self._run, name="decode", daemon=True)
 
     def send(self, command: DecodeRequest | Abort | Swap | Release | Close) -> None:
@@ -107,19 +108,19 @@ class DecodeLoop:
         """Counts since the last call."""
         with self._lock:
             counters, self._counters = self._counters, EngineCounters()
-        return msgspec.structs.replace(counters, running=len(self._slots), waiting=len(self._waiting))
+        return msgspec.structs.replace(
+            counters, busy_seconds=self._busy.take_seconds(), running=len(self._slots), waiting=len(self._waiting)
+        )
 
     def _run(self) -> None:
         torch.set_num_threads(self._threads)
         try:
             with torch.inference_mode():
                 while self._receive_commands():
-                    began = time.perf_counter()
                     self._admit()
                     if len(self._slots):
                         self._step()
                     self._deliver_chunks()
-                    self._count(busy_seconds=time.perf_counter() - began)
             ended = EngineError("the generation engine is closed")
         except Exception as error:  # noqa: BLE001 - any failure of this thread must reach all waiting requests
             ended = EngineError(f"the generation engine failed: {type(error).__name__}: {error}")
@@ -128,10 +129,14 @@ class DecodeLoop:
     def _receive_commands(self) -> bool:
         """Process all queued commands, blocking if there is nothing to decode, or no memory for it; False after `Close`."""
         while True:
+            idle = self._asleep is not None or not (len(self._slots) or self._waiting)
+            if idle:
+                self._busy.stop()
             try:
-                command = self._inbox.get(block=self._asleep is not None or not (len(self._slots) or self._waiting))
+                command = self._inbox.get(block=idle)
             except queue.Empty:
                 return True
+            self._busy.start()
             match command:
                 case DecodeRequest():
                     self._waiting.append(command)
@@ -255,7 +260,6 @@ class DecodeLoop:
 
     def _swap(self, swap: Swap) -> None:
         """Load new weights, recompute the KV cache of all running requests, and drop that of ended ones."""
-        began = time.perf_counter()
         self._swapping = swap
         if self._asleep is not None:
             self._asleep.restore()
@@ -270,7 +274,7 @@ class DecodeLoop:
         self._prefixes.drop()
         prefilled = self._compute_again(list(self._slots.running.values()))
         self._swapping = None
-        self._count(prefilled_tokens=prefilled, busy_seconds=time.perf_counter() - began)
+        self._count(prefilled_tokens=prefilled)
         call_in_loop(swap.done.get_loop(), resolve_future, swap.done, None)
 
     def _compute_again(self, requests: Sequence[DecodeRequest]) -> int:
@@ -301,6 +305,7 @@ class DecodeLoop:
 
     def _end(self, error: EngineError) -> None:
         """Fail all waiting and all later requests."""
+        self._busy.stop()
         with self._lock:
             self._ended = error
         waiting = [*self._slots.running.values(), *self._waiting]
@@ -316,9 +321,9 @@ class DecodeLoop:
         self._outgoing.extend((request, error) for request in waiting)
         self._deliver_chunks()
 
-    def _count(self, *, tokens: int = 0, prefilled_tokens: int = 0, cached_tokens: int = 0, busy_seconds: float = 0.0) -> None:
+    def _count(self, *, tokens: int = 0, prefilled_tokens: int = 0, cached_tokens: int = 0) -> None:
         with self._lock:
-            self._counters = self._counters.plus(tokens=tokens, prefilled=prefilled_tokens, cached=cached_tokens, seconds=busy_seconds)
+            self._counters = self._counters.plus(tokens=tokens, prefilled=prefilled_tokens, cached=cached_tokens)
 
 
 def put_chunks(chunks: Sequence[tuple[DecodeRequest, TokenChunk | EngineError | RequestError]]) -> None:

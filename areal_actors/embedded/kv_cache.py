@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import mmap
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from areal_actors.embedded.batch_invariance import padded_positions, padded_row_count
+
+WHOLE = ("cpu",)
+"""Devices on which memory that is not yet written takes none."""
+FIRST = (8, 256)
+"""Rows and positions of a cache at first, on other devices."""
 
 
 class DecodeStep:
@@ -68,9 +75,10 @@ class SuffixStep:
 
 
 class KVCache:
-    """Storage [slots, heads, context, head_dim] per layer, allocated when a layer first writes.
+    """Storage [rows, heads, positions, head_dim] per layer, allocated when a layer first writes; memory is used where it is written.
 
-    Entries beyond a row's position are left over from earlier completions; masks hide them.
+    On a CPU it has all slots and the whole context from the beginning, in pages that the system provides when they are first written. On
+    other devices rows and positions grow. Entries beyond a row's position are zero, or left over from earlier completions; masks hide them.
     """
 
     def __init__(self, layers: int, slots: int, context: int, *, batch_invariant: bool = False) -> None:
@@ -78,15 +86,18 @@ class KVCache:
         self.context = context
         self.batch_invariant = batch_invariant
         """Allocates the rows and positions that batch-invariant steps add as padding."""
-        self._rows = padded_row_count(slots) if batch_invariant else slots
-        self._positions = padded_positions(context) if batch_invariant else context
+        self._most = (padded_row_count(slots), padded_positions(context)) if batch_invariant else (slots, context)
+        """Rows and positions of a full cache."""
+        self._rows, self._positions = 0, 0
+        """Those that have storage; 0 before the first write."""
         self._layers: list[tuple[Tensor, ...] | None] = [None] * layers
         self._routes: Tensor | None = None
-        """Experts of every position, [slots, 1, context, entries]: those that computed its keys and values."""
+        """Experts of every position, [rows, 1, positions, entries]: those that computed its keys and values."""
 
     def write_prompts(self, layer: int, rows: Tensor, keys: Tensor, values: Tensor) -> None:
         """Store keys and values [prompts, heads, tokens, head_dim], from position 0, in these rows."""
-        for storage, entries in zip(self._storage(layer, keys, values), (keys, values), strict=True):
+        pair = self._storage(layer, keys, values, rows, keys.shape[2])
+        for storage, entries in zip(pair, (keys, values), strict=True):
             storage[rows, :, : entries.shape[2]] = entries
 
     def write_tokens(self, layer: int, step: DecodeStep, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -96,7 +107,8 @@ class KVCache:
             views [rows, heads, step.longest, head_dim] of all keys and values of the rows.
         """
         views = []
-        for storage, entries in zip(self._storage(layer, keys, values), (keys, values), strict=True):
+        pair = self._storage(layer, keys, values, len(step), step.longest)
+        for storage, entries in zip(pair, (keys, values), strict=True):
             head_dim = entries.shape[3]
             storage.view(-1, head_dim).index_copy_(0, self._targets(step, entries.shape[1]), entries.reshape(-1, head_dim))
             views.append(storage[: len(step), :, : step.longest])
@@ -108,15 +120,13 @@ class KVCache:
         Returns:
             copies [rows, heads, step.longest, head_dim] of all keys and values of the rows.
         """
-        stored_keys, stored_values = self._storage(layer, keys, values)
+        stored_keys, stored_values = self._storage(layer, keys, values, step.rows, step.longest)
         return step.write(stored_keys, keys), step.write(stored_values, values)
 
     def write_routes(self, target: DecodeStep | SuffixStep | Tensor, chosen: Tensor) -> None:
         """Store the experts [tokens, entries] of a step's tokens, or of prompts in these rows; they are copied with keys and values."""
         if self._routes is None:
-            shape = (self._rows, 1, self._positions, chosen.shape[-1])
-            self._routes = torch.zeros(shape, dtype=chosen.dtype, device=chosen.device)
-            self._layers.append((self._routes,))
+            self._routes = self._allocate(1, chosen)
         if isinstance(target, DecodeStep):
             self._routes[: len(target), 0][torch.arange(len(target), device=chosen.device), target.positions] = chosen
         elif isinstance(target, SuffixStep):
@@ -133,30 +143,60 @@ class KVCache:
 
     def copy(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of one row to another."""
-        for pair in self._layers:
-            for storage in pair or ():
-                storage[target, :, :length] = storage[source, :, :length]
+        self._grow(target + 1, length)
+        for storage in self._storages():
+            storage[target, :, :length] = storage[source, :, :length]
 
     def exchange(self, first: int, second: int, first_length: int, second_length: int) -> None:
         """Exchange the first `first_length` positions of one row with the first `second_length` of another."""
-        for pair in self._layers:
-            for storage in pair or ():
-                kept = storage[second, :, :second_length].clone() if second_length else None
-                storage[second, :, :first_length] = storage[first, :, :first_length]
-                if kept is not None:
-                    storage[first, :, :second_length] = kept
+        self._grow(max(first, second) + 1, max(first_length, second_length))
+        for storage in self._storages():
+            kept = storage[second, :, :second_length].clone() if second_length else None
+            storage[second, :, :first_length] = storage[first, :, :first_length]
+            if kept is not None:
+                storage[first, :, :second_length] = kept
 
     def release(self) -> int:
-        """Drop all keys and values and free their storage, which the next write allocates again; returns its bytes."""
+        """Drop all keys and values and free their storage, which the next write allocates again; returns its bytes. Routes stay."""
         freed = sum(storage.nbytes for pair in self._layers for storage in pair or ())
         self._layers = [None] * len(self._layers)
         return freed
 
-    def _storage(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def _storages(self) -> Iterator[Tensor]:
+        for pair in self._layers:
+            yield from pair or ()
+        if self._routes is not None:
+            yield self._routes
+
+    def _storage(self, layer: int, keys: Tensor, values: Tensor, rows: int | Tensor, positions: int) -> tuple[Tensor, Tensor]:
+        """Storage of a layer for keys and values like these; has these rows, or so many, and so many positions."""
+        if not self._rows:
+            self._rows, self._positions = self._most if keys.device.type in WHOLE else map(min, self._most, FIRST)
+        if (self._rows, self._positions) != self._most:
+            self._grow(int(rows.max()) + 1 if isinstance(rows, Tensor) else rows, positions)
         pair = self._layers[layer]
         if pair is None:
-            pair = self._layers[layer] = self._empty(keys), self._empty(values)
+            pair = self._layers[layer] = self._allocate(keys.shape[1], keys), self._allocate(values.shape[1], values)
         return pair[0], pair[1]
+
+    def _grow(self, rows: int, positions: int) -> None:
+        """Allocate larger storage, at least twice as large, unless there are so many rows and positions."""
+        if not self._rows or (rows <= self._rows and positions <= self._positions):
+            return
+        self._rows = self._rows if rows <= self._rows else min(max(rows, 2 * self._rows), self._most[0])
+        self._positions = self._positions if positions <= self._positions else min(max(positions, 2 * self._positions), self._most[1])
+        # One layer after the other, so that only one is there twice.
+        for layer, pair in enumerate(self._layers):
+            self._layers[layer] = pair and tuple(map(self._enlarge, pair))
+        self._routes = self._routes if self._routes is None else self._enlarge(self._routes)
+
+    def _enlarge(self, storage: Tensor) -> Tensor:
+        larger = self._allocate(storage.shape[1], storage)
+        larger[: storage.shape[0], :, : storage.shape[2]] = storage
+        return larger
+
+    def _allocate(self, heads: int, like: Tensor) -> Tensor:
+        return zeros((self._rows, heads, self._positions, like.shape[-1]), like)
 
     def _targets(self, step: DecodeStep, heads: int) -> Tensor:
         targets = step.targets.get(heads)
@@ -165,5 +205,13 @@ class KVCache:
             targets = step.targets[heads] = starts.add_(step.positions[:, None]).view(-1)
         return targets
 
-    def _empty(self, like: Tensor) -> Tensor:
-        return torch.zeros((self._rows, like.shape[1], self._positions, like.shape[3]), dtype=like.dtype, device=like.device)
+
+def zeros(shape: Sequence[int], like: Tensor) -> Tensor:
+    """Zeros of a tensor's type on its device; on a CPU the system provides their memory, page by page, when it is written."""
+    if like.device.type != "cpu":
+        return torch.zeros(shape, dtype=like.dtype, device=like.device)
+    memory = mmap.mmap(-1, max(math.prod(shape) * like.itemsize, 1))
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        # A huge page would be used whole for the first token of a row.
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.frombuffer(memory, dtype=like.dtype, count=math.prod(shape)).view(*shape)

@@ -93,6 +93,7 @@ class EngineCounters(Value):
     cached_tokens: int = 0
     """Prompt tokens whose KV cache was reused: from an earlier completion, or from another one with the same prompt."""
     busy_seconds: float = 0.0
+    """Seconds in which it worked, those of a step that is not yet finished included."""
     running: int = 0
     waiting: int = 0
     """Completions in progress without a slot or room in the KV cache."""

@@ -15,7 +15,7 @@ import structlog
 from areal_actors.core.errors import EngineError, EngineUnavailable, ImageLost, RequestError, SetupError, WeightsSuperseded
 from areal_actors.core.values import ImageRef, WeightsLocation, unpack_ids
 from areal_actors.generation.abilities import ROUTES
-from areal_actors.generation.engine import NO_SLEEP, Arrival, GenerationEngine, PromptImages, SleepingEngine, refuse_unable
+from areal_actors.generation.engine import NO_SLEEP, Arrival, EngineCounters, GenerationEngine, PromptImages, SleepingEngine, refuse_unable
 from areal_actors.generation.engine_load import LoadReporter
 from areal_actors.generation.stream_pace import paced
 from areal_actors.messages import (
@@ -109,6 +109,8 @@ class InferenceWorker(Actor):
         self.asleep = False
         """True while the engine's memory is released, for an optimizer step on the same device."""
         self.last_tick = 0.0
+        self.unfinished_seconds = 0.0
+        """Busy time of the engine since it last finished a token."""
         self.starting_since = 0.0
         """Time at which the inference server was first seen to start."""
         self.last_shown = 0.0
@@ -307,17 +309,24 @@ class InferenceWorker(Actor):
         counters = self.engine.take_counters()
         if self.load_reporter is not None and (load := self.load_reporter.changed(counters, context.now)):
             yield load
-        if counters.tokens:
-            yield Throughput(
-                actor=self.name,
-                side="generation",
-                tokens=counters.tokens,
-                started=since,
-                seconds=min(counters.busy_seconds, context.now - since),
-                concurrent=counters.running,
-                prefilled_tokens=counters.prefilled_tokens,
-                cached_tokens=counters.cached_tokens,
-            )
+        if counters.tokens or counters.busy_seconds:
+            yield self._throughput(counters, since, context.now)
+
+    def _throughput(self, counters: EngineCounters, since: float, now: float) -> Throughput:
+        """Returns what the engine did between two ticks; a step that is not yet finished counts as busy time."""
+        seconds = min(counters.busy_seconds, now - since)
+        earlier, self.unfinished_seconds = self.unfinished_seconds, 0.0 if counters.tokens else self.unfinished_seconds + seconds
+        return Throughput(
+            actor=self.name,
+            side="generation",
+            tokens=counters.tokens,
+            started=since,
+            seconds=seconds,
+            token_seconds=earlier + seconds if counters.tokens and earlier else 0.0,
+            concurrent=counters.running,
+            prefilled_tokens=counters.prefilled_tokens,
+            cached_tokens=counters.cached_tokens,
+        )
 
     async def _load(self, location: WeightsLocation, weight_version: int, context: Context) -> bool:
         """Load weights into the engine, which is created if there is none; returns False if newer ones have replaced them on disk.

@@ -228,9 +228,13 @@ class Throughput(Telemetry):
     side: Literal["generation", "training"]
     """Kind of the engine."""
     tokens: int
+    """Number of tokens finished in the period; 0 where a decode step takes longer."""
     started: float
     """Seconds since the epoch."""
     seconds: float
+    """Busy time in the period."""
+    token_seconds: float = 0.0
+    """Busy time that the tokens took, which may have begun in an earlier period; 0: `seconds`."""
     concurrent: int = 0
     """Number of completions in progress."""
     prefilled_tokens: int = 0

@@ -8,17 +8,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from areal_actors.core.errors import SetupError
+from areal_actors.core.lazy import LazyModule
 from areal_actors.core.model_config import has_vision
-from areal_actors.core.values import Task, WeightsLocation
+from areal_actors.core.values import Interaction, Task, WeightsLocation
 from areal_actors.gateway.session_manager import SessionManager
 from areal_actors.generation.inference_worker import InferenceWorker
 from areal_actors.generation.scripted import ScriptedEngine
-from areal_actors.messages import EpisodeAbandoned, TrajectoryExported, WeightsPublished
+from areal_actors.messages import EpisodeAbandoned, RunEpisode, TrajectoryExported, WeightsPublished
+from areal_actors.recipe.complaints import is_installed
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.rewards import MODEL
 from areal_actors.rewards.reward_pool import RewardPool
@@ -26,6 +29,7 @@ from areal_actors.rewards.reward_worker import RewardWorker
 from areal_actors.rollout.rollout_worker import RolloutWorker
 from areal_actors.rollout.runners import runner_of
 from areal_actors.run.actor_host import ActorHost
+from areal_actors.run.answer_lengths import describe_cut, describe_long_answers
 from areal_actors.run.fold_actors import open_tasks
 from areal_actors.run.process import acceptance_of
 from areal_actors.run.run_folder import RunFolder
@@ -34,12 +38,20 @@ from areal_actors.tasks.sources import is_on_hub
 from areal_actors.tokenization.byte_pairs import byte_characters
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from bus.memory import MemoryBus
-from bus.message import Message
+
+if TYPE_CHECKING:
+    import huggingface_hub
+else:
+    huggingface_hub = LazyModule("huggingface_hub")
 
 LEASE_SECONDS = 3600.0
 SPARE_SECONDS = 60.0
 """Time for processes to start and for the reward, beyond the timeout of an episode."""
 OTHER_ANSWER = "I do not know."
+BYTES = 2**20
+"""Longest completion in bytes where the model's tokenizer is not known."""
+TOKEN_BYTES = 16
+"""No tokenizer has more bytes per token of text, so that no prompt is refused that the model's would take."""
 END = "<|end|>"
 TEMPLATE = """\
 {% if tools %}<tools>{{ tools | tojson }}</tools>{% endif %}\
@@ -60,6 +72,8 @@ class Played(msgspec.Struct, frozen=True):
     reward: float
     failure: str
     """Reason for which the episode was abandoned; empty if it was scored."""
+    cut: str = ""
+    """What cut the answer; empty if it was given whole."""
 
 
 def rehearse(recipe: Recipe) -> Iterator[str]:
@@ -71,12 +85,16 @@ def rehearse(recipe: Recipe) -> Iterator[str]:
     if reason := _unplayable(recipe):
         yield f"not played: {reason}"
         return
-    task = open_tasks(recipe, RunFolder(Path(recipe.folder) / recipe.run)).train.task(0)
+    tasks = open_tasks(recipe, RunFolder(Path(recipe.folder) / recipe.run)).train
+    task, tokenizer = tasks.task(0), _model_tokenizer(recipe.model)
     own = task.data.get("answer")
-    played = asyncio.run(_play(recipe, task, [*([own] if isinstance(own, str) and own else []), OTHER_ANSWER]))
+    played = asyncio.run(_play(recipe, task, [*([own] if isinstance(own, str) and own else []), OTHER_ANSWER], tokenizer))
     if all(one.failure for one in played):
         raise SetupError(f"task '{task.id}', played with the answer '{played[-1].answer}': {played[-1].failure}")
     yield from (_described(task, one) for one in played)
+    if tokenizer is not None:
+        rows = (tasks.task(number) for number in range(len(tasks)))
+        yield from filter(None, [describe_long_answers(rows, tokenizer, recipe.sampling.max_tokens)])
 
 
 def _unplayable(recipe: Recipe) -> str:
@@ -97,14 +115,19 @@ def _unplayable(recipe: Recipe) -> str:
 def _described(task: Task, played: Played) -> str:
     shown = played.answer if len(played.answer) <= 40 else f"…{played.answer[-40:]}"
     result = f"failed: {played.failure}" if played.failure else f"reward {played.reward:g}, {played.calls} model calls"
-    return f"task {task.id} with the answer {' '.join(shown.split())!r}: {result}"
+    return f"task {task.id} with the answer {' '.join(shown.split())!r}: {'; '.join(filter(None, (result, played.cut)))}"
 
 
-async def _play(recipe: Recipe, task: Task, answers: Sequence[str]) -> list[Played]:
-    """Play the task once for each answer; `arun_group` workflows play it as a group of one."""
-    tokenizer, settings = _tokenizer(recipe), msgspec.structs.replace(recipe.task, processes=1)
+async def _play(recipe: Recipe, task: Task, answers: Sequence[str], known: ChatTokenizer | None) -> list[Played]:
+    """Play the task once for each answer; `arun_group` workflows play it as a group of one.
+
+    Where the model's tokenizer is not `known`, a token is a byte, and the recipe's limits, which count the model's tokens, cut nothing.
+    """
+    tokenizer, settings = known or _byte_tokenizer(), msgspec.structs.replace(recipe.task, processes=1)
     spoken: list[str] = []
-    context = recipe.generation.max_model_len
+    sampling, context = recipe.sampling, recipe.generation.max_model_len
+    if known is None:
+        sampling, context = msgspec.structs.replace(sampling, max_tokens=BYTES), context * TOKEN_BYTES + BYTES
     engine = ScriptedEngine(
         lambda *_: [(token, -0.1) for token in (*tokenizer.encode(spoken[-1]), tokenizer.stop_ids[0])],
         vocabulary_size=max(tokenizer.vocabulary_size, max(tokenizer.stop_ids) + 1),
@@ -116,7 +139,7 @@ async def _play(recipe: Recipe, task: Task, answers: Sequence[str]) -> list[Play
     gateway = msgspec.structs.replace(recipe.gateway, port=0)
     try:
         await host.serve("inference_worker-0", InferenceWorker(lambda _: engine, name="inference_worker-0", concurrency=64))
-        manager = SessionManager(gateway, lambda _: tokenizer, secret=b"rehearsal", max_model_len=context, sampling=recipe.sampling)
+        manager = SessionManager(gateway, lambda _: tokenizer, secret=b"rehearsal", max_model_len=context, sampling=sampling)
         await host.serve("session_manager", manager)
         await host.serve("reward_worker-0", RewardWorker(pool, concurrency=1, acceptance=acceptance_of(settings)))
         worker = RolloutWorker(runner, concurrency=1, timeout_seconds=settings.timeout_seconds, acceptance=acceptance_of(settings))
@@ -126,42 +149,45 @@ async def _play(recipe: Recipe, task: Task, answers: Sequence[str]) -> list[Play
         played = []
         for number, answer in enumerate(answers):
             spoken.append(answer)
-            played.append(await _episode(host, recipe, task, number, answer))
+            work = first_attempt(str(number), 0, task, sampling, 0)
+            one, calls = await _episode(host, recipe, work, answer)
+            cut = describe_cut(len(tokenizer.encode(answer)), calls, sampling.max_tokens, "tokens" if known else "bytes")
+            played.append(msgspec.structs.replace(one, cut=cut))
         return played
     finally:
         await host.stop()
 
 
-async def _episode(host: ActorHost, recipe: Recipe, task: Task, number: int, answer: str) -> Played:
-    work = first_attempt(str(number), 0, task, recipe.sampling, 0)
+async def _episode(host: ActorHost, recipe: Recipe, work: RunEpisode, answer: str) -> tuple[Played, Sequence[Interaction]]:
+    """Play an episode; returns what came of it, and its model calls."""
     seconds = recipe.task.timeout_seconds + recipe.task.reward_timeout_seconds + SPARE_SECONDS
-    async with host.bus.events(TrajectoryExported, EpisodeAbandoned, consumer=f"rehearsal-{number}", history="new") as ended:
+    async with host.bus.events(TrajectoryExported, EpisodeAbandoned, consumer=f"rehearsal-{work.group}", history="new") as ended:
         await host.publish(work)
         try:
             async with asyncio.timeout(seconds):
                 async for delivery in ended:
-                    if (played := _played(delivery.message, work.episode, answer)) is not None:
-                        return played
+                    match delivery.message:
+                        case TrajectoryExported(trajectory=trajectory) if trajectory.episode == work.episode:
+                            calls = trajectory.interactions
+                            return Played(answer, len(calls), trajectory.reward, ""), calls
+                        case EpisodeAbandoned(work=lost, reason=reason, detail=detail) if lost.episode == work.episode:
+                            return Played(answer, 0, 0.0, f"{reason}: {detail}"), ()
         except TimeoutError:
             pass
-    return Played(answer, 0, 0.0, f"timeout: the episode did not end within {seconds:g} s")
+    return Played(answer, 0, 0.0, f"timeout: the episode did not end within {seconds:g} s"), ()
 
 
-def _played(message: Message, episode: str, answer: str) -> Played | None:
-    match message:
-        case TrajectoryExported(trajectory=trajectory) if trajectory.episode == episode:
-            return Played(answer, len(trajectory.interactions), trajectory.reward, "")
-        case EpisodeAbandoned(work=lost, reason=reason, detail=detail) if lost.episode == episode:
-            return Played(answer, 0, 0.0, f"{reason}: {detail}")
-        case _:
-            return None
+def _model_tokenizer(model: str) -> ChatTokenizer | None:
+    """Returns the model's tokenizer if it is on this machine, in a folder or in the cache of the hub; else None."""
+    folder = Path(model).expanduser()
+    if not folder.is_dir() and model.count("/") == 1 and is_installed("huggingface_hub"):
+        cached = huggingface_hub.try_to_load_from_cache(model, "tokenizer.json")
+        folder = Path(cached).parent if isinstance(cached, str) else folder
+    return ChatTokenizer.load(folder) if (folder / "tokenizer.json").is_file() else None
 
 
-def _tokenizer(recipe: Recipe) -> ChatTokenizer:
-    """Returns the model's tokenizer if it is on this machine, else one with a token per byte."""
-    folder = Path(recipe.model).expanduser()
-    if (folder / "tokenizer.json").is_file():
-        return ChatTokenizer.load(folder)
+def _byte_tokenizer() -> ChatTokenizer:
+    """Returns a tokenizer with a token per byte."""
     tokenizer = Tokenizer(models.BPE({character: byte for byte, character in byte_characters().items()}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -13,7 +13,7 @@ from rich.console import Console
 from areal_actors.audit.fold import AuditFold
 from areal_actors.chaos.injector import Chaos, FaultTargets
 from areal_actors.core.errors import SetupError
-from areal_actors.core.programs import program
+from areal_actors.core.programs import typed_path
 from areal_actors.core.settings import FOLDING
 from areal_actors.core.snapshots import SnapshotStore
 from areal_actors.core.values import Value
@@ -49,9 +49,9 @@ from areal_actors.run.load_watch import LoadWatch
 from areal_actors.run.log_recovery import note_log_end
 from areal_actors.run.log_retention import LogReaders, LogRetention, Reader, folds_of
 from areal_actors.run.monitor import follow
-from areal_actors.run.next_commands import next_commands
+from areal_actors.run.next_commands import next_commands, run_command
 from areal_actors.run.phase_times import keep_times, usual_times
-from areal_actors.run.run_folder import DEFAULT_FOLDER, RunFolder
+from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.server import RunServer
 from bus.errors import BusError, LogUnavailable, NoReply, ServerUnavailable
 from bus.message import Message
@@ -156,12 +156,12 @@ class RunLoop(Launch):
             sys.stderr.write(self.folder.keep_usage(msgspec.json.encode(self.usage)))
             keep_times(self.recipe, self.folder.path, self.view.phases.seconds)
         if self.steps and self.bus_answers():
-            console.print(await write_summary(self.bus, self.folder.path, self._following))
+            audit = run_command("audit", self.folder.path.name, self.recipe.folder)
+            console.print(await write_summary(self.bus, self.folder.path, self._following, audit), crop=False)
         if error:
             sys.stderr.write(f"run '{self.recipe.run}' ended early: {error}\n")
             if self.known or self.steps:
-                option = "" if self.recipe.folder == DEFAULT_FOLDER else f" --folder {self.recipe.folder}"
-                sys.stderr.write(f"to resume: {program('areal')} resume {self.folder.path.name}{option}\n")
+                sys.stderr.write(f"to resume: {run_command('resume', self.folder.path.name, self.recipe.folder)}\n")
         return INTERRUPTED if self.interrupted.is_set() else FAILED if error else FINISHED
 
     async def _show(self, console: Console) -> None:
@@ -226,7 +226,7 @@ class RunLoop(Launch):
         if self._is_complete():
             raise SetupError(
                 f"run '{self.recipe.run}' has done all its {self.recipe.steps} steps; to train further, start another run with "
-                f"model={self.folder.checkpoints / f'step-{self.recipe.steps}'}"
+                f"model={typed_path(self.folder.checkpoints / f'step-{self.recipe.steps}')}"
             )
         for actor, process in dict(state.serving).items():
             await self.publish(ActorStopped(actor=actor, process=process))

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, suppress
 
 from areal_actors.core.module_command import module_command
 from areal_actors.recipe.recipe import Recipe
+from areal_actors.run.next_commands import run_command
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.supervisor import CREDENTIAL_VARIABLES
 
@@ -60,7 +61,8 @@ async def _end(process: asyncio.subprocess.Process, recipe: Recipe) -> None:
     except TimeoutError:
         names = ", ".join(recipe.track.to)
         late = f"did not end within track.stop_seconds = {recipe.track.stop_seconds:g} and were killed"
-        sys.stderr.write(f"trackers {names}: {late}; `areal track {recipe.run} --to {','.join(recipe.track.to)}` sends the rest\n")
+        again = run_command("track", recipe.run, recipe.folder, "--to", ",".join(recipe.track.to))
+        sys.stderr.write(f"trackers {names}: {late}; `{again}` sends the rest\n")
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()

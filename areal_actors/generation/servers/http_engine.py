@@ -22,6 +22,7 @@ import structlog
 from areal_actors.core.errors import EngineError, EngineUnavailable, RequestError, SetupError
 from areal_actors.core.model_config import route_shape_of, vocabulary_of
 from areal_actors.core.values import SamplingParams, TokenColumns, WeightsLocation
+from areal_actors.generation.busy_clock import BusyClock
 from areal_actors.generation.engine import Arrival, EngineCounters, EnginePlace, PromptImages, TokenChunk, validate_prompt
 from areal_actors.generation.servers.dialect import Segment, SegmentPart, ServerDialect, adapter_lost, server_of
 from areal_actors.generation.servers.server_completion import RunningSegment, ServerCompletion
@@ -80,7 +81,7 @@ class HttpEngine:
         """In every request id: an order to end a segment must not end one of the next engine at the same server."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._counters = EngineCounters()
-        self._busy_since = 0.0
+        self._busy = BusyClock()
 
     async def generate(
         self,
@@ -217,15 +218,14 @@ class HttpEngine:
             raise EngineError(f"{request_id}: {title} cannot continue a completion with '{restarting[0]}' that another worker began")
 
     def _enter(self, running: RunningSegment) -> None:
-        if not self._segments:
-            self._busy_since = time.monotonic()
+        self._busy.start()
         self._segments[running] = None
 
     def _leave(self, running: RunningSegment) -> None:
         """Forget a segment; one that has not ended is ended at the server, which would go on for a client that has left."""
         del self._segments[running]
         if not self._segments:
-            self._counters = self._counters.plus(seconds=time.monotonic() - self._busy_since)
+            self._busy.stop()
         self._changed.set()
         if not running.ended and not self._closed:
             self._task(self._abort(running.request_id))
@@ -358,12 +358,15 @@ class HttpEngine:
 
     def take_counters(self) -> EngineCounters:
         """Counts since the last call."""
-        if self._segments:
-            now = time.monotonic()
-            self._counters, self._busy_since = self._counters.plus(seconds=now - self._busy_since), now
         counters, self._counters = self._counters, EngineCounters()
         waiting, kv_cache = self._watch.usage
-        return msgspec.structs.replace(counters, running=len(self._segments), waiting=waiting, kv_cache_usage=kv_cache)
+        return msgspec.structs.replace(
+            counters,
+            busy_seconds=self._busy.take_seconds(),
+            running=len(self._segments),
+            waiting=waiting,
+            kv_cache_usage=kv_cache,
+        )
 
     async def close(self) -> None:
         """Abort everything and end the server, unless it was started elsewhere; may be called twice."""
