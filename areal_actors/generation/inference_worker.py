@@ -41,6 +41,7 @@ MakeEngine = Callable[[str], GenerationEngine]
 """Creates an engine for the model in a folder, with the weights of that folder; slow, runs in a thread."""
 Locate = Callable[[WeightsLocation, int], Awaitable[WeightsLocation]]
 """Returns the location on this host of a published version."""
+LoadReport = WeightsLoaded | WeightTransferRefused
 PullImages = Callable[[Sequence[ImageRef], ImageFolder], Awaitable[None]]
 """Brings images to a folder of this host."""
 
@@ -108,21 +109,18 @@ class InferenceWorker(Actor):
         """The engine that was closed last because its server was gone when weights were to be loaded."""
         self.asleep = False
         """True while the engine's memory is released, for an optimizer step on the same device."""
-        self.last_tick = 0.0
+        self.last_tick = self.last_shown = 0.0
         self.unfinished_seconds = 0.0
         """Busy time of the engine since it last finished a token."""
         self.starting_since = 0.0
         """Time at which the inference server was first seen to start."""
-        self.last_shown = 0.0
         self.reported_warning = ""
-        """Finding of the engine's check at its start that was reported last."""
+        """The engine's finding that was reported last."""
         self.failures = 0
         """Failed completions since the last successful one."""
 
     @on
-    async def weights_published(
-        self, event: WeightsPublished, context: Context
-    ) -> Emits[WeightsLoaded | WeightTransferRefused | EngineInexact]:
+    async def weights_published(self, event: WeightsPublished, context: Context) -> Emits[LoadReport | EngineInexact]:
         if event.weight_version <= self.weight_version:
             return
         location = event.location.resolved(self.run_folder)
@@ -134,12 +132,12 @@ class InferenceWorker(Actor):
         self.serving.set()
         for message in self._arrived(location):
             yield message
-        if (finding := getattr(self.engine, "warning", "")) and finding != self.reported_warning:
+        if (finding := getattr(self.engine, "warning", "")) not in ("", self.reported_warning):
             self.reported_warning = finding
             yield EngineInexact(worker=self.name, finding=finding)
 
     @on
-    async def engine_mismatch(self, event: EngineMismatch, context: Context) -> Emits[WeightsLoaded | WeightTransferRefused]:
+    async def engine_mismatch(self, event: EngineMismatch, context: Context) -> Emits[LoadReport]:
         """Close the engine, create another, and load the current weights from their published location, checksum included.
 
         Completions in flight end here without a last part; the gateway receives the same event and continues them on other
@@ -174,7 +172,7 @@ class InferenceWorker(Actor):
         yield MemoryReleased(released_bytes=released)
 
     @on
-    async def engine_lost(self, event: EngineLost, context: Context) -> Emits[WeightsLoaded | WeightTransferRefused]:
+    async def engine_lost(self, event: EngineLost, context: Context) -> Emits[LoadReport]:
         """Start or reach the server again and load the current weights, unless a load of new ones has done so already."""
         if event.worker != self.name or self.location is None:
             return
@@ -186,7 +184,7 @@ class InferenceWorker(Actor):
             for message in self._arrived(self.location):
                 yield message
 
-    def _arrived(self, location: WeightsLocation) -> Iterator[WeightsLoaded | WeightTransferRefused]:
+    def _arrived(self, location: WeightsLocation) -> Iterator[LoadReport]:
         """Yields the report of the loaded weights, and why an inference server was given their folder instead of what the recipe names."""
         loaded = WeightsLoaded(worker=self.name, weight_version=self.weight_version, checksum=location.checksum)
         arrival: Arrival | None = getattr(self.engine, "arrival", None)
@@ -203,7 +201,7 @@ class InferenceWorker(Actor):
             whole_bytes=arrival.whole_bytes,
         )
 
-    def loaded_weights(self) -> list[WeightsLoaded | WeightTransferRefused]:
+    def loaded_weights(self) -> list[LoadReport]:
         """Returns the report of the weights that it serves, to be repeated; empty while it serves none."""
         return list(self._arrived(self.location)) if self.location is not None and self.serving.is_set() else []
 

@@ -174,7 +174,7 @@ def _first_line(error: Exception) -> str:
 def _quiet() -> Iterator[None]:
     """Without the progress bars of transformers, except on a terminal, and without its report of unread weights, which are refused here."""
     verbosity = transformers_logging.get_verbosity()
-    transformers_logging.set_verbosity(transformers_logging.ERROR)
+    transformers_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         with nullcontext() if sys.stderr.isatty() else redirect_stderr(io.StringIO()):

@@ -22,7 +22,8 @@ from areal_actors.training.packing.scoring import TokenScorer, ValueScorer
 from areal_actors.training.packing.tensors import Sharing, make_micro_batches
 from areal_actors.training.prepared import TokenColumn
 from areal_actors.training.ranks import SINGLE_PROCESS, Ranks
-from areal_actors.weights.transfer import model_tensors, read_tensors
+from areal_actors.weights.source_tensors import model_tensors
+from areal_actors.weights.transfer import read_tensors
 
 SMALL_MODEL = 50_000_000
 """Maximum of trained parameters for which `older_weights = "auto"` keeps copies on the device."""
