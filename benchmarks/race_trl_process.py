@@ -10,8 +10,11 @@ second beta and gradient checkpointing, which are set as in the recipe. Weights 
 from __future__ import annotations
 
 import json
+import runpy
+import statistics
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +47,22 @@ class Marks(TrainerCallback):
             model.save_pretrained(self.folder / f"step-{state.global_step}")
 
 
-def reward(completions: list[list[dict[str, str]]], answer: list[str], **_: Any) -> list[float]:
-    """The recipe's reward of each completion."""
-    return [gsm8k({"answer": truth}, completion[0]["content"]) for completion, truth in zip(completions, answer, strict=True)]
+def reward_of(spec: str, file: Path) -> Callable[..., list[float]]:
+    """The recipe's reward of completions, `gsm8k` or `path.py:function`; writes the mean of each batch to a file."""
+    score: Callable[[dict[str, str], str], Any] = gsm8k
+    if spec != "gsm8k":
+        path, _, name = spec.rpartition(":")
+        score = runpy.run_path(path)[name]
+
+    def reward(completions: list[list[dict[str, str]]], answer: list[str], **_: Any) -> list[float]:
+        scores = [score({"answer": truth}, completion[0]["content"]) for completion, truth in zip(completions, answer, strict=True)]
+        rewards = [float(scored["reward"] if isinstance(scored, dict) else scored) for scored in scores]
+        line = {"kind": "step.completed", "metrics": {"reward_mean": statistics.fmean(rewards)}}
+        with file.open("a", encoding="utf-8") as lines:
+            lines.write(json.dumps(line) + "\n")
+        return rewards
+
+    return reward
 
 
 def main(settings_file: str) -> None:
@@ -57,7 +73,7 @@ def main(settings_file: str) -> None:
     folder = Path(settings["output"])
     trainer = GRPOTrainer(
         model=AutoModelForCausalLM.from_pretrained(settings["model"], dtype=torch.float32),
-        reward_funcs=reward,
+        reward_funcs=reward_of(settings.get("reward", "gsm8k"), folder / "rewards.jsonl"),
         args=GRPOConfig(
             output_dir=str(folder),
             seed=settings["seed"],
