@@ -7,7 +7,7 @@ import pytest
 from support.tiny_gguf import END_OF_TEXT, tiny_model, write_gguf
 
 from areal_actors.cli import main
-from areal_actors.core.known_models import fetched_folder, is_fetchable, models_folder
+from areal_actors.core.known_models import fetched_folder, hub_id_of, is_fetchable, models_folder
 from areal_actors.models.convert import convert_gguf
 
 RECIPE = """\
@@ -85,6 +85,12 @@ def test_a_recipe_finds_a_fetched_model_by_its_name(place, models, capsys):
     shown = capsys.readouterr().out
     assert f"read from {place}/fetched/smollm2" in shown
     assert "reward 1, 1 model calls" in shown
+
+
+def test_the_card_of_a_checkpoint_names_the_hub_id_of_a_fetched_model(place):
+    assert hub_id_of(str(place / "fetched" / "smollm2")) == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert hub_id_of(str(place / "fetched" / "owner" / "name")) == "owner/name"
+    assert [hub_id_of(model) for model in ("/data/mine", "owner/name", "embedded")] == ["/data/mine", "owner/name", "embedded"]
 
 
 def test_a_folder_of_the_current_directory_comes_before_a_fetched_model(place, models):

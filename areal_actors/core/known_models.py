@@ -75,6 +75,15 @@ def fetched_folder(name: str) -> Path | None:
     return folder if (folder / CONFIG).is_file() else None
 
 
+def hub_id_of(model: str) -> str:
+    """Returns the hub id of a fetched model that is named by its folder; any other model as it is named."""
+    folder = Path(model).expanduser()
+    if not folder.is_relative_to(models_folder()):
+        return model
+    name = folder.relative_to(models_folder()).as_posix()
+    return KNOWN[name].hub if name in KNOWN else name if HUB_ID.fullmatch(name) else model
+
+
 def known_by_hub_id(model: str) -> KnownModel | None:
     """Returns the known model with this hub id."""
     return next((known for known in KNOWN.values() if known.hub == model), None)

@@ -9,6 +9,7 @@ from typing import Any
 from huggingface_hub import DatasetCardData, ModelCardData
 
 from areal_actors import __version__
+from areal_actors.core.known_models import hub_id_of
 from areal_actors.display.run_state import RunState
 from areal_actors.display.sentences import MEASURED, held_out_scores
 from areal_actors.display.view import MODES
@@ -32,7 +33,7 @@ def model_card(repo: str, state: RunState, *, step: int, recipe: str, curve: str
         library_name="transformers",
         pipeline_tag="text-generation",
         tags=[*TAGS, str(state.setting("algorithm", "name") or "")],
-        **_on_hub(base_model=str(state.setting("model") or ""), datasets=str(state.setting("task", "dataset") or "")),
+        **_on_hub(base_model=hub_id_of(str(state.setting("model") or "")), datasets=str(state.setting("task", "dataset") or "")),
     )
     picture = f"\n![course of the run]({curve})\n" if curve else ""
     return f"""---
