@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Generator, Sequence
+
 from areal_actors.cli.arguments import Options
 from areal_actors.cli.checking import resolve
 from areal_actors.recipe import plan
-from areal_actors.recipe.budget import describe_budget
+from areal_actors.recipe.budget import Lengths, describe_budget
 from areal_actors.recipe.measured import expected_lengths
+from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.logs import log_to_terminal
 from areal_actors.run.preflight import check_parts
-from areal_actors.run.rehearsal import rehearse
+from areal_actors.run.rehearsal import Played, rehearse
 from areal_actors.run.server import with_port
 
 
@@ -21,10 +25,30 @@ def check(options: Options) -> int:
     check_parts(resolved.recipe)
     with_port(resolved.recipe)
     print("\n# ---- Rehearsal: the agent with given answers in place of a model", flush=True)
-    for line in rehearse(resolved.recipe):
-        print(f"# {line}", flush=True)
+    played = print_lines(rehearse(resolved.recipe))
     if resolved.calibration is not None:
         print("\n# ---- Budget on this machine", flush=True)
-        for label, text in describe_budget(resolved.recipe, resolved.calibration, expected_lengths(resolved.recipe)):
+        lengths = lengths_of(resolved.recipe, played)
+        for label, text in describe_budget(resolved.recipe, resolved.calibration, lengths):
             print(f"# {label:<11} {text}", flush=True)
     return 0
+
+
+def print_lines(rehearsal: Generator[str, None, list[Played]]) -> list[Played]:
+    """Print the lines of a rehearsal as they come; returns its episodes."""
+    while True:
+        try:
+            print(f"# {next(rehearsal)}", flush=True)
+        except StopIteration as end:
+            played: list[Played] = end.value
+            return played
+
+
+def lengths_of(recipe: Recipe, played: Sequence[Played]) -> Lengths:
+    """Tokens of an episode's prompts as in the rehearsal, and of its answers at most; as the recipe bounds them without a rehearsal."""
+    whole = [one for one in played if one.prompt_tokens]
+    if not whole:
+        return expected_lengths(recipe)
+    calls = max(one.calls for one in whole)
+    answers = min(calls * recipe.sampling.max_tokens, recipe.generation.max_model_len)
+    return Lengths(prompt=statistics.fmean(one.prompt_tokens for one in whole), answer=answers)

@@ -6,7 +6,7 @@ Agent, gateway and reward are those of a run, on an in-memory bus in this proces
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,17 +74,19 @@ class Played(msgspec.Struct, frozen=True):
     """Reason for which the episode was abandoned; empty if it was scored."""
     cut: str = ""
     """What cut the answer; empty if it was given whole."""
+    prompt_tokens: int = 0
+    """Tokens of all prompts, those of earlier calls counted once; 0 where the model's tokenizer is not known."""
 
 
-def rehearse(recipe: Recipe) -> Iterator[str]:
-    """Yields lines about a task that was played: once with the task's own `answer`, once with another text.
+def rehearse(recipe: Recipe) -> Generator[str, None, list[Played]]:
+    """Yields lines about a task that was played: once with the task's own `answer`, once with another text; returns the episodes.
 
     Raises:
         SetupError: both episodes failed; the message has the reason.
     """
     if reason := _unplayable(recipe):
         yield f"not played: {reason}"
-        return
+        return []
     tasks = open_tasks(recipe, RunFolder(Path(recipe.folder) / recipe.run)).train
     task, tokenizer = tasks.task(0), _model_tokenizer(recipe.model)
     own = task.data.get("answer")
@@ -95,6 +97,7 @@ def rehearse(recipe: Recipe) -> Iterator[str]:
     if tokenizer is not None:
         rows = (tasks.task(number) for number in range(len(tasks)))
         yield from filter(None, [describe_long_answers(rows, tokenizer, recipe.sampling.max_tokens)])
+    return played
 
 
 def _unplayable(recipe: Recipe) -> str:
@@ -152,7 +155,8 @@ async def _play(recipe: Recipe, task: Task, answers: Sequence[str], known: ChatT
             work = first_attempt(str(number), 0, task, sampling, 0)
             one, calls = await _episode(host, recipe, work, answer)
             cut = describe_cut(len(tokenizer.encode(answer)), calls, sampling.max_tokens, "tokens" if known else "bytes")
-            played.append(msgspec.structs.replace(one, cut=cut))
+            prompts = sum(len(call.prompt_suffix) // 4 for call in calls) if known else 0
+            played.append(msgspec.structs.replace(one, cut=cut, prompt_tokens=prompts))
         return played
     finally:
         await host.stop()
