@@ -10,8 +10,9 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import suppress
 
 import torch
+from transformers import AutoModelForImageTextToText
 
-from areal_actors.core.errors import EngineError, RequestError
+from areal_actors.core.errors import EngineError, RequestError, SetupError
 from areal_actors.core.model_config import has_vision, route_shape_of
 from areal_actors.core.routes import RouteShape
 from areal_actors.core.values import SamplingParams, TokenColumns, WeightsLocation
@@ -27,6 +28,7 @@ from areal_actors.generation.settings import GenerationSettings
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.weights.adapters import AdapterMerger
 from areal_actors.weights.folders import holds_adapter
+from areal_actors.weights.model_class import language_model_class
 from areal_actors.weights.source_tensors import model_tensors, note_source
 from areal_actors.weights.transfer import check_fit, read_weights
 
@@ -48,6 +50,8 @@ class TransformersEngine:
         """The mixtures of experts that requests may ask about; None if the model has none, or if the run does not ask."""
         self.tokenizer = ChatTokenizer.load(model_folder)
         self.context = settings.max_model_len
+        if not has_vision(model_folder) and language_model_class(model_folder) is AutoModelForImageTextToText:
+            raise SetupError(f"`{model_folder}`: the embedded engine runs no model with a vision tower of this type: use an inference server")
         model = load_model(model_folder, settings)
         note_source(model, model_folder)
         self.vocabulary_size = int(model.config.get_text_config().vocab_size)

@@ -11,13 +11,13 @@ from typing import Any, Literal
 import structlog
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, AutoModelForSequenceClassification
-from transformers import __version__ as transformers_version
+from transformers import AutoConfig, AutoModelForSequenceClassification
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils import logging as transformers_logging
 
 from areal_actors.core.errors import EngineError, SetupError
-from areal_actors.core.model_config import config_of, has_vision
+from areal_actors.core.model_config import config_of
+from areal_actors.weights.model_class import language_model_class
 from areal_actors.weights.source_tensors import listed, note_source, source_of
 from areal_actors.weights.transfer import without_ties, write_shards
 
@@ -60,26 +60,15 @@ def load_model(folder: str, head: Literal["tokens", "value"], *, weights: bool =
     return model.eval()
 
 
-def _language_model(folder: str) -> Any:
-    """The class of language models that reads this folder: one with vision only if no other does, or if images are supported."""
-    config = AutoConfig.from_pretrained(folder)
-    known = {kind: type(config) in kind._model_mapping for kind in (AutoModelForCausalLM, AutoModelForImageTextToText)}  # noqa: SLF001 - there is no public one
-    remote = hasattr(config, "auto_map")
-    if not any(known.values()) and not remote:
-        raise ValueError(f"transformers {transformers_version} has no language model of type {config.model_type}")
-    sees = has_vision(folder) or not (known[AutoModelForCausalLM] or remote)
-    return AutoModelForImageTextToText if sees else AutoModelForCausalLM
-
-
 def _load_language_model(folder: str) -> Any:
-    model, report = _language_model(folder).from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
+    model, report = language_model_class(folder).from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
     if absent := sorted(report["missing_keys"]):
         raise ValueError(f"it lacks {listed(absent)}, which {type(model).__name__} would fill with random numbers")
     return model
 
 
 def _meta_model(folder: str, head: Literal["tokens", "value"]) -> Any:
-    kind, labels = (AutoModelForSequenceClassification, {"num_labels": 1}) if head == "value" else (_language_model(folder), {})
+    kind, labels = (AutoModelForSequenceClassification, {"num_labels": 1}) if head == "value" else (language_model_class(folder), {})
     config = AutoConfig.from_pretrained(folder, **labels)
     with torch.device("meta"):
         return kind.from_config(config, dtype=torch.float32)

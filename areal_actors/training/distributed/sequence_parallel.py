@@ -62,11 +62,15 @@ def use_all_to_all(base_model: Any, group: ProcessGroup) -> None:
     """Make a model's attention cover all positions, for a share of the heads.
 
     Raises:
-        SetupError: the model uses sliding-window attention, which needs masks from transformers.
+        SetupError: the model has layers with a window, which needs masks from transformers, or layers other than attention, which
+            would compute each shard of positions by itself.
     """
     config = base_model.config
-    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if "sliding_attention" in kinds or getattr(config, "sliding_window", None):
         raise SetupError("trainer.sequence_parallel: models with sliding-window attention are not supported; write 1")
+    if others := sorted(kinds - {"full_attention", "attention"}):
+        raise SetupError(f"trainer.sequence_parallel: models with layers of kind {', '.join(others)} are not supported; write 1")
     AttentionInterface.register(NAME, _with_all_to_all(ALL_ATTENTION_FUNCTIONS[config._attn_implementation], group))  # noqa: SLF001 - set below too
     config._attn_implementation = NAME  # noqa: SLF001
 

@@ -21,7 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 from areal_actors.core.errors import EngineError
 from areal_actors.training.compilation import compile_blocks, require_compiler
 from areal_actors.training.packing.fused_forward import FusedForward
-from areal_actors.training.packing.model_attention import install_attention, sharing_problem
+from areal_actors.training.packing.model_attention import install_attention, sharing_problem, windows_of
 from areal_actors.training.packing.packed_tree import PackedTree
 from areal_actors.training.packing.prefix_tree import build_prefix_tree
 from areal_actors.training.packing.tensors import SHARING_DEVICES, MicroBatch, Sharing
@@ -159,6 +159,9 @@ class HiddenStates:
         except (TypeError, ValueError, RuntimeError) as error:  # the model's forward does not take our arguments, or a kernel is missing
             self.sharing_problem = f"it is not computed: {error}"
             return False
+        if self._fused is None and set(chains.windows) != windows_of(self.base_model.config):
+            self.sharing_problem = "it does not give the windows of its layers to its attention function"
+            return False
         same = all(_close(ours, own) for ours, own in zip(shared, unshared, strict=True))
         # Only the last pipeline stage has hidden states, but all stages must lay out their micro-batches alike.
         agree = getattr(self.base_model, "agree", bool)
@@ -177,7 +180,8 @@ def _outputs_and_gradients(base_model: Any, hidden: Tensor) -> tuple[Tensor, ...
     if not hidden.requires_grad:
         return (hidden,)
     weights = torch.linspace(-1, 1, hidden.numel(), device=hidden.device).view_as(hidden)
-    first = [parameter for parameter in base_model.parameters() if parameter.requires_grad][:PROBE_WEIGHTS]
+    text = getattr(base_model, "language_model", base_model)
+    first = [parameter for parameter in text.parameters() if parameter.requires_grad][:PROBE_WEIGHTS]
     return hidden.detach(), *torch.autograd.grad((hidden * weights).sum(), first)
 
 

@@ -44,6 +44,16 @@ def sharing_problem(config: Any) -> str:
     return ""
 
 
+def windows_of(config: Any) -> set[int | None]:
+    """Windows of the layers of this configuration, None for layers that attend to all earlier tokens."""
+    text = config.get_text_config()
+    window: int | None = getattr(text, "sliding_window", None)
+    kinds = getattr(text, "layer_types", None)
+    if kinds is None:
+        return {window}
+    return {window if kind == "sliding_attention" else None for kind in kinds}
+
+
 def install_attention(base_model: Any) -> None:
     """Install our attention in the language model of `base_model`; its vision tower keeps its own."""
     config = base_model.config

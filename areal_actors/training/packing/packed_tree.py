@@ -43,8 +43,8 @@ class PackedTree(msgspec.Struct, frozen=True, kw_only=True):
     """None if the last block computes all tokens."""
     tree: PrefixTree
     """The chains on the host."""
-    windows: dict[int, AttentionPlan | BlockMask] = msgspec.field(default_factory=dict)
-    """Plans for layers with a window, as far as they were needed."""
+    windows: dict[int | None, AttentionPlan | BlockMask] = msgspec.field(default_factory=dict)
+    """Plans by window, None for layers without one, as far as layers asked for them."""
 
     @classmethod
     def of(cls, tree: PrefixTree, device: torch.device, read: NDArray[np.int64] | None = None) -> PackedTree:
@@ -65,15 +65,17 @@ class PackedTree(msgspec.Struct, frozen=True, kw_only=True):
 
     def windowed(self, window: int | None) -> AttentionPlan | BlockMask:
         """As `plan`, for layers in which a token attends to the last `window` tokens, itself included; None for all."""
+        if window not in self.windows:
+            self.windows[window] = self._make_plan(window)
+        return self.windows[window]
+
+    def _make_plan(self, window: int | None) -> AttentionPlan | BlockMask:
         if window is None or int(self.tree.depths.max()) < window:
             return self.plan
-        if window not in self.windows:
-            device = self.depths.device
-            planned = device.type in PLANNED_DEVICES
-            self.windows[window] = (
-                make_window_plan(self.tree.groups, window, device) if planned else block_mask(self.tree, device, window=window)
-            )
-        return self.windows[window]
+        device = self.depths.device
+        if device.type in PLANNED_DEVICES:
+            return make_window_plan(self.tree.groups, window, device)
+        return block_mask(self.tree, device, window=window)
 
 
 def _output_positions(tree: PrefixTree, read: NDArray[np.int64], device: torch.device) -> OutputPositions | None:

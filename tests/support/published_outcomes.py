@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,7 @@ def make_trainer(folder: str, **settings: Any) -> TorchTrainer:
 
 def plain_model(name: str, folder: str) -> Any:
     """The published class with the folder's weights, by transformers alone."""
-    return published_class(FAMILIES[name]).from_pretrained(folder, dtype=torch.float32).eval()
+    return published_class(name).from_pretrained(folder, dtype=torch.float32).eval()
 
 
 def plain_step(model: Any, rows: Sequence[TrainingSequence]) -> float:
@@ -122,11 +122,11 @@ def lost_tensors(name: str, source: str, saved: str) -> list[str]:
     before, after = load_file(Path(source) / "model.safetensors"), load_file(Path(saved) / "model.safetensors")
     problems = [f"without {key}" for key in sorted(before.keys() - after.keys())] + [f"new {key}" for key in sorted(after.keys() - before)]
     problems += [f"{key} of another shape" for key in before.keys() & after.keys() if before[key].shape != after[key].shape]
-    problems += [f"{key} changed" for key in FAMILIES[name].extra if not torch.equal(before[key], after[key])]
+    problems += [f"{key} changed" for key in mtp_tensors(name) if not torch.equal(before[key], after[key])]
     ours, theirs = (json.loads((Path(place) / "config.json").read_text()) for place in (saved, source))
     if _without_types(ours) != _without_types(theirs):
         problems.append("another configuration")
-    model, report = published_class(FAMILIES[name]).from_pretrained(saved, dtype=torch.float32, output_loading_info=True)
+    model, report = published_class(name).from_pretrained(saved, dtype=torch.float32, output_loading_info=True)
     if report["missing_keys"] or report["unexpected_keys"]:
         problems.append(f"transformers misses {report['missing_keys']} and does not know {report['unexpected_keys']}")
     if model.config.model_type != theirs["model_type"]:
@@ -139,39 +139,37 @@ def _without_types(config: dict[str, Any]) -> dict[str, Any]:
     return {key: _without_types(value) if isinstance(value, dict) else value for key, value in kept.items()}
 
 
-def served(name: str, folder: str) -> str:
-    """`yes` if the embedded engine samples the greedy tokens of plain transformers and loads published weights, else its refusal."""
-    return asyncio.run(_served(name, folder))
+def served(name: str, folder: str, trained: TorchTrainer | None, place: Path) -> str:
+    """`yes` if the embedded engine samples the greedy tokens of plain transformers, of the folder and of published weights; else why not."""
+    return asyncio.run(_served(name, folder, trained, place))
 
 
-async def _served(name: str, folder: str, context: int = 64) -> str:
-    settings = GenerationSettings(device="cpu", max_num_seqs=2, max_model_len=context)
+async def _served(name: str, folder: str, trained: TorchTrainer | None, place: Path) -> str:
     try:
-        engine = TransformersEngine(folder, settings)
+        engine = TransformersEngine(folder, GenerationSettings(device="cpu", max_num_seqs=2, max_model_len=64))
     except ArealError as error:
         return str(error)
     prompt = np.random.default_rng(0).integers(3, 250, 20).tolist()
+    greedy = SamplingParams(max_tokens=12, temperature=0.0)
     try:
-        chunk = await complete(engine, prompt, SamplingParams(max_tokens=12, temperature=0.0))
+        chunks = [(await complete(engine, prompt, greedy), folder)]
+        if trained is not None:
+            await engine.load_weights(trained.publish(str(place / "published")), 1)
+            trained.save_model(str(place / "exported"))
+            chunks.append((await complete(engine, prompt, greedy), str(place / "exported")))
     finally:
         await engine.close()
-    plain = plain_model(name, folder)
-    ids = torch.tensor([prompt])
-    for token in np.frombuffer(chunk.columns.token_ids, dtype=np.int32):
-        with torch.no_grad():
-            scores = plain(input_ids=ids).logits[0, -1]
-        if float(scores.max() - scores[int(token)]) > 1e-4:
-            return f"token {token} is not the largest"
-        ids = torch.cat([ids, torch.tensor([[int(token)]])], dim=1)
+    for chunk, source in chunks:
+        assert_greedy(plain_model(name, source), prompt, np.frombuffer(chunk.columns.token_ids, dtype=np.int32))
     return "yes"
 
 
-def outcome(make: Callable[[], str]) -> str:
-    """The result of a station, or the sentence with which it is refused."""
-    try:
-        return make()
-    except ArealError as error:
-        return str(error)
-
-
-assert VOCABULARY > 300
+@torch.no_grad()
+def assert_greedy(plain: Any, prompt: Sequence[int], sampled: Sequence[int]) -> None:
+    """Each sampled token has the largest logit of plain transformers, or one as large but for rounding."""
+    assert len(sampled)
+    ids = list(prompt)
+    for token in map(int, sampled):
+        scores = plain(input_ids=torch.tensor([ids])).logits[0, -1]
+        assert float(scores.max() - scores[token]) < 1e-4
+        ids.append(token)
