@@ -11,6 +11,9 @@ from areal_actors.core.routes import RouteShape, shape_of_config
 VISION_TYPES = ("qwen2_5_vl",)
 """`model_type` of the supported models with vision."""
 
+LENGTH_DEPENDENT = ("longrope", "su", "dynamic")
+"""Kinds of rotary scaling whose frequencies depend on the longest sequence of a batch."""
+
 
 def has_vision(folder: str | Path) -> bool:
     """True if the model in this folder sees images: it is of a type in `VISION_TYPES`."""
@@ -30,12 +33,19 @@ def text_config_of(folder: str | Path) -> dict[str, Any]:
 
 
 def context_of(folder: str | Path) -> int | None:
-    """Context length of the model in this folder, RoPE scaling included; None if its configuration does not state it."""
+    """Context length of the model in this folder, RoPE scaling included; None if its configuration does not state it.
+
+    Where frequencies change with the length of a batch (`LENGTH_DEPENDENT`), the context ends before they do: a token's log-probability
+    would depend on the other rows of its micro-batch, and engines choose the frequencies otherwise.
+    """
     config = text_config_of(folder)
     longest = config.get("max_position_embeddings") or config.get("n_positions")
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = rope.get("rope_type") or rope.get("type")
     original, factor = rope.get("original_max_position_embeddings"), rope.get("factor")
-    stretched = int(original * factor) if original and factor else 0
+    if kind in LENGTH_DEPENDENT:
+        return original or config.get("original_max_position_embeddings") or longest
+    stretched = int(original * factor) if kind in (None, "yarn") and original and factor else 0
     return max(longest, stretched) if longest else None
 
 

@@ -51,7 +51,9 @@ class TransformersEngine:
         self.tokenizer = ChatTokenizer.load(model_folder)
         self.context = settings.max_model_len
         if not has_vision(model_folder) and language_model_class(model_folder) is AutoModelForImageTextToText:
-            raise SetupError(f"`{model_folder}`: the embedded engine runs no model with a vision tower of this type: use an inference server")
+            raise SetupError(
+                f"`{model_folder}`: the embedded engine runs no model with a vision tower of this type: use an inference server"
+            )
         model = load_model(model_folder, settings)
         note_source(model, model_folder)
         self.vocabulary_size = int(model.config.get_text_config().vocab_size)

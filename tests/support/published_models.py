@@ -42,9 +42,7 @@ PUBLISHED = {
     "qwen3_next": Published(
         "Qwen/Qwen3-Next-80B-A3B-Instruct", "linear attention in 3 of 4 layers, gated attention, experts with a shared one, MTP", mtp="mtp"
     ),
-    "qwen3_5": Published(
-        "Qwen/Qwen3.5-4B", "linear attention in 3 of 4 layers, gated attention, vision tower, MTP, tied head", mtp="mtp"
-    ),
+    "qwen3_5": Published("Qwen/Qwen3.5-4B", "linear attention in 3 of 4 layers, gated attention, vision tower, MTP, tied head", mtp="mtp"),
     "gemma2": Published("google/gemma-2-2b-it", "every other window, soft caps of scores and logits"),
     "gemma3_text": Published("google/gemma-3-1b-it", "5 of 6 windows with rotary frequencies of their own, tied head"),
     "gemma3": Published("google/gemma-3-4b-it", "5 of 6 windows, linear rotary scaling, vision tower, tied head"),
@@ -52,9 +50,7 @@ PUBLISHED = {
     "mistral": Published("mistralai/Mistral-7B-Instruct-v0.3", "untied head"),
     "mistral_window": Published("mistralai/Mistral-7B-Instruct-v0.1", "a window in every layer"),
     "ministral3": Published("mistralai/Ministral-3-3B-Instruct-2512-BF16", "YaRN with scaled queries, vision tower, tied head"),
-    "phi3": Published(
-        "microsoft/Phi-4-mini-instruct", "long rotary scaling by length, partly rotated heads, fused projections, tied head"
-    ),
+    "phi3": Published("microsoft/Phi-4-mini-instruct", "long rotary scaling by length, partly rotated heads, fused projections, tied head"),
     "smollm3": Published("HuggingFaceTB/SmolLM3-3B", "every fourth layer without positions, tied head"),
     "olmo2": Published("allenai/OLMo-2-1124-7B-Instruct", "norms after the blocks, norms of all queries and keys"),
     "olmo3": Published("allenai/Olmo-3-7B-Instruct", "3 of 4 windows, YaRN, norms after the blocks"),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file
-from support.model_families import FAMILIES, VOCABULARY, published_class
+from support.published_models import mtp_tensors, published_class
 from support.tiny_engine import complete
 
 from areal_actors.core.errors import ArealError
@@ -140,7 +140,7 @@ def _without_types(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def served(name: str, folder: str, trained: TorchTrainer | None, place: Path) -> str:
-    """`yes` if the embedded engine samples the greedy tokens of plain transformers, of the folder and of published weights; else why not."""
+    """`yes` if the engine samples the greedy tokens of plain transformers, of the folder and of published weights; else its refusal."""
     return asyncio.run(_served(name, folder, trained, place))
 
 

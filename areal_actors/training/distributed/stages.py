@@ -13,7 +13,7 @@ from areal_actors.core.errors import SetupError
 from areal_actors.training.distributed.layout import Layout, stage_problem
 from areal_actors.training.models import HEAD
 
-FAMILIES = ("llama", "qwen2", "qwen3", "qwen3_moe")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe", "smollm3")
 """`model_type` of models known to consist of embeddings, blocks, a norm and a head only."""
 
 
