@@ -65,6 +65,15 @@ def mistral_with_a_window():
     return MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=4))
 
 
+def mistral_that_hides_its_window():
+    """Its attention function does not get the window, which is longer than the probe's rows."""
+    model = MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=32))
+    for layer in model.model.layers:
+        layer.self_attn.config = MistralConfig(**SHAPE, sliding_window=None)
+        layer.self_attn.config._attn_implementation = "areal_actors"
+    return model
+
+
 def gpt2(attention="sdpa"):
     config = GPT2Config(vocab_size=61, n_positions=256, n_embd=32, n_layer=2, n_head=4, bos_token_id=None, eos_token_id=None)
     return GPT2LMHeadModel._from_config(config, attn_implementation=attention)
@@ -105,7 +114,7 @@ def scored(model, rows, sharing, **options):
     return logps, gradient, computed, in_rows
 
 
-@pytest.mark.parametrize("make", [llama, qwen2, qwen3, mistral, gpt2])
+@pytest.mark.parametrize("make", [llama, qwen2, qwen3, mistral, mistral_with_a_window, gpt2])
 def test_shared_rows_have_the_log_probabilities_and_the_gradient_of_rows_by_themselves(make):
     rows = groups()
     own_logps, own_gradient, padded, in_rows = scored(made(make), rows, "off")
@@ -115,7 +124,7 @@ def test_shared_rows_have_the_log_probabilities_and_the_gradient_of_rows_by_them
     assert computed < 0.6 * in_rows <= in_rows <= padded
 
 
-@pytest.mark.parametrize("make", [qwen3, mistral, gpt2])
+@pytest.mark.parametrize("make", [qwen3, mistral, mistral_with_a_window, gpt2])
 def test_with_the_mask_of_other_devices_they_are_the_same(make, monkeypatch):
     rows = groups()
     own_logps, own_gradient, _, in_rows = scored(made(make), rows, "off")
@@ -171,7 +180,7 @@ def test_the_fused_forward_is_the_models_own(monkeypatch):
     assert (lean[1] - own[1]).norm() < 1e-5 * own[1].norm()
 
 
-@pytest.mark.parametrize("make", [mistral_with_a_window, eager_gpt2])
+@pytest.mark.parametrize("make", [mistral_that_hides_its_window, eager_gpt2])
 def test_a_model_that_cannot_share_prefixes_reports_it(make):
     states = HiddenStates(made(make).base_model)
     assert (states.resolve_sharing("auto"), states.resolve_sharing("off")) == ("off", "off")
@@ -180,7 +189,7 @@ def test_a_model_that_cannot_share_prefixes_reports_it(make):
 
 
 def test_chains_are_refused_by_a_model_that_cannot_share_prefixes():
-    scorer = TokenScorer(made(mistral_with_a_window), 1.0)
+    scorer = TokenScorer(made(eager_gpt2), 1.0)
     (batch,) = make_micro_batches(groups()[:4], range(4), 1000, CPU, sharing="on")
     with pytest.raises(EngineError, match='prefix_sharing = "on"'):
         scorer(batch)

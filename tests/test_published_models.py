@@ -113,7 +113,7 @@ def test_quantized_weights_are_refused_with_what_to_do(folders, tmp_path):
 
 def test_an_unknown_model_is_refused_in_a_sentence(folders, tmp_path):
     shutil.copytree(folders("qwen3"), tmp_path / "model")
-    for config, reason in (({"model_type": "bert"}, "no language model of type bert"), ({"model_type": "qwen9"}, "qwen9")):
+    for config, reason in (({"model_type": "vit"}, "no language model of type vit"), ({"model_type": "qwen9"}, "qwen9")):
         (tmp_path / "model" / "config.json").write_text(json.dumps(config))
         with pytest.raises(SetupError, match=reason) as refusal:
             load_model(str(tmp_path / "model"), "tokens")

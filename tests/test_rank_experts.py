@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausal
 from areal_actors.embedded.embedded_model import train_tokenizer, write_tokenizer
 from areal_actors.training.distributed.expert_parallel import expert_problem
 from areal_actors.training.settings import OptimizerSettings
-from areal_actors.weights.transfer import checkpoint_tensors, model_tensors
+from areal_actors.weights.source_tensors import checkpoint_tensors, model_tensors
 
 SHAPE = QWEN3 | {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "decoder_sparse_step": 1, "norm_topk_prob": True}
 LAYOUTS = [(2, 1, 1), (1, 1, 2), (1, 1, 4), (2, 1, 2), (1, 2, 1), (1, 2, 2), (1, 1, 1, 3), (1, 1, 2, 2)]

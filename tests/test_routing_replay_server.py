@@ -16,7 +16,8 @@ from support.tiny_trainer import make_trainer
 from areal_actors.core.routes import RouteShape
 from areal_actors.core.values import SamplingParams, TrainingSequence
 from areal_actors.generation.engine import EnginePlace
-from areal_actors.weights.transfer import checkpoint_tensors, write_weights
+from areal_actors.weights.source_tensors import checkpoint_tensors
+from areal_actors.weights.transfer import write_weights
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 SERVED = {"mlp_only_layers": [], "tie_word_embeddings": False}

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
 from areal_actors.training.packing import packed_tree
 from areal_actors.training.packing.block_mask import BLOCK, block_mask, depth_first_intervals
@@ -40,19 +39,30 @@ def columns(tokens, dtype=torch.float32, heads=4, kv_heads=2):
     return [torch.randn(tokens, count, 8, dtype=dtype, requires_grad=True) for count in (heads, kv_heads, kv_heads)]
 
 
-def one_by_one(parts, tree, weights):
+def plain_attention(query, key, value, window=None, sinks=None):
+    """Causal attention `[1, heads, tokens, size]` with all scores, over the last `window` keys, and a sink for each head."""
+    places = torch.arange(query.shape[2])
+    distances = places[:, None] - places
+    key, value = (column.repeat_interleave(query.shape[1] // column.shape[1], 1) for column in (key, value))
+    scores = (query @ key.transpose(-1, -2) * SCALE).masked_fill((distances < 0) | (distances >= (window or len(places))), -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks[None, :, None, None].expand(*scores.shape[:3], 1)], -1)
+    return scores.softmax(-1)[..., : len(places)] @ value
+
+
+def one_by_one(parts, tree, weights, window=None, sinks=None):
     """Outputs and gradients of plain causal attention over every sequence; a shared token's output counts where it is first met."""
     met = set()
-    outputs, loss = torch.zeros_like(parts[0]), 0.0
+    outputs, loss = torch.zeros(*parts[0].shape[:2], parts[2].shape[-1]), 0.0
     for places in tree.token_positions:
         index = torch.from_numpy(places)
         batch = [part[index].transpose(0, 1)[None] for part in parts]
-        out = scaled_dot_product_attention(*batch, is_causal=True, scale=SCALE, enable_gqa=True)[0].transpose(0, 1)
+        out = plain_attention(*batch, window, sinks)[0].transpose(0, 1)
         fresh = torch.tensor([token not in met for token in places.tolist()])
         met |= set(places.tolist())
         outputs = outputs.index_copy(0, index[fresh], out[fresh])
         loss = loss + (out * weights[index] * fresh[:, None, None]).sum()
-    return outputs.detach(), torch.autograd.grad(loss, parts)
+    return outputs.detach(), torch.autograd.grad(loss, parts if sinks is None else [*parts, sinks])
 
 
 @pytest.fixture(params=["planned", "masked"])
@@ -173,3 +183,69 @@ def test_the_descendants_of_a_token_are_an_interval_of_the_depth_first_order():
     entries, exits = depth_first_intervals(tree.groups, len(tree.token_ids))
     assert sorted(entries) == list(range(len(entries)))
     assert (exits - entries == visible_pairs(tree).sum(0)).all()
+
+
+@pytest.mark.usefixtures("on_each_device")
+@pytest.mark.parametrize("window", [1, 2, 3, 9, 150, 449, 451])
+@pytest.mark.parametrize("kind", [group, branches, bits, long])
+def test_within_a_window_they_are_those_of_the_sequences_by_themselves(kind, window):
+    tree = build_prefix_tree(kind(np.random.default_rng(0)))
+    chains = PackedTree.of(tree, torch.device("cpu"))
+    parts = columns(len(tree.token_ids))
+    weights = torch.randn_like(parts[0])
+    out = attend(*parts, chains, SCALE, window=window)
+    found = torch.autograd.grad((out * weights).sum(), parts)
+    wanted_out, wanted = one_by_one(parts, tree, weights, window)
+    torch.testing.assert_close(out.detach(), wanted_out, atol=2e-6, rtol=1e-5)
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 9, 150])
+@pytest.mark.parametrize("kind", [group, branches, long])
+def test_sinks_take_their_share_and_have_a_gradient(kind, window):
+    tree = build_prefix_tree(kind(np.random.default_rng(0)))
+    chains = PackedTree.of(tree, torch.device("cpu"))
+    parts = columns(len(tree.token_ids))
+    weights, sinks = torch.randn_like(parts[0]), torch.tensor([-1.0, 0.0, 0.5, 2.0], requires_grad=True)
+    out = attend(*parts, chains, SCALE, window=window, sinks=sinks)
+    found = torch.autograd.grad((out * weights).sum(), [*parts, sinks])
+    wanted_out, wanted = one_by_one(parts, tree, weights, window, sinks)
+    torch.testing.assert_close(out.detach(), wanted_out, atol=2e-6, rtol=1e-5)
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.usefixtures("on_each_device")
+@pytest.mark.parametrize("size", [4, 12])
+def test_heads_of_values_may_have_another_size(size):
+    tree = build_prefix_tree(long(np.random.default_rng(0)))
+    chains = PackedTree.of(tree, torch.device("cpu"))
+    parts = columns(len(tree.token_ids), kv_heads=4)
+    parts[2] = torch.randn(len(tree.token_ids), 4, size, requires_grad=True)
+    weights = torch.randn(len(tree.token_ids), 4, size)
+    out = attend(*parts, chains, SCALE)
+    found = torch.autograd.grad((out * weights).sum(), parts)
+    wanted_out, wanted = one_by_one(parts, tree, weights)
+    torch.testing.assert_close(out.detach(), wanted_out, atol=2e-6, rtol=1e-5)
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [1, 100, 128, 129, 200, 500])
+def test_blocks_outside_a_window_are_skipped_and_those_within_are_not_masked(window):
+    tree = build_prefix_tree(long(np.random.default_rng(0)))
+    mask = block_mask(tree, torch.device("cpu"), window=window)
+    tokens = len(tree.token_ids)
+    places, zero = torch.arange(tokens), torch.zeros((), dtype=torch.int64)
+    visible = mask.mask_mod(zero, zero, places[:, None], places)
+    depths = torch.from_numpy(tree.depths)
+    assert (depths[:, None] - depths)[visible].max() == min(window - 1, int(depths.max()))
+    padded = torch.zeros(-(-tokens // BLOCK) * BLOCK, -(-tokens // BLOCK) * BLOCK, dtype=torch.bool)
+    padded[:tokens, :tokens] = visible
+    blocks = padded.unflatten(0, (-1, BLOCK)).unflatten(2, (-1, BLOCK)).transpose(1, 2).flatten(2)
+    computed = mask.to_dense()[0, 0].bool()
+    assert not (blocks.any(-1) & ~computed).any()
+    for row in range(len(blocks)):
+        whole = mask.full_kv_indices[0, 0, row, : mask.full_kv_num_blocks[0, 0, row]]
+        assert blocks[row, whole.long()].all()

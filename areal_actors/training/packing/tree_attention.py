@@ -59,9 +59,9 @@ def attend(
     plan = chains.windowed(window) if outputs is None else outputs.plan
     if isinstance(plan, BlockMask):
         return _masked_attention(queries, keys, values, plan, scale, sinks)
-    size = values.shape[-1]
-    if size != queries.shape[-1]:  # as in latent attention; the kernel takes heads of one size
-        values = functional.pad(values, (0, queries.shape[-1] - size))
+    size, widest = values.shape[-1], max(queries.shape[-1], values.shape[-1])
+    if size != queries.shape[-1]:  # as in latent attention; the kernel takes heads of one size, and added zeros change no score
+        queries, keys, values = (functional.pad(column, (0, widest - column.shape[-1])) for column in (queries, keys, values))
     attended: Tensor = _PlannedAttention.apply(queries, keys, values, plan, scale, sinks)  # type: ignore[no-untyped-call]
     return attended[..., :size]
 
