@@ -16,6 +16,7 @@ from areal_actors.core.model_config import context_of
 from areal_actors.training.models import load_model
 from areal_actors.training.settings import LoraSettings
 from areal_actors.weights.source_tensors import source_of
+from areal_actors.weights.training_notes import training_notes
 from areal_actors.weights.weight_files import stored_tensors, verify_weights
 
 REFUSED = {"gemma2": "changes its logits after the head", "granite": "changes its logits after the head"}
@@ -49,6 +50,8 @@ def test_a_published_model_is_loaded_trained_saved_and_served(name, folders, tmp
     assert step.gradient < EXACT
     assert step.weights < 1e-6
     assert step.loss < 1e-5
+    problem, notes = step.trainer._scorer.hidden_states.sharing_problem, training_notes(folder)
+    assert [note for note in notes if "packing" in note] == ([f"packing: no, because {problem}"] if problem else [])
     step.trainer.save(str(tmp_path / "saved"))
     assert lost_tensors(name, folder, str(tmp_path / "saved")) == []
     location = step.trainer.publish(str(tmp_path / "v1"))
@@ -117,7 +120,7 @@ def test_an_unknown_model_is_refused_in_a_sentence(folders, tmp_path):
         (tmp_path / "model" / "config.json").write_text(json.dumps(config))
         with pytest.raises(SetupError, match=reason) as refusal:
             load_model(str(tmp_path / "model"), "tokens")
-        assert len(str(refusal.value)) < 700
+        assert len(str(refusal.value)) < 1000
 
 
 def test_carried_tensors_are_those_that_the_class_does_not_have(folders):
@@ -131,3 +134,12 @@ def test_the_context_ends_where_frequencies_depend_on_the_batch(folders):
     assert context_of(folders("phi3")) == 64
     assert context_of(folders("llama3")) == 512
     assert context_of(folders("deepseek_v3")) == 512
+
+
+def test_tensors_that_are_not_trained_are_reported_before_a_run(folders):
+    left = "not trained, and unchanged in every checkpoint: "
+    assert [note for note in training_notes(folders("qwen3_5")) if note.startswith(left)] == [
+        f"{left}33 tensors of its vision tower and 3 tensors of its prediction of several tokens (MTP)"
+    ]
+    assert training_notes(folders("deepseek_v3")) == [f"{left}3 tensors of its prediction of several tokens (MTP)"]
+    assert training_notes(folders("qwen3")) == []

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import codecs
+import json
+import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import compress
@@ -34,6 +36,7 @@ PREFIX_FACTOR, PREFIX_SLACK = 1.25, 64
 """A prefix proves that a text exceeds n tokens if it has more than n * PREFIX_FACTOR + PREFIX_SLACK: only its end is uncertain."""
 LIKELY_BYTES = 8
 """Texts with fewer bytes per allowed token are tokenised as a whole."""
+BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 DELIMITERS = ("<tool_call>", "</tool_call>", "<think>", "</think>")
 """Delimiters in answers that are ordinary tokens in most tokenizers and special tokens in some."""
 
@@ -179,7 +182,18 @@ class ChatTokenizer:
         if self.byte_pairs is not None:
             return self.byte_pairs.token_bytes(token_id)
         text = self.tokenizer.id_to_token(token_id)
-        return b"" if text is None else self.decode([token_id], skip_special=False).encode()
+        if text is None:
+            return b""
+        if self._falls_back_to_bytes and (byte := BYTE_TOKEN.fullmatch(text)) is not None:
+            return bytes([int(byte[1], 16)])
+        # Some tokenizers remove the space before the first token of a text.
+        alone, twice = (self.tokenizer.decode([token_id] * count, skip_special_tokens=False) for count in (1, 2))
+        return str(twice[len(alone) :] if twice.startswith(alone) else alone).encode()
+
+    @cached_property
+    def _falls_back_to_bytes(self) -> bool:
+        """True if tokens `<0x00>` to `<0xFF>` are the bytes of characters without a token, as in SentencePiece."""
+        return "ByteFallback" in json.dumps(json.loads(self.tokenizer.to_str())["decoder"])
 
     def is_lossless(self, text: str) -> bool:
         """True if decoding the text's ids gives the text again."""

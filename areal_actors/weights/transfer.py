@@ -22,10 +22,9 @@ from torch import Tensor
 
 from areal_actors.core.errors import EngineError
 from areal_actors.core.values import WeightsLocation
+from areal_actors.weights.weight_files import INDEX, SINGLE_FILE
 
 SHARD_BYTES = 2 * 1024**3
-SINGLE_FILE = "model.safetensors"
-INDEX = f"{SINGLE_FILE}.index.json"
 
 
 def write_weights(

@@ -33,6 +33,8 @@ DTYPES = {
     "F8_E5M2": "torch.float8_e5m2",
 }
 """Names that torch gives to the types of safetensors."""
+SINGLE_FILE = "model.safetensors"
+INDEX = f"{SINGLE_FILE}.index.json"
 LENGTH_BYTES = 8
 """A file of safetensors begins with the length of its header, u64 little-endian."""
 ADAPTER_PREFIX = "base_model.model."
@@ -54,7 +56,9 @@ class StoredTensor(NamedTuple):
 
 
 def stored_tensors(folder: str | Path) -> dict[str, StoredTensor]:
-    """Returns the tensors in all `*.safetensors` of a folder.
+    """Returns the tensors in the `*.safetensors` of a folder that loaders read: those of its index, else `model.safetensors`, else all.
+
+    A published folder may have the same weights a second time under other names, as `consolidated.safetensors`.
 
     Raises:
         EngineError: there is no such file, or one is damaged or shorter than its header states.
@@ -62,7 +66,7 @@ def stored_tensors(folder: str | Path) -> dict[str, StoredTensor]:
     place = Path(folder)
     found: dict[str, StoredTensor] = {}
     try:
-        for file in sorted(place.glob("*.safetensors")):
+        for file in _weight_files(place):
             found.update(_header(file))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise EngineError(f"the weights in {place} cannot be read ({error}): wait for the next version") from error
@@ -70,6 +74,13 @@ def stored_tensors(folder: str | Path) -> dict[str, StoredTensor]:
         present = ", ".join(sorted(path.name for path in place.glob("*"))) or "nothing"
         raise EngineError(f"the weights in {place} cannot be read: there is no *.safetensors; it holds {present}")
     return found
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index, single = folder / INDEX, folder / SINGLE_FILE
+    if index.is_file():
+        return [folder / name for name in sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))]
+    return [single] if single.is_file() else sorted(folder.glob("*.safetensors"))
 
 
 def parameter_count(folder: str | Path) -> int:

@@ -16,6 +16,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from areal_actors.core.model_config import VISION_TYPES
 from areal_actors.training.packing.tree_attention import attend
+from areal_actors.weights.training_notes import state_problem
 
 ATTENTION = "areal_actors"
 """Name of our attention in Hugging Face's `AttentionInterface`."""
@@ -23,8 +24,6 @@ EAGER = "areal_actors_eager"
 """The same for models that have no attention but their own: outside of chains they keep it."""
 OWN = {"sdpa": ATTENTION, "eager": EAGER, ATTENTION: ATTENTION, EAGER: EAGER}
 """Our attention for each implementation that it may replace."""
-KINDS = frozenset({"full_attention", "sliding_attention"})
-"""Kinds of layers (`layer_types`) whose tokens depend on earlier ones by attention only."""
 
 
 def sharing_problem(config: Any) -> str:
@@ -33,8 +32,8 @@ def sharing_problem(config: Any) -> str:
     if config.model_type in VISION_TYPES:
         return "rows with images are computed one by one"
     kinds = set(getattr(text, "layer_types", None) or ()) | set(getattr(text, "layers_block_type", None) or ())
-    if others := sorted(kinds - KINDS - {"attention"}):
-        return f"its layers of kind {', '.join(others)} carry a state from each token to the next, which rows in one sequence would mix"
+    if problem := state_problem(kinds):
+        return problem
     if getattr(text, "attn_logit_softcapping", None) is not None:
         return "it caps the scores of its attention"
     if text._attn_implementation not in OWN:  # noqa: SLF001 - it has no public name
