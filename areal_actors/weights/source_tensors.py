@@ -119,6 +119,8 @@ def note_source(model: Any, folder: str | Path) -> SourceTensors | None:
     """
     if not any(Path(folder).glob("*.safetensors")):
         return None
+    if isinstance(model, PreTrainedModel) and not hasattr(model, "_weight_conversions"):
+        model._weight_conversions = _conversions(model)  # noqa: SLF001 - as `from_pretrained` does, for ranks whose model is on the meta device
     source = SourceTensors(model, folder)
     setattr(model, ATTRIBUTE, source)
     return source
@@ -186,7 +188,7 @@ def _conversions(model: Any) -> list[Any]:
     if not isinstance(model, PreTrainedModel):
         return []
     noted = getattr(model, "_weight_conversions", None)
-    return list(noted) if noted is not None else get_model_conversion_mapping(model, add_legacy=False)
+    return list(noted) if noted else get_model_conversion_mapping(model, add_legacy=False)
 
 
 def listed(names: Iterable[str]) -> str:
