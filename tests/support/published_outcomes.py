@@ -93,9 +93,9 @@ def plain_step(model: Any, rows: Sequence[TrainingSequence]) -> float:
     return total
 
 
-def step_beside_plain(name: str, folder: str, **settings: Any) -> Step:
+def step_beside_plain(name: str, folder: str, lengths: Sequence[int] = LENGTHS, **settings: Any) -> Step:
     """A step of the trainer and of a plain loop."""
-    trainer, plain, rows = make_trainer(folder, **settings), plain_model(name, folder), sequences()
+    trainer, plain, rows = make_trainer(folder, **settings), plain_model(name, folder), sequences(lengths=lengths)
     metrics = trainer.step(rows)
     loss = plain_step(plain, rows)
     own = dict(trainer._model.named_parameters())
