@@ -24,7 +24,7 @@ SOON = ("qwen3_5", "gpt_oss", "deepseek_v3")
 """Models of the short tests; the others take a second each."""
 TRAINED = [name if name in SOON else pytest.param(name, marks=pytest.mark.slow) for name in PUBLISHED if name not in REFUSED]
 EXACT = 1e-5
-"""Of gradients, relative to the largest entry of their tensor: rounding of float32 in another order."""
+"""Bound for gradients, relative to the largest entry of their tensor: rounding of float32 in another order."""
 
 
 @pytest.fixture(scope="module")

@@ -31,25 +31,31 @@ DTYPE_FIELDS = ("dtype", "torch_dtype")
 logger = structlog.get_logger(__name__)
 
 
-def load_model(folder: str, head: Literal["tokens", "value"], *, weights: bool = True) -> Any:
+def load_model(folder: str, head: Literal["tokens", "value"], *, weights: bool = True, saved: bool = True) -> Any:
     """Load a model with float32 weights, on the CPU, without dropout.
 
     Args:
         folder: a Hugging Face folder with configuration and weights.
         head: `tokens` for a causal language model; `value` for a sequence classifier with a single label, its value. If the folder
             has no scalar head, the head is initialized to 0.
+        saved: False if no checkpoint of this model is ever written.
         weights: False creates the model on the meta device, for ranks that receive their weights from another rank.
 
     Raises:
         SetupError: the folder contains no such model, lacks weights of it, or a checkpoint would lack tensors of the folder.
     """
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    if saved and "quantization_config" in config_of(folder):
+        raise SetupError(
+            f"{folder}: its weights are quantized, and trained weights are not, so that a checkpoint would be another model; "
+            "set `model` to a version in bfloat16, or write one with transformers (`dequantize`, then `save_pretrained`)"
+        )
     try:
         whole = _load_value_model if head == "value" else _load_language_model
         model = whole(folder) if weights else _meta_model(folder, head)
     except (OSError, ValueError) as error:
         raise SetupError(f"{folder}: cannot load a model from this folder: {error}") from error
-    if head == "tokens" and (source := note_source(model, folder)) is not None:
+    if saved and head == "tokens" and (source := note_source(model, folder)) is not None:
         source.check(model)
         if source.carried and weights:
             logger.info(

@@ -71,7 +71,7 @@ def frozen_models(
 
 def _scorer(folder: str, role: Role, policy: TokenScorer, ranks: Ranks) -> TokenScorer:
     """Loads a frozen model; it scores at the policy's temperature, in its dtype."""
-    model = load_model(folder, "tokens", weights=ranks.first).requires_grad_(False)
+    model = load_model(folder, "tokens", weights=ranks.first, saved=False).requires_grad_(False)
     theirs, ours = (one.config.get_text_config().vocab_size for one in (model, policy.model))
     if theirs != ours:
         raise SetupError(f"the {role} in {folder} has {theirs} tokens, the policy {ours}: use a model with the policy's tokenizer")

@@ -20,11 +20,12 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, dot_natural_key, rename_source_key, revert_weight_conversion
 
 from areal_actors.core.errors import EngineError, SetupError
-from areal_actors.core.model_config import config_of
 from areal_actors.weights.weight_files import StoredTensor, stored_tensors
 
 ATTRIBUTE = "areal_source_tensors"
 """Attribute of a loaded model with its `SourceTensors`; wrappers that change a model in place keep it."""
+CONVERSIONS = "_weight_conversions"
+"""Attribute in which transformers keeps the conversions with which it loaded a model."""
 SHOWN = 3
 
 
@@ -94,11 +95,6 @@ class SourceTensors:
         Raises:
             SetupError: a checkpoint of this model would lack tensors, or have them in another shape.
         """
-        if "quantization_config" in config_of(self.folder):
-            raise SetupError(
-                f"{self.folder}: its weights are quantized, and trained weights are not, so that a checkpoint would be another model; "
-                "set `model` to a version in bfloat16, or write one with transformers (`dequantize`, then `save_pretrained`)"
-            )
         written = self._from_model(model, {name: torch.empty_like(tensor, device="meta") for name, tensor in model.state_dict().items()})
         expected = {name: tensor for name, tensor in self._stored.items() if name not in self.carried}
         lacking = sorted(expected.keys() - written.keys())
@@ -119,8 +115,8 @@ def note_source(model: Any, folder: str | Path) -> SourceTensors | None:
     """
     if not any(Path(folder).glob("*.safetensors")):
         return None
-    if isinstance(model, PreTrainedModel) and not hasattr(model, "_weight_conversions"):
-        model._weight_conversions = _conversions(model)  # noqa: SLF001 - as `from_pretrained` does, for ranks whose model is on the meta device
+    if isinstance(model, PreTrainedModel) and not hasattr(model, CONVERSIONS):
+        setattr(model, CONVERSIONS, _conversions(model))  # as `from_pretrained` does, for ranks whose model is on the meta device
     source = SourceTensors(model, folder)
     setattr(model, ATTRIBUTE, source)
     return source
@@ -187,7 +183,7 @@ def _conversions(model: Any) -> list[Any]:
     """The conversions with which transformers loaded a model, or would load it; none for most models."""
     if not isinstance(model, PreTrainedModel):
         return []
-    noted = getattr(model, "_weight_conversions", None)
+    noted = getattr(model, CONVERSIONS, None)
     return list(noted) if noted else get_model_conversion_mapping(model, add_legacy=False)
 
 

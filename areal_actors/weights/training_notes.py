@@ -1,4 +1,4 @@
-"""What a model's structure means for its training, as lines for the plan of a run; read from its folder without torch."""
+"""Consequences of a model's structure for its training, as lines for the plan of a run; read from its folder without torch."""
 
 from __future__ import annotations
 

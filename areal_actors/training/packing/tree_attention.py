@@ -125,7 +125,7 @@ class _PlannedAttention(torch.autograd.Function):
 
 
 def _hidden(span: AttentionSpan, queries: Tensor) -> Tensor | None:
-    """What is added to the scores `[1, 1, queries, context]` of a span; None if the window contains all of its context."""
+    """Summand of the scores `[1, 1, queries, context]` of a span; None if the window contains all of its context."""
     if span.window is None:
         return None
     seen = sum(last - first for first, last in span.context)
