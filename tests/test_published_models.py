@@ -97,6 +97,26 @@ def test_tensors_that_the_model_lacks_are_in_checkpoints_unchanged_and_under_an_
     assert all(name.endswith(("q_proj.weight", "in_proj_qkv.weight")) for name in changed)
 
 
+def test_a_tied_head_that_the_folder_has_too_is_in_checkpoints_and_published_weights(folders, tmp_path):
+    source = tmp_path / "model"
+    shutil.copytree(folders("qwen3"), source)
+    tensors = load_file(source / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    trainer = make_trainer(str(source))
+    trainer.step(sequences())
+    trainer.save(str(tmp_path / "saved"))
+    assert lost_tensors("qwen3", str(source), str(tmp_path / "saved")) == []
+    saved = load_file(tmp_path / "saved" / "model.safetensors")
+    assert torch.equal(saved["lm_head.weight"], saved["model.embed_tokens.weight"])
+    location = trainer.publish(str(tmp_path / "v1"))
+    verify_weights(location, {key: tensor.shape for key, tensor in stored_tensors(source).items()})
+    assert served("qwen3", str(source), trainer, tmp_path) == "yes"
+    resumed = make_trainer(str(source))
+    resumed.load(str(tmp_path / "saved"))
+    assert resumed.checksum() == location.checksum
+
+
 def test_a_folder_that_lacks_weights_is_refused_before_it_is_filled_with_random_numbers(folders, tmp_path):
     shutil.copytree(folders("qwen3"), tmp_path / "model")
     tensors = load_file(tmp_path / "model" / "model.safetensors")

@@ -77,7 +77,7 @@ class SourceTensors:
         if self._joined and rest:
             converted = revert_weight_conversion(model, rest)
             found |= {name: tensor for name, tensor in converted.items() if name in self._joined}
-        return found
+        return _each_its_own(found)
 
     def _read_carried(self) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
@@ -185,6 +185,16 @@ def _conversions(model: Any) -> list[Any]:
         return []
     noted = getattr(model, CONVERSIONS, None)
     return list(noted) if noted else get_model_conversion_mapping(model, add_legacy=False)
+
+
+def _each_its_own(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies tensors of tied weights: a folder that has both under their names has both in its checkpoints."""
+    first: dict[tuple[int, torch.Size, tuple[int, ...]], str] = {}
+
+    def is_first(name: str, tensor: Tensor) -> bool:
+        return tensor.is_meta or first.setdefault((tensor.data_ptr(), tensor.shape, tensor.stride()), name) == name
+
+    return {name: tensor if is_first(name, tensor) else tensor.clone() for name, tensor in tensors.items()}
 
 
 def listed(names: Iterable[str]) -> str:
