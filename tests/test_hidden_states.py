@@ -21,7 +21,7 @@ from transformers import (
 
 from areal_actors.core.errors import EngineError
 from areal_actors.training.models import recompute_activations
-from areal_actors.training.packing import packed_tree
+from areal_actors.training.packing import hidden_states, packed_tree
 from areal_actors.training.packing.hidden_states import HiddenStates
 from areal_actors.training.packing.scoring import TokenScorer
 from areal_actors.training.packing.tensors import make_micro_batches
@@ -243,3 +243,16 @@ def test_a_model_with_patched_calls_is_not_bypassed():
     model.base_model.register_forward_pre_hook(lambda *given: changed.append(given))
     scored(model, groups(), "on")
     assert changed
+
+
+def test_tokens_at_which_the_comparison_fails_do_not_prevent_sharing_if_it_holds_at_others(monkeypatch):
+    """SmolLM2's ids 1 to 7 are no text: there rounding differs by 2e-3 in gradients, elsewhere by 1e-5. Here some tokens overflow."""
+    monkeypatch.setattr(hidden_states, "PROBE_STEP", 1)
+    model = made(qwen3)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[30:38] = torch.inf
+    overflowing = HiddenStates(model.base_model)
+    assert not overflowing._computes_alike([np.array(ids) + 30 for ids in hidden_states.PROBE_IDS])
+    assert overflowing.sharing_problem == "its hidden states or gradients are others then"
+    states = HiddenStates(model.base_model)
+    assert (states.resolve_sharing("auto"), states.sharing_problem) == ("auto", "")
