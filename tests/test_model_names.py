@@ -19,6 +19,7 @@ task.reward    = "gsm8k"
 sampling.max_tokens      = 200
 generation.max_model_len = 500
 evaluation.tasks         = 2
+trainer.batch_size       = 1
 """
 AGENT = """\
 from openai import AsyncOpenAI
