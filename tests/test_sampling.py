@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from areal_actors.core.values import SamplingParams
+from areal_actors.embedded import sampling as sampling_module
 from areal_actors.embedded.logits_processor import LogitsProcessor
 from areal_actors.embedded.prefill import prefill_batches
 from areal_actors.embedded.sampling import SampledTokens, Sampler, filter_probabilities, uniforms
@@ -141,3 +142,17 @@ def test_a_row_that_can_draw_only_the_impossible_fails_alone() -> None:
 
 def test_a_seed_continues_where_it_was() -> None:
     assert np.array_equal(uniforms(7, 20)[12:], uniforms(7, 8, 12))
+
+
+@pytest.mark.parametrize("temperatures", [(1.0,), (0.0,), (0.0, 1.0, 0.7)])
+def test_rows_that_are_processed_in_blocks_draw_as_they_do_together(
+    monkeypatch: pytest.MonkeyPatch, temperatures: tuple[float, ...]
+) -> None:
+    numbers = np.random.default_rng(0)
+    logits, uniform = torch.from_numpy(numbers.normal(size=(23, 50)).astype(np.float32)) * 3, numbers.random(23, dtype=np.float32)
+    sampler = Sampler([SamplingParams(temperature=temperatures[row % len(temperatures)]) for row in range(23)], torch.device("cpu"))
+    together = sampler.sample(logits.clone(), uniform)
+    monkeypatch.setattr(sampling_module, "BLOCK_ENTRIES", 4 * 50 + 1)
+    in_blocks = sampler.sample(logits.clone(), uniform)
+    assert in_blocks.token_ids.tolist() == together.token_ids.tolist()
+    assert in_blocks.logprobs.tolist() == together.logprobs.tolist()

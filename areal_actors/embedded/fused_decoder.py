@@ -23,6 +23,9 @@ FAMILIES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 ROTARY_KINDS = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings whose frequencies do not depend on the length of the sequence."""
 
+HEAD_ROWS, HEAD_SIZE, HEAD_PART = (3, 32), 4096, 256
+"""Rows, and smallest vocabulary, with which a CPU takes up to half the time for the logits if it computes so many columns at a time."""
+
 
 class Norm:
     """Root mean square normalisation over the last dimension, then a weight per entry.
@@ -57,16 +60,18 @@ class Norm:
 class FusedLayer:
     """One transformer block: its norms, and its projections fused over parameters that stay shared with the model."""
 
-    def __init__(self, block: Any, config: Any) -> None:
+    def __init__(self, block: Any, config: Any, *, by_input: bool) -> None:
+        """`by_input`: see `fuse_projections`."""
         attention, mlp, eps = block.self_attn, block.mlp, config.rms_norm_eps
         self.attention_norm = Norm(eps, (block.input_layernorm, 1))
         self.mlp_norm = Norm(eps, (block.post_attention_layernorm, 1))
         self.heads_norm = None
         if hasattr(attention, "q_norm"):
             self.heads_norm = Norm(eps, (attention.q_norm, config.num_attention_heads), (attention.k_norm, config.num_key_value_heads))
-        self.qkv, self.qkv_bias = fuse_projections(attention.q_proj, attention.k_proj, attention.v_proj)
-        self.gate_up, self.gate_up_bias = fuse_projections(mlp.gate_proj, mlp.up_proj)
-        self.output, self.down = attention.o_proj, mlp.down_proj
+        self.qkv, self.qkv_bias = fuse_projections(attention.q_proj, attention.k_proj, attention.v_proj, by_input=by_input)
+        self.gate_up, self.gate_up_bias = fuse_projections(mlp.gate_proj, mlp.up_proj, by_input=by_input)
+        self.output, self.output_bias = fuse_projections(attention.o_proj, by_input=by_input)
+        self.down, self.down_bias = fuse_projections(mlp.down_proj, by_input=by_input)
 
     def refresh(self) -> None:
         """Recompute the values that are not views of the model's weights."""
@@ -83,7 +88,8 @@ class FusedDecoder:
         self.heads = config.num_attention_heads
         self.kv_heads = config.num_key_value_heads
         self.head_dim = getattr(config, "head_dim", None) or config.hidden_size // self.heads
-        self.layers = [FusedLayer(block, config) for block in model.model.layers]
+        by_input = model.device.type == "cpu" and model.dtype == torch.float32 and not batch_invariant
+        self.layers = [FusedLayer(block, config, by_input=by_input) for block in model.model.layers]
         self.kv_cache = KVCache(len(self.layers), slots, context, batch_invariant=batch_invariant)
         self._device = model.device
         self._embedding = model.model.embed_tokens.weight
@@ -167,7 +173,18 @@ class FusedDecoder:
             )
             attended = weighted_sum(torch.softmax(scores, -1), values.flatten(0, 1))
             hidden = self._finish(layer, hidden, attended.view(rows, -1))
-        return functional.linear(self._norm(hidden), self._head.weight, self._head.bias).float()
+        return self._logits(self._norm(hidden))
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """Float32 logits [rows, vocabulary]."""
+        weight, bias = self._head.weight, self._head.bias
+        is_split = weight.dtype == torch.float32 and self._device.type == "cpu" and not self.kv_cache.batch_invariant
+        if not is_split or bias is not None or len(weight) < HEAD_SIZE or not HEAD_ROWS[0] <= len(hidden) <= HEAD_ROWS[1]:
+            return functional.linear(hidden, weight, bias).float()
+        logits = hidden.new_empty((len(hidden), len(weight)))
+        for part, target in zip(weight.split(HEAD_PART), logits.split(HEAD_PART, 1), strict=True):
+            torch.mm(hidden, part.t(), out=target)
+        return logits
 
     def _project(self, layer: FusedLayer, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries [tokens, heads, head_dim] and keys and values [tokens, kv_heads, head_dim], rotated."""
@@ -180,9 +197,9 @@ class FusedDecoder:
 
     def _finish(self, layer: FusedLayer, hidden: Tensor, attended: Tensor) -> Tensor:
         """Output projection and feed-forward part, with their residual connections."""
-        hidden = hidden + functional.linear(attended, layer.output.weight, layer.output.bias)
+        hidden = hidden + functional.linear(attended, layer.output, layer.output_bias)
         gate, up = functional.linear(layer.mlp_norm(hidden), layer.gate_up, layer.gate_up_bias).chunk(2, -1)
-        return hidden + functional.linear(functional.silu(gate) * up, layer.down.weight, layer.down.bias)
+        return hidden + functional.linear(functional.silu(gate, inplace=True).mul_(up), layer.down, layer.down_bias)
 
 
 def weighted_sum(probabilities: Tensor, values: Tensor) -> Tensor:
@@ -193,9 +210,15 @@ def weighted_sum(probabilities: Tensor, values: Tensor) -> Tensor:
     return total
 
 
-def fuse_projections(*projections: nn.Linear) -> tuple[Tensor, Tensor | None]:
-    """One weight (and bias) for several projections of the same input; theirs become views of it."""
+def fuse_projections(*projections: nn.Linear, by_input: bool) -> tuple[Tensor, Tensor | None]:
+    """One weight [outputs, inputs] (and bias) for several projections of the same input; theirs become views of it.
+
+    `by_input` stores the weights of each input side by side. On a CPU products of 4 to 128 rows then take 10 to 40 % less time in float32
+    (matrices of SmolLM2-135M), and others as long as before.
+    """
     weight = torch.cat([projection.weight.data for projection in projections])
+    if by_input:
+        weight = weight.t().contiguous().t()
     biases = [projection.bias.data for projection in projections if projection.bias is not None]
     bias = torch.cat(biases) if biases else None
     start = 0

@@ -11,8 +11,8 @@ from areal_actors.embedded.batch_invariance import padded_row_count
 from areal_actors.embedded.decoders import SlotDecoder
 from areal_actors.embedded.slots import DecodeSlots
 
-PREFILL_TOKENS = 4096
-"""Padded tokens per prefill batch: fits CPU caches and bounds memory."""
+PREFILL_TOKENS = 2048
+"""Padded tokens per prefill batch: enough for matrix products at full speed, and few enough for the memory and caches of a CPU."""
 SUFFIX_TOKENS = 512
 """Most tokens of a row that one batch adds to its cached prefix: bounds the attention mask, and what it hides."""
 POSITIONS_PER_TOKEN = 8

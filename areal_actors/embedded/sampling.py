@@ -22,6 +22,8 @@ from areal_actors.embedded.logits_processor import LogitsProcessor
 ALL_EXCLUDED = "'logit_bias' and the constraint leave only tokens of probability 0; use smaller biases"
 MIN_TEMPERATURE = 1e-6
 """Lower temperatures sample the same tokens; logits divided by this one are still finite."""
+BLOCK_ENTRIES = 2**18
+"""Entries of the logits that are processed together on a CPU: what is computed of them stays in its cache."""
 MAX_UNIFORM = 1.0 - 2.0**-22
 """Keeps `uniform * total` below `total` in float32, so that no token of probability 0 is ever drawn."""
 
@@ -83,11 +85,7 @@ class Sampler:
         # The probability of a token that a constraint forces may round to 0; its logarithm stays finite.
         exact = None if self._exact is None else torch.log_softmax(scaled[self._exact], -1)
         failed = {} if self._processed_rows is None else self._process_logits(self._processed_rows, logits, scaled)
-        probabilities = torch.softmax(scaled, -1)
-        tokens = most_likely(scaled) if self._all_greedy else self._draw(probabilities, torch.from_numpy(numbers).to(logits.device))
-        if self._greedy is not None and not self._all_greedy:
-            tokens = torch.where(self._greedy[:, None], most_likely(scaled), tokens)
-        logprobs = probabilities.gather(1, tokens).log_()
+        tokens, logprobs = self._draw_all(scaled, torch.from_numpy(numbers).to(logits.device))
         if self._exact is not None and exact is not None:
             logprobs.index_copy_(0, self._exact, exact.gather(1, tokens[self._exact]))
         token_ids, own = tokens[:, 0].cpu().numpy(), logprobs[:, 0].cpu().numpy()
@@ -115,20 +113,49 @@ class Sampler:
         scaled.index_copy_(0, rows, processed)
         return failed
 
-    def _draw(self, probabilities: Tensor, numbers: Tensor) -> Tensor:
-        if self._filtered is not None:
-            kept = filter_probabilities(probabilities[self._filtered], self._top_p, self._top_k, self._min_p)
-            probabilities = probabilities.index_copy(0, self._filtered, kept)
-        cumulative = probabilities.cumsum(-1)
-        drawn = torch.searchsorted(cumulative, numbers[:, None] * cumulative[:, -1:], right=True)
-        # Only a non-finite distribution yields an index beyond the vocabulary; the check of its log-probability reports that.
-        return drawn.clamp_(max=probabilities.shape[-1] - 1)
+    def _draw_all(self, scaled: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens and their log-probabilities, each [rows, 1]."""
+        likely = None if self._greedy is None else most_likely(scaled)
+        if self._filtered is None and scaled.device.type == "cpu" and scaled.numel() > BLOCK_ENTRIES:
+            # Row by row the same as together, but in the caches of a CPU.
+            size = max(1, BLOCK_ENTRIES // scaled.shape[-1])
+            greedy = (None,) * -(-len(scaled) // size) if likely is None else likely.split(size)
+            mixed = greedy if self._greedy is None else self._greedy.split(size)
+            parts = [self._draw(*part) for part in zip(scaled.split(size), numbers.split(size), greedy, mixed, strict=True)]
+            return torch.cat([tokens for tokens, _ in parts]), torch.cat([logprobs for _, logprobs in parts])
+        return self._draw(scaled, numbers, likely, self._greedy)
+
+    def _draw(self, scaled: Tensor, numbers: Tensor, likely: Tensor | None, greedy: Tensor | None) -> tuple[Tensor, Tensor]:
+        """As `_draw_all`; rows where `greedy` is set get their most likely token."""
+        probabilities = torch.softmax(scaled, -1)
+        if likely is not None and self._all_greedy:
+            tokens = likely
+        else:
+            tokens = draw_tokens(self._filter(probabilities), numbers)
+            if likely is not None and greedy is not None:
+                tokens = torch.where(greedy[:, None], likely, tokens)
+        return tokens, probabilities.gather(1, tokens).log_()
+
+    def _filter(self, probabilities: Tensor) -> Tensor:
+        """Probabilities of all rows, with those of removed tokens set to 0."""
+        if self._filtered is None:
+            return probabilities
+        kept = filter_probabilities(probabilities[self._filtered], self._top_p, self._top_k, self._min_p)
+        return probabilities.index_copy(0, self._filtered, kept)
 
     def _top(self, exact: Tensor | None) -> TopTokens | None:
         if exact is None or self._top_among_exact is None:
             return None
         logprobs, token_ids = exact[self._top_among_exact].topk(self._max_top)
         return TopTokens(self._top_rows, token_ids.cpu().numpy(), logprobs.cpu().numpy())
+
+
+def draw_tokens(probabilities: Tensor, numbers: Tensor) -> Tensor:
+    """Draw a token for each row of probabilities [rows, vocabulary], which need not sum to 1; [rows, 1]."""
+    cumulative = probabilities.cumsum(-1)
+    drawn = torch.searchsorted(cumulative, numbers[:, None] * cumulative[:, -1:], right=True)
+    # Only a non-finite distribution yields an index beyond the vocabulary; the check of its log-probability reports that.
+    return drawn.clamp_(max=probabilities.shape[-1] - 1)
 
 
 def filter_probabilities(probabilities: Tensor, top_p: Tensor, top_k: Tensor, min_p: Tensor) -> Tensor:
