@@ -16,7 +16,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 from transformers.utils import logging as transformers_logging
 
 from areal_actors.core.errors import SetupError
-from areal_actors.core.model_config import has_vision
+from areal_actors.core.model_config import context_of, has_vision
 from areal_actors.core.routes import RouteShape
 from areal_actors.embedded.kv_cache import DecodeStep, KVCache, SuffixStep
 from areal_actors.embedded.route_capture import RouteCapture
@@ -169,14 +169,13 @@ def load_model(model_folder: str, settings: GenerationSettings) -> Any:
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     kind = AutoModelForImageTextToText if has_vision(model_folder) else AutoModelForCausalLM
     model: Any = kind.from_pretrained(model_folder, dtype=getattr(torch, settings.dtype), local_files_only=True)
-    check_context(model.config.get_text_config(), settings.max_model_len)
+    check_context(model.config.get_text_config(), settings.max_model_len, context_of(model_folder))
     return model.to(device).eval().requires_grad_(False)
 
 
-def check_context(config: Any, context: int) -> None:
-    """Refuse a context beyond the model's positions or its attention window, and layers that do not attend to slots."""
-    longest = getattr(config, "max_position_embeddings", None) or context
-    if context > longest:
+def check_context(config: Any, context: int, longest: int | None) -> None:
+    """Refuse a context beyond the model's positions (`longest`, if known) or its attention window, and layers that do not attend to slots."""
+    if longest is not None and context > longest:
         raise SetupError(f"generation.max_model_len is {context} but the model has {longest} positions: lower generation.max_model_len")
     window = getattr(config, "sliding_window", None) or context
     if context > window:

@@ -19,6 +19,7 @@ from areal_actors.recipe.recipe import Recipe, recorded_recipe, redacted
 from areal_actors.recipe.supervision import draw_tree, processes_of
 from areal_actors.tasks.sources import is_on_hub
 from areal_actors.training.algorithms.base import INITIAL
+from areal_actors.weights.training_notes import training_notes
 from bus.users import without_credentials
 
 TEMPLATE_MODULES = ("areal_actors.gateway.template_settings", "areal_actors.tokenization.tokenizer")
@@ -60,6 +61,7 @@ def device_plan(resolved: Resolved) -> Iterator[str]:
 def _of_episodes(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Yields label and text of each line of a run with agents and gateway."""
     yield "model", _model(recipe)
+    yield from (("", note) for note in training_notes(Path(recipe.model).expanduser()) if recipe.actors.trainer.count)
     yield from _tool_calls(recipe)
     yield from _other_models(recipe)
     yield "tasks", _tasks(recipe)
@@ -81,6 +83,7 @@ def _ports(recipe: Recipe) -> str:
 def _examples(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Yields label and text of each line of a run without them."""
     yield "model", _model(recipe)
+    yield from (("", note) for note in training_notes(Path(recipe.model).expanduser()))
     batch, kind, evaluation = recipe.trainer.batch_size, recipe.examples(), recipe.evaluation
     yield "examples", f"{kind}: {_tasks(recipe)}"
     yield "steps", f"{recipe.steps} steps × {batch} {kind} = {recipe.steps * batch}, each epoch reshuffled"
