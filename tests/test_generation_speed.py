@@ -9,8 +9,7 @@ from support.tiny_engine import prompt_of, random_qwen, running, save
 
 from areal_actors.core.values import SamplingParams, WeightsLocation
 from areal_actors.display.throughput import busy_share, tokens_per_second
-from areal_actors.generation.busy_clock import BusyClock
-from areal_actors.generation.engine import EngineCounters
+from areal_actors.generation.engine import BusyClock, EngineCounters
 from areal_actors.generation.inference_worker import InferenceWorker
 from areal_actors.messages import WeightsPublished
 from areal_actors.runtime.actor import Tick

@@ -28,8 +28,7 @@ from areal_actors.embedded.prefix_cache import PrefixCache
 from areal_actors.embedded.released_weights import ReleasedWeights
 from areal_actors.embedded.sampling import Sampler
 from areal_actors.embedded.slots import DecodeRequest, DecodeSlots
-from areal_actors.generation.busy_clock import BusyClock
-from areal_actors.generation.engine import EngineCounters, TokenChunk
+from areal_actors.generation.engine import BusyClock, EngineCounters, TokenChunk
 
 
 class Abort(NamedTuple):

@@ -174,7 +174,7 @@ def load_model(model_folder: str, settings: GenerationSettings) -> Any:
 
 
 def check_context(config: Any, context: int, longest: int | None) -> None:
-    """Refuse a context beyond the model's positions (`longest`, if known) or its attention window, and layers that do not attend to slots."""
+    """Refuse a context beyond the positions (`longest`, if known) or the attention window, and layers that do not attend to slots."""
     if longest is not None and context > longest:
         raise SetupError(f"generation.max_model_len is {context} but the model has {longest} positions: lower generation.max_model_len")
     window = getattr(config, "sliding_window", None) or context

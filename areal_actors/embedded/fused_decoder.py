@@ -182,8 +182,8 @@ class FusedDecoder:
         if not is_split or bias is not None or len(weight) < HEAD_SIZE or not HEAD_ROWS[0] <= len(hidden) <= HEAD_ROWS[1]:
             return functional.linear(hidden, weight, bias).float()
         logits = hidden.new_empty((len(hidden), len(weight)))
-        for part, target in zip(weight.split(HEAD_PART), logits.split(HEAD_PART, 1), strict=True):
-            torch.mm(hidden, part.t(), out=target)
+        for start in range(0, len(weight), HEAD_PART):
+            torch.mm(hidden, weight[start : start + HEAD_PART].t(), out=logits[:, start : start + HEAD_PART])
         return logits
 
     def _project(self, layer: FusedLayer, hidden: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:

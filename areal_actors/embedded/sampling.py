@@ -119,9 +119,16 @@ class Sampler:
         if self._filtered is None and scaled.device.type == "cpu" and scaled.numel() > BLOCK_ENTRIES:
             # Row by row the same as together, but in the caches of a CPU.
             size = max(1, BLOCK_ENTRIES // scaled.shape[-1])
-            greedy = (None,) * -(-len(scaled) // size) if likely is None else likely.split(size)
-            mixed = greedy if self._greedy is None else self._greedy.split(size)
-            parts = [self._draw(*part) for part in zip(scaled.split(size), numbers.split(size), greedy, mixed, strict=True)]
+            blocks = [slice(start, start + size) for start in range(0, len(scaled), size)]
+            parts = [
+                self._draw(
+                    scaled[rows],
+                    numbers[rows],
+                    None if likely is None else likely[rows],
+                    None if self._greedy is None else self._greedy[rows],
+                )
+                for rows in blocks
+            ]
             return torch.cat([tokens for tokens, _ in parts]), torch.cat([logprobs for _, logprobs in parts])
         return self._draw(scaled, numbers, likely, self._greedy)
 

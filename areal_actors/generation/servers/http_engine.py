@@ -22,8 +22,7 @@ import structlog
 from areal_actors.core.errors import EngineError, EngineUnavailable, RequestError, SetupError
 from areal_actors.core.model_config import route_shape_of, vocabulary_of
 from areal_actors.core.values import SamplingParams, TokenColumns, WeightsLocation
-from areal_actors.generation.busy_clock import BusyClock
-from areal_actors.generation.engine import Arrival, EngineCounters, EnginePlace, PromptImages, TokenChunk, validate_prompt
+from areal_actors.generation.engine import Arrival, BusyClock, EngineCounters, EnginePlace, PromptImages, TokenChunk, validate_prompt
 from areal_actors.generation.servers.dialect import Segment, SegmentPart, ServerDialect, adapter_lost, server_of
 from areal_actors.generation.servers.server_completion import RunningSegment, ServerCompletion
 from areal_actors.generation.servers.usage_watch import UsageWatch
