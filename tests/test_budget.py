@@ -64,6 +64,7 @@ def read(tmp_path, monkeypatch):
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text(json.dumps(CONFIG))
     save_file({"weight": torch.zeros(12, 1000, 1000, dtype=torch.bfloat16)}, "model/model.safetensors")
+    Path("model/tokenizer.json").write_text("{}")
     Path("recipe.toml").write_text(RECIPE)
 
     def read(*overrides, calibration=MEASURED, machine=BIG):
@@ -82,6 +83,8 @@ def test_slots_and_groups_are_those_beyond_which_generation_is_hardly_faster(rea
     assert recipe.actors.rollout_worker.concurrency == 32
     assert read("staleness_gate.max_concurrent=9", "generation.max_num_seqs=77").recipe.concurrent_groups() == 9
     assert read("generation.max_num_seqs=77").recipe.generation.max_num_seqs == 77
+    assert read("trainer.batch_size=7").recipe.concurrent_groups() == 7, "a batch has to fit"
+    assert read("trainer.batch_size=100").recipe.generation.max_num_seqs == 128 + 16
     unmeasured = read(calibration=None).recipe
     assert (unmeasured.concurrent_groups(), unmeasured.generation.max_num_seqs) == (12, 128)
 
@@ -156,6 +159,8 @@ def test_only_a_pretrained_model_on_a_cpu_is_measured(read):
     assert measurements(recipe, CudaDevices(1, "1 CUDA device")) == (None, None)
     assert measurements(replace(recipe, model="embedded"), NO_CUDA) == (None, None)
     assert measurements(replace(recipe, model="Qwen/Qwen3-0.6B"), NO_CUDA) == (None, None)
+    Path("model/tokenizer.json").unlink()
+    assert measurements(recipe, NO_CUDA) == (None, None), "a run is refused anyway"
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -34,6 +34,7 @@ from transformers import (
 
 from areal_actors.core.errors import EngineError, RequestError, SetupError
 from areal_actors.core.values import SamplingParams, TokenColumns, WeightsLocation
+from areal_actors.embedded import slots
 from areal_actors.embedded.decoders import load_model
 from areal_actors.generation.settings import GenerationSettings
 from areal_actors.weights.transfer import write_weights
@@ -211,6 +212,19 @@ async def test_more_requests_than_slots_wait_in_line(folder: str) -> None:
             assert (
                 chunk.columns.token_ids == (await complete(roomy, prompt_of(5), SamplingParams(max_tokens=20, seed=seed))).columns.token_ids
             )
+
+
+async def test_a_request_that_waited_for_a_slot_delivers_its_first_token_at_once(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(folder, msgspec.structs.replace(SETTINGS, max_num_seqs=1)) as engine:
+
+        async def lengths(sampling: SamplingParams) -> list[int]:
+            return [len(chunk.columns) async for chunk in engine.generate("request", prompt_of(9), sampling)]
+
+        sampling = SamplingParams(max_tokens=12, seed=0)
+        monkeypatch.setattr(slots, "ANNOUNCED_SECONDS", 1e9)
+        (whole,) = await lengths(sampling)
+        monkeypatch.setattr(slots, "ANNOUNCED_SECONDS", -1.0)
+        assert await lengths(sampling) == [1, whole - 1]
 
 
 async def test_closing_the_iterator_or_cancelling_its_task_frees_the_slot(folder: str) -> None:

@@ -181,8 +181,9 @@ class DecodeLoop:
         self._prefixes.place(computed)
         for request, _ in copied:
             self._prefixes.place_empty(request)
-        for _ in arrived:
+        for request in arrived:
             self._waiting.popleft()
+            request.end_wait()
         self._plan = None
         return computed, copied
 
@@ -192,7 +193,7 @@ class DecodeLoop:
             running = [self._slots.running[row] for row in range(len(self._slots))]
             processors = [request.processor for request in running]
             sampler = Sampler([request.sampling for request in running], self._model.device, processors)
-            watched = frozenset(row for row, one in enumerate(running) if one.stream or one.stops is not None)
+            watched = frozenset(row for row, one in enumerate(running) if one.stream or one.announces or one.stops is not None)
             self._plan = StepPlan(sampler, watched)
         last, positions, numbers = self._slots.step_inputs()
         if self._invariant:

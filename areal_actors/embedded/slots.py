@@ -6,6 +6,7 @@ Rows without a running completion keep the tokens of an earlier one, whose KV ca
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,6 +19,9 @@ from areal_actors.embedded.logits_processor import LogitsProcessor
 from areal_actors.embedded.sampling import TopTokens, uniforms
 from areal_actors.generation.engine import TokenChunk
 from areal_actors.tokenization.tokenizer import ChatTokenizer, TextStream
+
+ANNOUNCED_SECONDS = 1.0
+"""Wait for a slot after which the first token is delivered on its own."""
 
 
 class DecodeRequest:
@@ -42,6 +46,9 @@ class DecodeRequest:
         """Equal for all completions of a group."""
         self.sampling = sampling
         self.stream = stream
+        self.arrived = time.monotonic()
+        self.announces = False
+        """True if its first token is delivered at once, because it has waited: the episode's time limit leaves out the wait."""
         self.resumed_tokens = resumed_tokens
         self.processor = processor
         self.loop = asyncio.get_running_loop()
@@ -61,6 +68,10 @@ class DecodeRequest:
         """Experts collected since the last chunk, each [positions, entries]."""
         self.top_ids = np.zeros((sampling.max_tokens, sampling.top_logprobs), dtype="<u4")
         self.top_logprobs = np.zeros((sampling.max_tokens, sampling.top_logprobs), dtype="<f4")
+
+    def end_wait(self) -> None:
+        """Note that it has a slot."""
+        self.announces = time.monotonic() - self.arrived > ANNOUNCED_SECONDS
 
     def detect_stop(self, token_ids: Sequence[int]) -> bool:
         """Append tokens of the completion; True if a stop string has appeared."""
@@ -147,8 +158,9 @@ class DecodeSlots:
         prompt, end = len(completion.prompt_ids), int(self.lengths[row])
         last = int(self.tokens[row, end - 1])
         stopped = bool(self._stops[last]) or completion.detect_stop([last])
-        if not (ended or stopped or completion.stream):
+        if not (ended or stopped or completion.stream or completion.announces):
             return None
+        completion.announces = False
         start, completion.delivered = completion.delivered, end - prompt
         finished = ended or stopped
         return TokenChunk(

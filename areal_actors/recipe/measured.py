@@ -15,7 +15,7 @@ from areal_actors.calibration.calibrate import Calibration, Measurement
 from areal_actors.core.config import merged
 from areal_actors.core.devices import CudaDevices
 from areal_actors.recipe.budget import Lengths, seconds_at, step_seconds
-from areal_actors.recipe.model_size import is_pretrained
+from areal_actors.recipe.model_size import is_pretrained, parameters
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import Key, is_stated
 
@@ -27,6 +27,9 @@ MIN_CHECKED, CHECKED_SHARE = 2, 16
 """Sequences of each version whose log-probabilities are checked: one of `CHECKED_SHARE` of a batch, at least `MIN_CHECKED`."""
 MAX_STOP_SECONDS = 120.0
 MOST_SEQUENCES = 128
+"""Largest number of completions at once that is measured, and that is derived."""
+NEEDED = ("config.json", "tokenizer.json")
+"""Files of a model's folder without which a run is refused, besides its weights."""
 
 
 def measurements(recipe: Recipe, cuda: CudaDevices) -> tuple[Measurement | None, Measurement | None]:
@@ -34,10 +37,11 @@ def measurements(recipe: Recipe, cuda: CudaDevices) -> tuple[Measurement | None,
 
     Measured is a pretrained model whose folder is on this machine, on a CPU.
     """
-    if cuda.count or not is_pretrained(recipe.model) or not (Path(recipe.model).expanduser() / "config.json").is_file():
+    folder = Path(recipe.model).expanduser()
+    whole = parameters(recipe) > 0 and all((folder / name).is_file() for name in NEEDED)
+    if cuda.count or not is_pretrained(recipe.model) or not whole:
         return None, None
-    generation, trainer = recipe.generation, recipe.trainer
-    config = str(Path(recipe.model).expanduser())
+    generation, trainer, config = recipe.generation, recipe.trainer, str(folder)
     decode = Measurement(
         config=config,
         threads=generation.threads,
@@ -74,10 +78,9 @@ def with_measured(recipe: Recipe, stated: Mapping[str, Any], calibration: Calibr
     size, measured, longest = recipe.algorithm.group_size, calibration.decode, recipe.sampling.max_tokens
     fastest = max(count / seconds for count, seconds in measured.step_seconds.items())
     together = min(count for count, seconds in measured.step_seconds.items() if count / seconds >= GOOD_SHARE * fastest)
-    groups = max(1, together // size)
-    if not recipe.is_served():
-        groups = min(groups, (recipe.staleness_gate.max_staleness + 1) * recipe.trainer.batch_size)
-    slots = max(groups * size, together) + min(recipe.evaluation.max_concurrent, recipe.evaluation.tasks)
+    batch = recipe.trainer.batch_size  # a batch has to fit, whether it is sampled at once or queues
+    groups = max(batch, min(together // size, (recipe.staleness_gate.max_staleness + 1) * batch))
+    slots = min(MOST_SEQUENCES, max(groups * size, together)) + min(recipe.evaluation.max_concurrent, recipe.evaluation.tasks)
     answer = CALLS * longest * seconds_at(measured, slots)
     values: dict[Key, Any] = {
         ("generation", "max_num_seqs"): slots,

@@ -114,7 +114,11 @@ def _model(recipe: Recipe) -> str:
         return (
             f"created locally: a small model, {f'warmed up by {steps} supervised steps' if steps else 'untrained'}; nothing is downloaded"
         )
-    return f"read from {recipe.model}" if is_local(recipe.model) else f"{recipe.model}, downloaded from the Hugging Face hub unless cached"
+    if is_local(recipe.model):
+        return f"read from {recipe.model}"
+    if "/" not in recipe.model:
+        return f"{recipe.model}, which `areal model get {recipe.model}` fetches"
+    return f"{recipe.model}, downloaded from the Hugging Face hub unless cached"
 
 
 def _tool_calls(recipe: Recipe) -> Iterator[tuple[str, str]]:
