@@ -58,7 +58,8 @@ class TaskSettings(Config):
     reward_options: dict[str, Any] = {}
     """Options of the reward, or keyword arguments of the reward function."""
     timeout_seconds: PositiveFloat = 120.0
-    """Timeout of one attempt at an episode."""
+    """Timeout of one attempt at an episode, without the time in which its calls wait for a first token. Unstated, a pretrained model on a
+    CPU gets at least the time that four answers take, as measured."""
     reward_timeout_seconds: PositiveFloat = 10.0
     """Timeout of one call of the reward."""
     retries: NonNegativeInt = 2

@@ -89,7 +89,7 @@ class GenerationSettings(Config):
     max_num_seqs: PositiveInt = 128
     """Completions decoded together; others queue. Default of an inference worker: one slot per concurrent episode, at least 128; with
     `sglang` and `vllm` at most 1,024, with other engines at most 131,072 tokens of `max_model_len` together, for the embedded model without
-    a limit."""
+    a limit; for a pretrained model on a CPU as many as are measured to make generation faster."""
     max_model_len: PositiveInt = 1024
     """Longest prompt plus completion, in tokens. Unstated, at least twice a stated `sampling.max_tokens`."""
     threads: PositiveInt = 1
