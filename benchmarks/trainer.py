@@ -2,13 +2,14 @@
 
     python -m venv .environments/trl                                                           # once
     .environments/trl/bin/python -m pip install -r benchmarks/environments/trl.txt             # once
-    python benchmarks/trainer.py [embedded] [50M] [--trl .environments/trl/bin/python] [--steps 4] [--tokens 4096]
+    python benchmarks/trainer.py [embedded] [50M] [135M] [--trl .environments/trl/bin/python] [--steps 4] [--tokens 4096]
 
 Measured: tokens of rows (prompt and completion, no padding) per CPU second and per wall second, on one thread, in float32: the
 fastest step after the first. `trainer_trl.py` and `trainer_ours.py` define a step; both exclude generation and rewards. Both use
 micro-batches of about the same number of tokens. The gradient norms of the first step are printed as a check that both compute the
-same. Memory is the peak of the process, and its increase over the state before the first step. `--rows` sets TRL's rows per
-micro-batch; without it the fastest of 8, 32 and all is used. `--quick` measures ours only and needs no TRL.
+same. `trainer_plain.py` is a loop as one would write it by hand. Memory is the peak of the process, and its increase over the state
+before the first step. `--rows` sets TRL's rows per micro-batch; without it the fastest of 8, 32 and all is used. `--quick` measures ours
+only and needs no TRL.
 """
 
 from __future__ import annotations
@@ -67,14 +68,20 @@ def compare(name: str, options: argparse.Namespace) -> dict[str, object]:
         theirs = {
             each: compute_figures(run_steps("trainer_trl.py", options.trl, folder, batch, options.steps, each), tokens) for each in rows
         }
+        plain = compute_figures(run_steps("trainer_plain.py", sys.executable, folder, batch, options.steps, 8), tokens)
     header = ["", "tokens/CPU s", "tokens/s", "peak MB", "of them in steps", "computed tokens", "gradient norm"]
     columns = ("tokens_per_cpu_second", "tokens_per_second", "peak_megabytes", "step_megabytes", "computed_tokens")
-    sides = {"ours": ours} | {f"TRL, {each} rows at once": figures for each, figures in theirs.items()}
+    sides = {"ours": ours, "a plain loop, 8 rows at once": plain} | {
+        f"TRL, {each} rows at once": figures for each, figures in theirs.items()
+    }
     print(table(header, [[side, *(round(figures[c]) for c in columns), f"{figures['grad_norm']:.5f}"] for side, figures in sides.items()]))
     best = max(theirs.values(), key=lambda figures: figures["tokens_per_cpu_second"])
     ratios = {column: ours[column] / best[column] for column in ("tokens_per_cpu_second", "peak_megabytes", "step_megabytes")}
     print("ours / fastest TRL: " + ", ".join(f"{column} {ratio:.2f}" for column, ratio in ratios.items()))
-    return {"size": name, "model": asdict(size), "parameters": parameters, "tokens": tokens, "ours": ours, "trl": theirs, "ratios": ratios}
+    beside_plain = ours["tokens_per_cpu_second"] / plain["tokens_per_cpu_second"]
+    print(f"ours / a plain loop: tokens_per_cpu_second {beside_plain:.2f}")
+    figures = {"parameters": parameters, "tokens": tokens, "ours": ours, "plain": plain, "trl": theirs}
+    return {"size": name, "model": asdict(size), **figures, "ratios": {**ratios, "beside_plain": beside_plain}}
 
 
 def main() -> None:
