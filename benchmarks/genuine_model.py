@@ -59,7 +59,7 @@ SHAPE = {
     "num_attention_heads": 9,
     "num_key_value_heads": 3,
 }
-"""Of SmolLM2-135M."""
+"""Shape of SmolLM2-135M."""
 QUICK_SHAPE = {"vocab_size": 2000, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2}
 QUICK = {"tokens": 4, "repeats": 1, "together": [1, 3], "shape": QUICK_SHAPE}
 HELD = "--held"
@@ -150,7 +150,7 @@ async def count_equal(both: Generators, prompts: Prompts) -> int:
         (other,) = both.theirs([prompt], "dynamic", do_sample=False)
         equal += next((place for place, pair in enumerate(zip(own, other, strict=True)) if pair[0] != pair[1]), both.tokens)
     if equal < EQUAL * both.tokens * len(prompts):
-        raise SystemExit(f"{equal} of {both.tokens * len(prompts)} greedy tokens are those of `generate`: its speed says nothing")
+        raise SystemExit(f"{equal} of {both.tokens * len(prompts)} greedy tokens are those of `generate`: its speed means nothing")
     return equal
 
 

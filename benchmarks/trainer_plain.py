@@ -2,7 +2,7 @@
 
     python benchmarks/trainer_plain.py MODEL_FOLDER BATCH.json STEPS ROWS
 
-What somebody would write by hand: micro-batches of ROWS rows padded on the right, logits of all positions, log-softmax, the
+As one would write it by hand: micro-batches of ROWS rows padded on the right, logits of all positions, log-softmax, the
 policy gradient of GRPO's advantages with token weights of the whole batch, gradient clipping, fused AdamW.
 """
 

@@ -56,7 +56,7 @@ class SteppedEngine:
 
 
 async def reports(send, engine, seconds):
-    """What a worker reports in its ticks."""
+    """Reports of a worker in its ticks."""
     worker = InferenceWorker(lambda _: engine, name="inference_worker-0", concurrency=ROWS)
     await send(worker, WeightsPublished(weight_version=0, location=WeightsLocation(folder="", checksum="", model="")))
     found = []

@@ -104,8 +104,8 @@ def test_a_plain_template_ends_a_turn_with_the_end_of_the_text(tmp_path, capsys)
     convert_gguf(file, folder, report=quiet)
     assert main(["model", "template", str(folder), "--style", "plain"]) == 0
     chat = ChatTokenizer.load(folder)
-    said = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}, {"role": "user", "content": "So?"}]
-    assert chat.render(said) == f"User: Hi\nAssistant: Yes{END_OF_TEXT}\nUser: So?\nAssistant:"
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes"}, {"role": "user", "content": "So?"}]
+    assert chat.render(turns) == f"User: Hi\nAssistant: Yes{END_OF_TEXT}\nUser: So?\nAssistant:"
     assert chat.stop_ids == (0,)
     assert "(plain)" in capsys.readouterr().out
 

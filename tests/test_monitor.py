@@ -201,7 +201,7 @@ def test_a_course_becomes_a_line_of_bars():
         (1.0, 1.0, "no signal: equal rewards in its only group"),
     ],
 )
-def test_a_step_says_how_many_groups_have_equal_rewards(groups, equal, words):
+def test_a_step_reports_how_many_groups_have_equal_rewards(groups, equal, words):
     step = StepCompleted(step=1, metrics={"reward_mean": 0.0, "groups": groups, "groups_without_signal": equal}, sequences_checksum="00")
     assert plain_line(step) == ", ".join(filter(None, ("step 1: reward 0.000", words)))
     text = shown(view_of(story.sealed(story.STARTED), story.sealed(step, 9)))

@@ -84,7 +84,7 @@ def test_a_program_is_named_as_it_can_be_started(tmp_path, monkeypatch):
 
 
 def answer_of(command, folder, **environment):
-    """What a shell prints for a command that was pasted in this folder; fails if the command does."""
+    """Output of a shell for a command that was pasted in this folder; fails if the command does."""
     shell = {name: value for name, value in os.environ.items() if name not in {"AREAL_INVOKED_FROM", "PYTHONPATH"}}
     ended = subprocess.run(command, shell=True, cwd=folder, env=shell | environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr

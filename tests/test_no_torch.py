@@ -22,6 +22,7 @@ WITH_TENSORS = (
     "rewards.reward_model",
     "vision.embedding",
     "models.convert",
+    "calibration.measure",
     "run.tensor_process",
     "run.recompute",
     "run.served_model",

@@ -1,4 +1,4 @@
-"""A recipe with a model of one's own: which profile it gets, what a profile of the embedded model says for it, and learning rates."""
+"""A recipe with a model of one's own: which profile it gets, what of a profile of the embedded model it leaves out, and learning rates."""
 
 from pathlib import Path
 
@@ -62,7 +62,7 @@ def pretrained(tmp_path):
     return str(folder)
 
 
-def test_what_a_profile_says_of_the_embedded_model_holds_for_no_other(read, pretrained):
+def test_settings_of_a_profile_for_the_embedded_model_hold_for_no_other(read, pretrained):
     resolved = read(RECIPE + OF_EMBEDDED, f"model={pretrained}")
     assert (resolved.profile, resolved.recipe.model) == ("embedded", pretrained)
     assert resolved.reason == (

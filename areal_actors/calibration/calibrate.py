@@ -63,7 +63,7 @@ class Calibration(Value):
 
 
 class Measurement(Value):
-    """What a measuring process is to measure."""
+    """Subject of a measuring process."""
 
     config: str
     """Folder with the model's config.json."""

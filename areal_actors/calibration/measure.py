@@ -179,7 +179,7 @@ def measure_training(measurement: Measurement, base_bytes: int) -> TrainCalibrat
 
 
 def micro_batch(scorer: TokenScorer, tokens: int, trained: int) -> MicroBatch:
-    """A packed micro-batch of one sequence of so many tokens, the last `trained` of them scored."""
+    """A packed micro-batch of one sequence of `tokens` tokens, the last `trained` of them scored."""
     mask = np.arange(tokens) >= tokens - trained
     sequence = TrainingSequence(
         token_ids=np.arange(tokens, dtype=np.int64) % int(scorer.model.config.vocab_size),

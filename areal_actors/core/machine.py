@@ -21,7 +21,7 @@ FILES = {
 
 
 class Machine(NamedTuple):
-    """What a run may use."""
+    """Resources that a run may use."""
 
     memory_bytes: int
     """Memory that is free now, within the limits of control groups."""
@@ -65,7 +65,7 @@ def _own_groups() -> Iterator[tuple[str, Path]]:
 
 
 def _number(file: Path) -> int | None:
-    """The number in a file; None if it is missing or says `max`."""
+    """The number in a file; None if it is missing or holds `max`."""
     try:
         text = file.read_text(encoding="utf-8").strip()
     except OSError:

@@ -24,7 +24,7 @@ ROTARY_KINDS = ("default", "linear", "llama3", "yarn")
 """Rotary embeddings whose frequencies do not depend on the length of the sequence."""
 
 HEAD_ROWS, HEAD_SIZE, HEAD_PART = (3, 32), 4096, 256
-"""Rows, and smallest vocabulary, with which a CPU takes up to half the time for the logits if it computes so many columns at a time."""
+"""Rows, and smallest vocabulary, with which a CPU takes up to half the time for the logits if it computes `HEAD_PART` columns at a time."""
 
 
 class Norm:

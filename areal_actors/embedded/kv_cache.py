@@ -169,7 +169,7 @@ class KVCache:
             yield self._routes
 
     def _storage(self, layer: int, keys: Tensor, values: Tensor, rows: int | Tensor, positions: int) -> tuple[Tensor, Tensor]:
-        """Storage of a layer for keys and values like these; has these rows, or so many, and so many positions."""
+        """Storage of a layer for keys and values like these; has these rows (a sequence or their number) and this number of positions."""
         if not self._rows:
             self._rows, self._positions = self._most if keys.device.type in WHOLE else map(min, self._most, FIRST)
         if (self._rows, self._positions) != self._most:
@@ -180,7 +180,7 @@ class KVCache:
         return pair[0], pair[1]
 
     def _grow(self, rows: int, positions: int) -> None:
-        """Allocate larger storage, at least twice as large, unless there are so many rows and positions."""
+        """Allocate larger storage, at least twice as large, unless it has these numbers of rows and positions."""
         if not self._rows or (rows <= self._rows and positions <= self._positions):
             return
         self._rows = self._rows if rows <= self._rows else min(max(rows, 2 * self._rows), self._most[0])

@@ -17,7 +17,7 @@ ROPE_FACTORS = "rope_freqs.weight"
 
 
 class GgufFile(NamedTuple):
-    """What the header of a GGUF file states."""
+    """Contents of the header of a GGUF file."""
 
     path: Path
     architecture: str

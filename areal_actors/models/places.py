@@ -1,4 +1,4 @@
-"""Where a model is written: the room on the disk, and a new folder that gets its name when it is whole."""
+"""The place of a new model: the room on the disk, and a new folder that gets its name when it is whole."""
 
 from __future__ import annotations
 

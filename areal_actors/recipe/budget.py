@@ -158,7 +158,7 @@ def _training_seconds(recipe: Recipe, measured: TrainCalibration, lengths: Lengt
 
 
 def seconds_at(measured: DecodeCalibration, together: float) -> float:
-    """Seconds of a decode step of so many completions, between the measured numbers along a line."""
+    """Seconds of a decode step of this number of completions, between the measured numbers along a line."""
     counts = sorted(measured.step_seconds)
     below = max((count for count in counts if count <= together), default=counts[0])
     above = min((count for count in counts if count >= together), default=counts[-1])

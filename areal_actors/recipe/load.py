@@ -2,7 +2,7 @@
 
 A file may have `[profiles.NAME]` tables with any keys of a recipe, which override it if that profile is chosen: by name
 (`profile = "NAME"`), or by `when` ("cuda", "no cuda", or "no cuda, own model") while `profile` is "auto". The choice is
-reported with its reason. What a profile of the embedded model says of its learning rate and its answers holds for no other model.
+reported with its reason. The learning rate and the length of answers in a profile of the embedded model hold for no other model.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
     cuda: CudaDevices
     """CUDA devices of the machine that it was resolved for."""
     calibration: Calibration | None = None
-    """What was measured on this machine; None if nothing was."""
+    """Measurements of this machine; None if there are none."""
 
 
 Measure = Callable[[Recipe, CudaDevices], Calibration | None]

@@ -33,7 +33,7 @@ NEEDED = ("config.json", "tokenizer.json")
 
 
 def measurements(recipe: Recipe, cuda: CudaDevices) -> tuple[Measurement | None, Measurement | None]:
-    """What is to be measured for generation and for training before a run of this recipe; None for what is not computed here.
+    """Measurements of generation and of training that a run of this recipe needs; None for what is not computed here.
 
     Measured is a pretrained model whose folder is on this machine, on a CPU.
     """

@@ -14,7 +14,7 @@ from areal_actors.recipe.source import Key
 GGUF = ".gguf"
 ADAPTER = "adapter_config.json"
 INNER = ("*", "snapshots/*", "checkpoints/*")
-"""Where folders of several models keep them: a folder of downloads, the cache of the hub's library, a run."""
+"""Subfolders in which folders of several models keep them: a folder of downloads, the cache of the hub's library, a run."""
 
 
 def is_local_model(name: str) -> bool:

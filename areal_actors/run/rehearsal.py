@@ -73,7 +73,7 @@ class Played(msgspec.Struct, frozen=True):
     failure: str
     """Reason for which the episode was abandoned; empty if it was scored."""
     cut: str = ""
-    """What cut the answer; empty if it was given whole."""
+    """Limit that cut the answer; empty if it was given whole."""
     prompt_tokens: int = 0
     """Tokens of all prompts, those of earlier calls counted once; 0 where the model's tokenizer is not known."""
 
