@@ -32,8 +32,9 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 from history import ROOT, append, parse_arguments, table
+from matplotlib.figure import Figure
 from race_trl import Usage, measured
-from seeds import held_out_tasks
+from seeds import held_out_tasks, load_recipe
 
 from areal_actors.core.devices import detect_cuda
 from areal_actors.library.controllers import RolloutController
@@ -50,6 +51,7 @@ PROFILES = {"sums": [], "extraction": ["profile=extraction"]}
 SIDES = {"asynchronous": [], "synchronous": ["staleness_gate.max_staleness=0"], "TRL": []}
 HELD_OUT = 100
 SAMPLE_SECONDS = 0.5
+COLORS = {"asynchronous": "#00798c", "synchronous": "#edae49", "TRL": "#d1495b"}
 T95 = {1: 12.71, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
 """Student's t of 95 % by degrees of freedom."""
 
@@ -65,8 +67,11 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--held-out", type=int, default=HELD_OUT)
     parser.add_argument("--trl", default=str(ROOT / ".environments/trl/bin/python"), help="the interpreter that has TRL")
+    parser.add_argument("--plot", type=Path, help="PNG of the rewards of all steps")
+    parser.add_argument("--beside", type=Path, nargs="*", default=[], help="folders of runs of the embedded model, for a panel of the plot")
     parser.add_argument("--results", type=Path, help="file of finished runs, one a line: those in it are not repeated")
-    options = parse_arguments(parser, {"seeds": [0], "steps": 1, "tasks": ["sums"], "sides": ["asynchronous"], "held_out": 4})
+    quick = {"model": "embedded", "seeds": [0], "steps": 1, "tasks": ["sums"], "sides": ["asynchronous"], "held_out": 4}
+    options = parse_arguments(parser, {**quick, "settings": ["trainer.batch_size=2", "warm_start.steps=20", "warm_start.tail_steps=5"]})
     if "TRL" in options.sides and not Path(options.trl).exists():
         parser.error(f"{options.trl} does not exist: see the first lines of --help, or name another")
     runs = [json.loads(line) for line in options.results.read_text().splitlines()] if options.results and options.results.exists() else []
@@ -83,6 +88,8 @@ def main() -> None:
                     with options.results.open("a", encoding="utf-8") as file:
                         file.write(json.dumps(runs[-1]) + "\n")
     print(summary(runs))
+    if options.plot:
+        plot(runs, [curve_of(folder / "metrics.jsonl") for folder in options.beside], options.plot)
     if not options.no_history:
         print(append("race_genuine", {"model": options.model, "steps": options.steps, "settings": options.settings, "runs": runs}))
 
@@ -91,7 +98,8 @@ def race(task: str, side: str, seed: int, folder: Path, options: argparse.Namesp
     """Run one side once, and measure its weights before and after."""
     words = [*PROFILES[task], *SIDES[side], f"model={options.model}", f"seed={seed}", f"steps={options.steps}", f"folder={folder}"]
     words += ["evaluation.tasks=0", f"checkpoint.every_steps={options.steps}", *options.settings]
-    recipe = load([RECIPE], words, detect_cuda()).recipe
+    recipe = load_recipe([RECIPE], words)
+    words.append(f"model={recipe.model}")
     with peak_memory() as memory:
         if side == "TRL":
             usage, seconds, final = run_trl(recipe, seed, folder / "trl", options)
@@ -199,6 +207,30 @@ def peak_memory() -> Iterator[list[int]]:
 def shared_bytes() -> int:
     """Bytes of files in shared memory."""
     return sum(path.stat().st_size for path in Path("/dev/shm").rglob("*") if path.is_file())  # noqa: S108 - where weights are published
+
+
+def plot(runs: Sequence[Figures], embedded: Sequence[Sequence[float]], file: Path) -> None:
+    """Write the mean rewards of the steps as a PNG: a panel for each task, a thin line for each seed and a thick one for the mean."""
+    panels: dict[str, dict[str, list[Sequence[float]]]] = {}
+    if embedded:
+        panels["embedded model, 0.14 M parameters: word problems"] = {"asynchronous": list(embedded)}
+    for run in runs:
+        panels.setdefault(f"SmolLM2, 135 M parameters: {run['task']}", {}).setdefault(run["side"], []).append(run["curve"])
+    figure = Figure(figsize=(4.2 * len(panels), 3.2), dpi=110, layout="constrained")
+    for axes, (title, sides) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+        for side, curves in sides.items():
+            steps = range(1, len(curves[0]) + 1)
+            for curve in curves:
+                axes.plot(steps, curve, color=COLORS[side], linewidth=0.7, alpha=0.4)
+            means = [statistics.fmean(values) for values in zip(*curves, strict=True)]
+            axes.plot(steps, means, color=COLORS[side], linewidth=2, label=f"{side}, {len(curves)} seeds")
+        axes.set_title(title, fontsize=9)
+        axes.set_xlabel("step")
+        axes.set_ylim(0, 1.02)
+        axes.grid(visible=True, alpha=0.3)
+        axes.legend(fontsize=8, loc="lower right")
+    figure.axes[0].set_ylabel("mean reward of the step's answers")
+    figure.savefig(file)
 
 
 def summary(runs: Sequence[Figures]) -> str:
