@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -100,12 +102,29 @@ async def test_new_weights_reuse_nothing_of_earlier_ones(folder: str, new_weight
         assert difference(random_qwen(1), after, chunk.columns, 1.0) < 1e-5
 
 
+@contextmanager
+def decoding_held(engine: TransformersEngine) -> Iterator[None]:
+    """Decode no token before the next command: a busy machine may read weights more slowly than a completion takes."""
+    decoder, commands, holds = engine._loop._decoder, engine._loop._inbox, [True]
+    decode = decoder.decode
+
+    def held(token_ids: np.ndarray, positions: np.ndarray) -> torch.Tensor:
+        while holds and commands.empty():
+            time.sleep(0.001)
+        return decode(token_ids, positions)
+
+    decoder.decode = held  # type: ignore[method-assign]
+    yield
+    holds.clear()
+
+
 async def test_a_completion_that_met_new_weights_is_continued_with_what_they_recomputed(folder: str, new_weights: WeightsLocation) -> None:
     prompt = prompt_of(MIN_PREFIX)
     async with running(folder, SETTINGS) as engine:
         stream = engine.generate("x", prompt, SamplingParams(max_tokens=60, seed=1, logit_bias={1: -100.0}), stream=True)
         history = tokens_of(prompt, await anext(stream))
-        await engine.load_weights(new_weights, 1)
+        with decoding_held(engine):
+            await engine.load_weights(new_weights, 1)
         async for chunk in stream:
             history = tokens_of(history, chunk)
         after, counters = await counted(engine, [*history, 5])
