@@ -108,7 +108,7 @@ def test_memory_of_each_process_is_that_of_weights_optimizer_cache_and_activatio
     recipe = read().recipe
     uses = {use.process: use.size for use in process_memory(recipe, MEASURED, Lengths(100, 100))}
     weights = 12_000_000 * 4
-    together = recipe.generation.max_num_seqs
+    together = 32 + recipe.evaluation.max_concurrent
     cache = together * 200 * 2 * 10 * 2 * 64 * 4
     assert uses["inference_worker"] == pytest.approx(300_000_000 + weights + cache + 3 * together * 50_000 * 4)
     activations = 512 * 1e6 + 3 * 256 * 50_000 * 4 + 2**24 * 4
@@ -143,7 +143,11 @@ def test_check_prints_memory_disk_and_time(read):
             (),
             r"`trainer.microbatch_tokens`: the run takes 2.\d\d GB of memory, .* 1.00 GB; lower trainer.microbatch",
         ),
-        (Machine(10**9, 10**12), ("generation.max_num_seqs=900",), r"`generation.max_num_seqs`: the run takes .* lower generation.max_num"),
+        (
+            Machine(10**9, 10**12),
+            ("staleness_gate.max_concurrent=100", "generation.max_num_seqs=900", "staleness_gate.max_staleness=30"),
+            r"`generation.max_num_seqs`: the run takes .* lower generation.max_num",
+        ),
         (Machine(10**12, 10**8), (), r"`checkpoint.keep_last`: checkpoints take up to 288 MB, and 100 MB are free"),
     ],
 )

@@ -33,7 +33,7 @@ class DecodeCalibration(Value):
     prefill_seconds: float
     """Seconds per prompt token."""
     base_bytes: int
-    """Private memory of a process with torch and transformers, without a model."""
+    """Memory that a process with torch and transformers allocates, without a model."""
 
 
 class TrainCalibration(Value):

@@ -15,13 +15,13 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import psutil
 import torch
 from numpy.typing import NDArray
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from areal_actors.calibration.calibrate import DecodeCalibration, Measurement, TrainCalibration
+from areal_actors.core.machine import anonymous_bytes
 from areal_actors.core.values import PROMPT_VERSION, SamplingParams, TrainingSequence
 from areal_actors.embedded.decoders import ModelDecoder, SlotDecoder
 from areal_actors.embedded.fused_decoder import FusedDecoder
@@ -38,7 +38,7 @@ PREFILL_TOKENS = 64
 TRAIN_LAYERS = 4
 SECONDS = 0.3
 """Minimum duration of the repetitions of one measurement."""
-MAX_TOKENS = 256
+MAX_TOKENS = 512
 
 
 def main(arguments: list[str]) -> None:
@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> None:
     measurement = msgspec.json.decode(text, type=Measurement)
     torch.set_num_threads(measurement.threads)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    base = psutil.Process().memory_full_info().uss
+    base = anonymous_bytes(os.getpid())
     measured = measure_decode(measurement, base) if kind == "decode" else measure_training(measurement, base)
     partial = Path(f"{result}.partial")
     partial.write_bytes(msgspec.json.encode(measured))

@@ -37,6 +37,20 @@ def detect_machine(folder: Path) -> Machine:
     return Machine(memory_bytes=min(psutil.virtual_memory().available, *_free_in_groups()), disk_bytes=shutil.disk_usage(place).free)
 
 
+def anonymous_bytes(pid: int) -> int:
+    """Memory that a process allocates, without libraries and mapped weights; elsewhere than on Linux its private memory.
+
+    Raises:
+        psutil.Error: there is no such process.
+    """
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    found = next((line.split()[1] for line in lines if line.startswith("Anonymous:")), None)
+    return int(found) * 1024 if found is not None else int(psutil.Process(pid).memory_full_info().uss)
+
+
 def _free_in_groups() -> list[int]:
     """Memory that is left within the limits of this process's control group and of those around it; the machine's without limits."""
     free = [psutil.virtual_memory().total]

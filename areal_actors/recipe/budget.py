@@ -1,6 +1,6 @@
 """Memory, disk and time of a run of a model of one's own, from its settings and what was measured on this machine.
 
-Sizes are those of private memory: files of weights that several processes map are in shared memory, and counted there.
+Sizes are those of memory that processes allocate: files of weights, which several of them map, are in shared memory and counted there.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from areal_actors.recipe.model_size import BYTES, OPTIMIZER_BYTES, parameters, p
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.supervision import processes_of
 
-LIGHT_BYTES = 75 * MEBIBYTE
-"""Private memory of a process without tensors."""
+LIGHT_BYTES = 60 * MEBIBYTE
+"""Memory of a process without tensors."""
 SERVER_BYTES = 40 * MEBIBYTE
 """Memory of nats-server and of the command itself beyond `LIGHT_BYTES`."""
 CHUNK_LOGITS, CHUNK_TOKENS, SAVED_PROBABILITIES = 2**22, 256, 2**24
@@ -28,12 +28,12 @@ CHUNK_COPIES = 3
 """Tensors of the size of a chunk's logits that exist at once."""
 USABLE = 0.95
 """Share of the machine's memory that a run may take."""
-COPY_BYTES_PER_SECOND = 1.0e9
-"""Speed of writing published weights, reading them, and their checksums."""
+COPY_BYTES_PER_SECOND = 2.5e9
+"""Speed of writing published weights, reading them, and their checksums, each of which takes as many bytes."""
 
 
 class ProcessMemory(NamedTuple):
-    """Private memory of one process at its peak."""
+    """Memory of one process at its peak."""
 
     process: str
     content: str
@@ -86,13 +86,21 @@ def process_memory(recipe: Recipe, calibration: Calibration, lengths: Lengths) -
 
 def _engine_memory(recipe: Recipe, measured: DecodeCalibration, lengths: Lengths) -> tuple[str, int]:
     """Content and bytes of an inference worker: weights, the KV cache of the tokens in flight, logits."""
-    together = min(recipe.generation.max_num_seqs, recipe.actors.inference_worker.concurrency)
+    together = completions_at_once(recipe)
     weights = parameters(recipe) * BYTES[recipe.generation.dtype]
     tokens = min(lengths.prompt + lengths.answer, recipe.generation.max_model_len)
     cache = int(together * tokens * cache_bytes_per_token(recipe))
     logits = CHUNK_COPIES * together * vocabulary(recipe) * 4
     content = f"weights {_size(weights)}, KV cache of {together} completions {_size(cache)}, logits {_size(logits)}"
     return content, measured.base_bytes + weights + cache + logits
+
+
+def completions_at_once(recipe: Recipe) -> int:
+    """Largest number of completions that one inference worker samples at once."""
+    if recipe.is_served():
+        return recipe.generation.max_num_seqs
+    episodes = recipe.concurrent_groups() * recipe.algorithm.group_size + min(recipe.evaluation.max_concurrent, recipe.evaluation.tasks)
+    return min(recipe.generation.max_num_seqs, -(-episodes // max(recipe.actors.inference_worker.count, 1)))
 
 
 def _trainer_memory(recipe: Recipe, measured: TrainCalibration) -> tuple[str, int]:
@@ -212,7 +220,7 @@ def budget_problems(recipe: Recipe, calibration: Calibration, lengths: Lengths, 
 def _memory_remedy(recipe: Recipe, calibration: Calibration, lengths: Lengths) -> tuple[tuple[str, ...], str]:
     """The setting that takes most memory of those that can be lowered, and what to write."""
     count, trainer = parameters(recipe), recipe.trainer
-    together = min(recipe.generation.max_num_seqs, recipe.actors.inference_worker.concurrency)
+    together = completions_at_once(recipe)
     token_bytes = calibration.train.token_bytes if calibration.train is not None else 0.0
     candidates: list[tuple[float, tuple[str, ...], str]] = [
         (
