@@ -91,7 +91,8 @@ def main() -> None:
     if options.plot:
         plot(runs, [curve_of(folder / "metrics.jsonl") for folder in options.beside], options.plot)
     if not options.no_history:
-        print(append("race_genuine", {"model": options.model, "steps": options.steps, "settings": options.settings, "runs": runs}))
+        figures = {"model": Path(options.model).name, "steps": options.steps, "settings": options.settings}
+        print(append("race_genuine", {**figures, "means": means(runs), "runs": runs}))
 
 
 def race(task: str, side: str, seed: int, folder: Path, options: argparse.Namespace) -> Figures:
@@ -233,24 +234,38 @@ def plot(runs: Sequence[Figures], embedded: Sequence[Sequence[float]], file: Pat
     figure.savefig(file)
 
 
-def summary(runs: Sequence[Figures]) -> str:
-    """A row for each task and side, over the seeds."""
-    rows = []
-    for task, side in dict.fromkeys((run["task"], run["side"]) for run in runs):
+def means(runs: Sequence[Figures]) -> dict[str, Figures]:
+    """Means over the seeds by task and side; of scores also half of the interval of 95 %."""
+    sides = dict.fromkeys((run["task"], run["side"]) for run in runs)
+    made: dict[str, Figures] = {}
+    for task, side in sides:
         chosen = [run for run in runs if (run["task"], run["side"]) == (task, side)]
-        cells = [interval([run[when][mode] for run in chosen]) for mode in ("sampled", "greedy") for when in ("before", "after")]
-        means = [statistics.fmean(run[name] for run in chosen) for name in ("wall", "cpu", "memory")]
-        rows.append((f"{task}, {side}", len(chosen), *cells, f"{means[0]:.0f}", f"{means[1]:.0f}", f"{means[2] / 1e9:.1f}"))
+        columns = {f"{mode} {when}": [run[when][mode] for run in chosen] for mode in ("sampled", "greedy") for when in ("before", "after")}
+        made[f"{task}, {side}"] = {
+            "seeds": len(chosen),
+            **{name: [statistics.fmean(values), half_interval(values)] for name, values in columns.items()},
+            **{name: statistics.fmean(run[name] for run in chosen) for name in ("wall", "cpu")},
+            "memory GB": statistics.fmean(run["memory"] for run in chosen) / 1e9,
+        }
+    return made
+
+
+def summary(runs: Sequence[Figures]) -> str:
+    """A row for each task and side."""
     header = ("task, side", "seeds", "sampled before", "after", "greedy before", "after", "wall s", "CPU s", "memory GB")
+    rows = []
+    for label, row in means(runs).items():
+        scores = [row[f"{mode} {when}"] for mode in ("sampled", "greedy") for when in ("before", "after")]
+        cells = [f"{mean:.2f} ± {half:.2f}" if half else f"{mean:.2f}" for mean, half in scores]
+        rows.append((label, row["seeds"], *cells, f"{row['wall']:.0f}", f"{row['cpu']:.0f}", f"{row['memory GB']:.1f}"))
     return table(header, rows)
 
 
-def interval(values: Sequence[float]) -> str:
-    """Mean and half of the interval of 95 %."""
-    mean = statistics.fmean(values)
+def half_interval(values: Sequence[float]) -> float:
+    """Half of the interval of 95 % of a mean; 0 of a single value."""
     if len(values) < 2:
-        return f"{mean:.2f}"
-    return f"{mean:.2f} ± {T95[min(len(values) - 1, 9)] * statistics.stdev(values) / math.sqrt(len(values)):.2f}"
+        return 0.0
+    return T95[min(len(values) - 1, 9)] * statistics.stdev(values) / math.sqrt(len(values))
 
 
 if __name__ == "__main__":
