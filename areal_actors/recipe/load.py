@@ -175,7 +175,7 @@ def _choose(written: Layer, conditions: dict[str, Condition], cuda: CudaDevices)
         if wish not in conditions:
             known = nearest(str(wish), ["auto", *conditions])
             raise RecipeError(f"{written.place(('profile',))}: `profile`: found no profile {toml_value(wish)}; {known}")
-        return wish, f"named by {written.place(('profile',))}{_omitted(written, wish)}"
+        return wish, f"named by {written.place(('profile',))}{_describe_omissions(written, wish)}"
     here = "cuda" if cuda.count else "no cuda"
     if not cuda.count and _own_model(written) and any(condition.when == OWN_MODEL for condition in conditions.values()):
         here = OWN_MODEL
@@ -186,7 +186,7 @@ def _choose(written: Layer, conditions: dict[str, Condition], cuda: CudaDevices)
             "and both fit this machine; keep it in one of them, or set `profile = …`"
         )
     if fitting:
-        return fitting[0], f"{cuda.reason}{_omitted(written, fitting[0])}"
+        return fitting[0], f"{cuda.reason}{_describe_omissions(written, fitting[0])}"
     return "", f'no profile has `when = "{here}"` ({cuda.reason})' if conditions else "the recipe has no profiles"
 
 
@@ -204,7 +204,7 @@ def _foreign_settings(written: Layer, profile: str) -> list[Key]:
     return [key for key in OF_EMBEDDED_MODEL if is_stated(chosen.data, key)]
 
 
-def _omitted(written: Layer, profile: str) -> str:
+def _describe_omissions(written: Layer, profile: str) -> str:
     """Returns which settings of the profile do not apply, as a suffix of its reason; empty if all do."""
     names = [".".join(key) for key in _foreign_settings(written, profile) if key != ("model",)]
     if not names:

@@ -85,15 +85,15 @@ def with_measured(recipe: Recipe, stated: Mapping[str, Any], calibration: Calibr
     values: dict[Key, Any] = {
         ("generation", "max_num_seqs"): slots,
         ("staleness_gate", "max_concurrent"): groups,
-        ("task", "timeout_seconds"): _rounded(max(recipe.task.timeout_seconds, answer)),
-        ("gateway", "completion_seconds"): _rounded(max(recipe.gateway.completion_seconds, answer)),
+        ("task", "timeout_seconds"): _round_seconds(max(recipe.task.timeout_seconds, answer)),
+        ("gateway", "completion_seconds"): _round_seconds(max(recipe.gateway.completion_seconds, answer)),
         ("trainer", "logprob_check_sequences"): max(
             MIN_CHECKED, min(recipe.trainer.logprob_check_sequences, recipe.trainer.batch_size * size // CHECKED_SHARE)
         ),
     }
     if calibration.train is not None:
         training = step_seconds(recipe, calibration, expected_lengths(recipe)).training
-        values["watchdog", "stop_seconds"] = _rounded(min(MAX_STOP_SECONDS, max(recipe.watchdog.stop_seconds, 2 * training)))
+        values["watchdog", "stop_seconds"] = _round_seconds(min(MAX_STOP_SECONDS, max(recipe.watchdog.stop_seconds, 2 * training)))
     for key, value in values.items():
         if not is_stated(stated, key):
             table, name = key
@@ -102,6 +102,6 @@ def with_measured(recipe: Recipe, stated: Mapping[str, Any], calibration: Calibr
     return recipe, stated
 
 
-def _rounded(seconds: float) -> float:
+def _round_seconds(seconds: float) -> float:
     """Seconds with two digits, so that a recipe can be read."""
     return float(f"{seconds:.2g}")

@@ -163,7 +163,7 @@ class RolloutWorker(Actor):
         episode_context = EpisodeContext.of(work, opened.weight_version)
         try:
             with context.waiting(f"agent in episode {work.episode}", self.timeout_seconds), workflow_context.running(episode_context):
-                async with asyncio.timeout(None) as limit, self._limited(limit, opened.session, context):
+                async with asyncio.timeout(None) as limit, self._enforce_limit(limit, opened.session, context):
                     self._limits[opened.session] = limit
                     return await self.runner.run(work.task, base_url=opened.base_url, api_key=opened.api_key)
         except TimeoutError as error:
@@ -179,7 +179,7 @@ class RolloutWorker(Actor):
             self._lost.pop(opened.session, None)
 
     @asynccontextmanager
-    async def _limited(self, limit: asyncio.Timeout, session: str, context: Context) -> AsyncIterator[None]:
+    async def _enforce_limit(self, limit: asyncio.Timeout, session: str, context: Context) -> AsyncIterator[None]:
         """End the limit after `timeout_seconds`, not counting the time in which calls of the session wait for their first token."""
         loop = asyncio.get_running_loop()
         checks: list[asyncio.Task[None]] = []
