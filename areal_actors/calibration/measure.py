@@ -43,6 +43,7 @@ MAX_TOKENS = 512
 
 def main(arguments: list[str]) -> None:
     """Measure, write the result to a file that appears when it is complete, and repeat until this process is killed."""
+    caller = os.getppid()
     kind, result, text = arguments
     measurement = msgspec.json.decode(text, type=Measurement)
     torch.set_num_threads(measurement.threads)
@@ -52,7 +53,7 @@ def main(arguments: list[str]) -> None:
     partial = Path(f"{result}.partial")
     partial.write_bytes(msgspec.json.encode(measured))
     partial.rename(result)
-    while os.getppid() != 1:  # keeps its core busy for the other measurement, until the caller kills it
+    while os.getppid() == caller:  # keeps its core busy for the other measurement, until the caller kills it or has died
         measure_decode(measurement, base) if kind == "decode" else measure_training(measurement, base)
 
 
