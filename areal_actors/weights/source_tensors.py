@@ -102,7 +102,7 @@ class SourceTensors:
         for names, what in ((lacking, "lack"), (shaped, "have in another shape")):
             if names:
                 raise SetupError(
-                    f"{self.folder}: a checkpoint of {type(model).__name__} would {what} {listed(names)} of this folder; "
+                    f"{self.folder}: a checkpoint of {type(model).__name__} would {what} {list_names(names)} of this folder; "
                     "choose a model that transformers writes as it reads it"
                 )
 
@@ -197,7 +197,7 @@ def _each_its_own(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor if is_first(name, tensor) else tensor.clone() for name, tensor in tensors.items()}
 
 
-def listed(names: Iterable[str]) -> str:
+def list_names(names: Iterable[str]) -> str:
     """The first names in order, and their number."""
     each = sorted(names)
     return f"{', '.join(each[:SHOWN])}{', …' if len(each) > SHOWN else ''} ({len(each)} in all)"
