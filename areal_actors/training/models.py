@@ -18,7 +18,7 @@ from transformers.utils import logging as transformers_logging
 from areal_actors.core.errors import EngineError, SetupError
 from areal_actors.core.model_config import config_of
 from areal_actors.weights.model_class import language_model_class
-from areal_actors.weights.source_tensors import listed, note_source, source_of
+from areal_actors.weights.source_tensors import list_names, note_source, source_of
 from areal_actors.weights.transfer import without_ties, write_shards
 
 HEAD = "score"
@@ -61,7 +61,7 @@ def load_model(folder: str, head: Literal["tokens", "value"], *, weights: bool =
             logger.info(
                 "tensors that this class does not compute are not trained, and stay as they are in every checkpoint",
                 model=type(model).__name__,
-                tensors=listed(source.carried),
+                tensors=list_names(source.carried),
             )
     return model.eval()
 
@@ -69,7 +69,7 @@ def load_model(folder: str, head: Literal["tokens", "value"], *, weights: bool =
 def _load_language_model(folder: str) -> Any:
     model, report = language_model_class(folder).from_pretrained(folder, dtype=torch.float32, output_loading_info=True)
     if absent := sorted(report["missing_keys"]):
-        raise ValueError(f"it lacks {listed(absent)}, which {type(model).__name__} would fill with random numbers")
+        raise ValueError(f"it lacks {list_names(absent)}, which {type(model).__name__} would fill with random numbers")
     return model
 
 
