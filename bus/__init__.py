@@ -2,7 +2,7 @@
 
 from bus.base import Bus, Delivery, Envelope, History, LogSpan, Stamp, WorkQueue
 from bus.memory import MemoryBus
-from bus.message import Event, Message, Reply, Request, Telemetry, Work
+from bus.message import Event, Message, Reply, Report, Request, Telemetry, Work
 from bus.recorded import Tape, TapeEntry, export_log, read_log, read_tape
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "MemoryBus",
     "Message",
     "Reply",
+    "Report",
     "Request",
     "Stamp",
     "Tape",

@@ -39,6 +39,10 @@ class Event(Message):
     """A fact, logged and delivered to every subscriber, now or later."""
 
 
+class Report(Event):
+    """An event for monitors, which no control state depends on: an actor that handles a message again may publish fewer or more of them."""
+
+
 class Work(Message):
     """A task, leased by one worker while it is alive."""
 

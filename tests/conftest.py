@@ -13,6 +13,8 @@ import structlog
 from hypothesis import settings
 from support.live_run import LiveRun
 
+from areal_actors.core.programs import USER_FOLDER, UV_RUN
+
 settings.register_profile("areal", deadline=None, max_examples=50, derandomize=True)
 settings.load_profile("areal")
 
@@ -46,6 +48,13 @@ def pytest_configure():
 def pytest_collection_modifyitems(items):
     places = {name: place for place, name in enumerate(LONGEST_FILES)}
     items.sort(key=lambda item: places.get(item.path.name, len(places)))
+
+
+@pytest.fixture(autouse=True)
+def _user_stands_in_the_current_folder(monkeypatch):
+    """`just test` and `uv run pytest` give these to the tests, which answer as if they were called from a shell."""
+    for name in (USER_FOLDER, UV_RUN):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture(autouse=True)

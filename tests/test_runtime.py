@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import pytest
 from support.clock import jumping_time
-from support.runtime_harness import Do, DoOther, Happened, Noted, RuntimeHarness, Sum, Summer, WhatSum
+from support.runtime_harness import Do, DoOther, Happened, Noted, Reported, RuntimeHarness, Sum, Summer, WhatSum
 
 from areal_actors.runtime.actor import Actor, Context, Emits, Tick, on
 from areal_actors.runtime.runtime import Identity, Runtime
@@ -113,6 +113,27 @@ async def test_a_republished_message_is_kept_once_whatever_telemetry_came_before
     await harness.publish(Happened(n=6))
     await harness.until(lambda: len(harness.log()) == 2)
     assert [event.n for event in harness.log()] == [5, 6]
+
+
+async def test_the_event_after_a_report_is_published_by_a_successor_that_has_nothing_to_report(harness):
+    class Reporter(Actor):
+        lives: ClassVar[int] = 0
+
+        @on
+        async def happened(self, event: Happened) -> Emits[Reported | Noted]:
+            Reporter.lives += 1
+            if Reporter.lives == 1:
+                yield Reported(n=event.n)
+                await asyncio.sleep(100)
+            yield Noted(n=event.n)
+
+    await harness.serve(Reporter(), "reporter-0")
+    await harness.publish(Happened(n=5))
+    await harness.until(lambda: harness.log(Reported))
+    await harness.kill("reporter-0")
+    await harness.serve(Reporter(), "reporter-0")
+    await harness.until(harness.log)
+    assert [event.n for event in harness.log()] == [5]
 
 
 class Latest(Actor):

@@ -75,6 +75,7 @@ def test_the_message_has_the_waiting_actors_durations_and_the_limit_reached():
     dog = watchdog(
         beat("staleness_gate-0", status=GATE),
         beat("batcher-0", status={"complete_groups": 1, "batch_size": 3}),
+        beat("evaluator-0", status={"evaluation-4-sampled": "9/10"}),
         beat(
             "session_manager-0",
             handling={"ModelRequest": 2},
@@ -88,6 +89,7 @@ def test_the_message_has_the_waiting_actors_durations_and_the_limit_reached():
         "the staleness gate (limit reached: staleness_gate.max_staleness) has 2 groups running, "
         "1 complete and 0 in training at weight version 4; "
         "the batcher has 1 complete groups of the 3 of a batch; "
+        "evaluation-4-sampled has ended 9/10 episodes; "
         "session_manager-0 handles 2 ModelRequest, waits for Generate from inference_worker-0 since 40 s, waits for later since 36 s"
     )
 

@@ -8,7 +8,7 @@ import msgspec
 
 from areal_actors.core.byte_planes import IdPlanes, from_planes, planes_needed, set_fields, to_planes
 from areal_actors.core.values import Constraint, ImageRef, SamplingParams, Task, TokenColumns, Value
-from bus.message import Event, Reply, Request, Work
+from bus.message import Event, Reply, Report, Request, Work
 
 Purpose = Literal["train", "evaluate"]
 ITEM_REFERENCE = "item_reference"
@@ -358,7 +358,7 @@ class InteractionRecorded(Event):
         return self.attempt in {0, attempt}
 
 
-class InteractionsRecorded(Event):
+class InteractionsRecorded(Report):
     """Model calls were completed, of episodes that go on or ended without a trajectory: an exported trajectory brings its own."""
 
     subject: ClassVar[str] = "interactions.recorded"

@@ -277,6 +277,8 @@ def waiting_for(beats: Mapping[str, ReceivedBeat], now: float) -> Iterator[str]:
         )
     if batcher := _status(beats, "batcher"):
         yield f"the batcher has {batcher['complete_groups']:g} complete groups of the {batcher['batch_size']:g} of a batch"
+    if evaluations := _status(beats, "evaluator"):
+        yield from (f"{name} has ended {ended} episodes" for name, ended in sorted(evaluations.items()))
     if source := _status(beats, "example_source"):
         yield f"the example source has drawn the examples of {source['steps_drawn']:g} steps"
     for actor, received in sorted(beats.items()):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from hashlib import blake2b
 
 import msgspec
 
 from bus.base import Envelope
-from bus.message import Event, Message, Work
+from bus.message import Event, Message, Report, Work
 
 DURABLE = (Event, Work)
 
@@ -25,18 +26,16 @@ def with_new_id(envelope: Envelope, again: str) -> Envelope:
 class HandlingIds:
     """Ids of the messages that an actor emits while it handles one message.
 
-    Events and work are counted separately from other messages: a retry after a failure may emit a different number of these
-    in between.
+    Events and work are counted separately from other messages and from reports: when the message is handled again after a failure,
+    there may be a different number of these in between, and the event after a report must not be taken for the report.
     """
 
     def __init__(self, instance: str, cause: str) -> None:
         self._sender = f"{instance}|{cause}"
-        self._durable = self._passing = 0
+        self._emitted: Counter[tuple[str, ...]] = Counter()
 
     def following(self, message: Message) -> str:
         """Returns the id of the next emitted message."""
-        if isinstance(message, DURABLE):
-            self._durable += 1
-            return message_id(self._sender, self._durable)
-        self._passing += 1
-        return message_id(self._sender, "passing", self._passing)
+        series = ("report",) if isinstance(message, Report) else () if isinstance(message, DURABLE) else ("passing",)
+        self._emitted[series] += 1
+        return message_id(self._sender, *series, self._emitted[series])

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from areal_actors.runtime.actor import Actor, Context, Emits, on
 from areal_actors.runtime.runtime import Identity, Runtime
-from bus import Event, MemoryBus, Reply, Request, Stamp, Work
+from bus import Event, MemoryBus, Reply, Report, Request, Stamp, Work
 
 
 class Happened(Event):
@@ -18,6 +18,11 @@ class Happened(Event):
 
 class Noted(Event):
     subject: ClassVar[str] = "thing.noted"
+    n: int
+
+
+class Reported(Report):
+    subject: ClassVar[str] = "thing.reported"
     n: int
 
 
