@@ -6,6 +6,7 @@ number: columns are accepted as they are or rejected as a whole.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from math import inf, isfinite
 from typing import TYPE_CHECKING, Any
@@ -96,7 +97,7 @@ def trajectory_fault(trajectory: Trajectory) -> ColumnFault | None:
     for turn in trajectory.interactions:
         if not len(turn.completion):
             return ColumnFault(check="empty", detail=f"interaction {turn.id} has no sampled token")
-        fault = structure_fault(turn.completion) or _tree_fault(turn.parent, turn.prompt_suffix, earlier)
+        fault = structure_fault(turn.completion) or _tree_fault((turn.parent, *turn.follows), turn.prompt_suffix, earlier)
         if fault is None and turn.temperature is not None and not 0 < turn.temperature < inf:
             fault = ColumnFault(check="temperature", detail=f"{turn.temperature:g}; a finite number above 0 was expected")
         if fault is not None:
@@ -108,10 +109,10 @@ def trajectory_fault(trajectory: Trajectory) -> ColumnFault | None:
     return None
 
 
-def _tree_fault(parent: str, prompt_suffix: bytes, earlier: AbstractSet[str]) -> ColumnFault | None:
-    if parent and parent not in earlier:
+def _tree_fault(continued: Sequence[str], prompt_suffix: bytes, earlier: AbstractSet[str]) -> ColumnFault | None:
+    if later := [name for name in continued if name and name not in earlier]:
         return ColumnFault(
-            check="conversation tree", detail=f"it continues interaction {parent}, which does not precede it in the trajectory"
+            check="conversation tree", detail=f"it continues interaction {later[0]}, which does not precede it in the trajectory"
         )
     if len(prompt_suffix) % 4:
         return ColumnFault(check="column lengths", detail=f"{len(prompt_suffix)} bytes of prompt ids; uint32 ids have 4 each")

@@ -199,6 +199,8 @@ class Interaction(Value):
     """Id of the interaction whose conversation this call continues, according to its messages; empty for the first of a conversation."""
     prefix: str = ""
     """Id of the interaction whose prompt and completion tokens this prompt begins with; empty if there is none."""
+    follows: tuple[str, ...] = ()
+    """Ids of the interactions that this one continues for credit (`gateway/conversations/credit_links.py`); empty for its parent only."""
     prompt_suffix: bytes
     """Prompt token ids (u32) after the prefix's prompt and completion; the whole prompt if there is no prefix."""
     completion: TokenColumns
@@ -315,6 +317,8 @@ class SequenceCall(Value, array_like=True):
     """Inference worker that sampled the call; empty if several did, or if it is not recorded."""
     temperature: float | None = None
     """Temperature of its log-probabilities, if it is not the recipe's."""
+    credited: bool = True
+    """False if no reward was set for the call or for any that continues it, so that its reward under a discount is 0."""
 
 
 class TrainingSequence(msgspec.Struct, frozen=True):

@@ -27,7 +27,7 @@ def attention(state: RunState) -> list[str]:
     """Returns a sentence for each cause that the last steps show; empty for a run that learns, or is too young."""
     if len(state.steps) < WINDOW:
         return []
-    return [*_signal(state), *_collapse(state), *_lengths(state), *_staleness(state), *_skipped(state), *_workers(state)]
+    return [*_signal(state), *_credit(state), *_collapse(state), *_lengths(state), *_staleness(state), *_skipped(state), *_workers(state)]
 
 
 def _signal(state: RunState) -> Iterator[str]:
@@ -40,6 +40,16 @@ def _signal(state: RunState) -> Iterator[str]:
     elif groups and equal is not None and equal >= WITHOUT_SIGNAL * groups:
         remedy = _easier_or_harder(reward) if not 0.1 < reward < 0.9 else "batcher.dynamic_sampling = true draws others in their place"
         yield f"{equal:.0f} of {groups:.0f} groups have equal rewards: nothing to learn from; {remedy}"
+
+
+def _credit(state: RunState) -> Iterator[str]:
+    missing = _mean(state, "calls_without_credit")
+    if missing:
+        discount = state.setting("task", "turn_discount")
+        yield (
+            f"{missing:.1f} calls a step are trained with reward 0, since neither they nor calls that continue them have one "
+            f"(task.turn_discount = {discount}): reward each conversation that the client names, or leave task.turn_discount out"
+        )
 
 
 def _easier_or_harder(reward: float) -> str:

@@ -86,6 +86,12 @@ def equal_groups(metrics: Mapping[str, float]) -> str:
     return f"no signal: equal rewards {f'within each of {groups} groups' if groups > 1 else 'in its only group'}"
 
 
+def without_credit(metrics: Mapping[str, float]) -> str:
+    """Returns how many calls of a step no reward reaches under the recipe's discount; empty if none."""
+    calls = int(metrics.get("calls_without_credit", 0))
+    return f"no reward follows {counted(calls, 'call')}, trained with 0 (docs/rewards.md)" if calls else ""
+
+
 def counted(number: int, thing: str) -> str:
     """Returns `1 episode`, `2 episodes`."""
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
@@ -161,7 +167,8 @@ def _log_recovered(event: LogRecovered) -> str:
 
 
 def _step(event: StepCompleted) -> str:
-    return f"step {event.step}: {', '.join(filter(None, (*present(STEP_METRICS, event.metrics), equal_groups(event.metrics))))}"
+    parts = (*present(STEP_METRICS, event.metrics), equal_groups(event.metrics), without_credit(event.metrics))
+    return f"step {event.step}: {', '.join(filter(None, parts))}"
 
 
 def _evaluation(event: EvaluationCompleted) -> str:

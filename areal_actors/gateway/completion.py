@@ -24,6 +24,7 @@ from areal_actors.gateway.completion_check import CompletionFault, PublishedVers
 from areal_actors.gateway.constraint import constraint_of
 from areal_actors.gateway.conversations.continuation import Continuations
 from areal_actors.gateway.conversations.conversation import PromptLimit, prompt_for, with_history, with_references
+from areal_actors.gateway.conversations.credit_links import find_credit_links
 from areal_actors.gateway.conversations.turns import Prompt
 from areal_actors.gateway.image_intake import ImageIntake
 from areal_actors.gateway.sessions.table import Session
@@ -84,6 +85,7 @@ class ModelCall:
         field = "messages" if request.messages else "prompt"
         room = None if request.count_only else PromptLimit(served.max_model_len, field)
         self.prompt: Prompt = prompt_for(known, request, served.continuations, room)
+        self.links = find_credit_links(known, self.prompt, request.client_session, request.messages)
         self._routes = served.routes if session.work.purpose == "train" else None
         default = session.work.sampling
         sampling = sampling_of(request.sampling, default)

@@ -261,12 +261,12 @@ class SessionManager(ExternalSessions):
         ended = [choice.finish(last=choice is call.choices[-1], trained=trained) for choice in call.choices]
         session = self.registry.get(session_id)
         for _, done in ended:
-            session = session.record(done, context.now, call.request.client_session)
+            session = session.record(done, context.now, call.request.client_session, call.links.follows)
         if session.unanswered:
             session = session.engine_answered(digest_of(call.request))
         self.registry.update(session.with_answer(name, [choice.whole for choice in call.choices]) if name else session)
         for choice, (_, done) in zip(call.choices, ended, strict=True):
-            self.unreported.add(interaction_recorded(session, choice, done, context))
+            self.unreported.add(interaction_recorded(session, choice, done, context, call.links.found))
         for parts, _ in ended:
             yield from parts
 
@@ -275,8 +275,8 @@ class SessionManager(ExternalSessions):
         for choice in call.choices:
             if choice.sampled and (session := self.registry.find(name)) is not None and session.state == "active":
                 done = choice.finish_cancelled(trained=trained)
-                session = self.registry.update(session.record(done, context.now, call.request.client_session))
-                self.unreported.add(interaction_recorded(session, choice, done, context))
+                session = self.registry.update(session.record(done, context.now, call.request.client_session, call.links.follows))
+                self.unreported.add(interaction_recorded(session, choice, done, context, call.links.found))
 
     @on
     def set_reward(self, request: SetReward, context: Context) -> Iterator[RewardSet]:

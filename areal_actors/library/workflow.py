@@ -80,6 +80,8 @@ class InteractionSoFar(Value):
     completion_tokens: int
     finish_reason: str
     reward: float | None = None
+    follows: tuple[str, ...] = ()
+    """Ids of the calls that it continues for credit; empty for its parent only."""
 
 
 class InteractionColumns(Value):
@@ -239,5 +241,11 @@ class ArealOpenAI(openai.AsyncOpenAI):
 
 def _as_interaction(call: InteractionSoFar) -> Interaction:
     return Interaction(
-        id=call.id, parent=call.parent, prompt_suffix=b"", completion=TokenColumns(), finish_reason=call.finish_reason, reward=call.reward
+        id=call.id,
+        parent=call.parent,
+        follows=call.follows,
+        prompt_suffix=b"",
+        completion=TokenColumns(),
+        finish_reason=call.finish_reason,
+        reward=call.reward,
     )

@@ -320,6 +320,11 @@ class ToolsRefused(Event):
     reason: str
 
 
+Continues = Literal["", "value", "id", "time", "none"]
+"""How the calls were found that a call continues for credit: by its messages, by an id in them or in the request, by time, or none was;
+empty in logs of earlier releases."""
+
+
 class InteractionRecorded(Event):
     """A model call of an episode was completed. Logs of earlier releases have it as an event of its own."""
 
@@ -352,6 +357,8 @@ class InteractionRecorded(Event):
     """Id of the request."""
     attempt: int = 0
     """Attempt at the episode; 0 in logs of earlier releases."""
+    continues: Continues = ""
+    """How the calls were found that it continues for credit."""
 
     def is_of(self, attempt: int) -> bool:
         """False if the call was made by another attempt: a call may be reported after its attempt was abandoned."""

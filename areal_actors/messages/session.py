@@ -110,6 +110,8 @@ class InteractionSummary(Value):
     """Reward set so far."""
     client_session: str = ""
     """Name of the conversation at the client, from the request's header `X-Session-ID`."""
+    follows: tuple[str, ...] = ()
+    """Ids of the interactions that it continues for credit; empty for its parent only."""
 
 
 class OpenCall(Value):

@@ -11,7 +11,7 @@ import msgspec
 
 from areal_actors.core.lazy import LazyModule
 from areal_actors.core.values import PROMPT_VERSION, ImageRef, Interaction, SequenceCall, TrainingSequence, Trajectory
-from areal_actors.sequences.credit import Credit, call_rewards, sequence_ends
+from areal_actors.sequences.credit import Credit, call_rewards, calls_without_credit, sequence_ends
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,6 +44,7 @@ def sequences_of(trajectory: Trajectory, group: int, oldest_version: int, credit
     """
     by_id = {call.id: call for call in trajectory.interactions}
     rewards = call_rewards(trajectory, credit)
+    uncredited = calls_without_credit(trajectory, credit)
     sequences: list[TrainingSequence] = []
     done = {call.id for call in trajectory.interactions if not call.trained}
     for end in sequence_ends(trajectory.interactions, credit.style):
@@ -58,6 +59,7 @@ def sequences_of(trajectory: Trajectory, group: int, oldest_version: int, credit
                 sample=call.id if credit.baseline_over == "calls" else "",
                 worker=call.worker,
                 temperature=call.temperature,
+                credited=call.id not in uncredited,
             )
             for call, start, end_of_call in call_places(path)
             if call.id not in context

@@ -1,10 +1,12 @@
-"""Credit assignment on a conversation tree: R(call), the return of each model call of an episode.
+"""Credit assignment: R(call), the return of each model call of an episode.
 
-With `task.turn_discount` γ (leaves first; the parent of a call is the call whose conversation it continues):
+With `task.turn_discount` γ (last calls first):
 
     R(call) = r(call) + γ · mean of R over the calls that continue it        r(call) = 0 without a reward of its own
 
-Without it nothing is summed. R(call) is
+The calls that continue a call are those whose messages do, and where messages do not tell, those that followed it in time
+(`sequences/credit_links.py`). With `branch_credit = "sum"` the rewards of all calls after a call are added, each once, discounted by
+the fewest calls between. Without a discount nothing is summed, and a call is continued only by calls whose messages continue it. R(call) is
 
     1. the reward set for the call, or else
     2. the mean of R over the calls that continue it, or else
@@ -19,7 +21,9 @@ are computed wherever they are needed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from math import fsum
 from typing import Literal
 
@@ -27,6 +31,7 @@ import msgspec
 
 from areal_actors.core.settings import TaskSettings
 from areal_actors.core.values import Interaction, Trajectory
+from areal_actors.sequences.credit_links import continuing_calls
 from bus.message import FrozenMeta
 
 BranchCredit = Literal["mean", "sum"]
@@ -57,12 +62,44 @@ def discounted_returns(interactions: Sequence[Interaction], discount: float, bra
 
     An interaction whose parent is missing counts as the first of a conversation.
     """
+    continuing = continuing_calls(interactions)
+    is_tree = len(set(chain.from_iterable(continuing.values()))) == sum(map(len, continuing.values()))
+    if branch == "sum" and not is_tree:
+        return {call.id: _discounted_sum(call, interactions, continuing, discount) for call in interactions}
 
     def reward(call: Interaction, later: list[float]) -> float:
         together = mean(later) if branch == "mean" else fsum(later)
         return (call.reward or 0.0) + discount * together
 
-    return _leaves_first(interactions, reward)
+    return _last_first(interactions, continuing, reward)
+
+
+def _discounted_sum(
+    call: Interaction, interactions: Sequence[Interaction], continuing: Mapping[str, Sequence[str]], discount: float
+) -> float:
+    """Sum of the rewards of a call and of all calls after it, each once, discounted by the fewest links between."""
+    rewards = {one.id: one.reward or 0.0 for one in interactions}
+    distance = {call.id: 0}
+    todo = deque([call.id])
+    while todo:
+        current = todo.popleft()
+        for later in continuing[current]:
+            if later not in distance:
+                distance[later] = distance[current] + 1
+                todo.append(later)
+    return fsum(rewards[later] * discount**steps for later, steps in distance.items())
+
+
+def calls_without_credit(trajectory: Trajectory, credit: Credit) -> frozenset[str]:
+    """Trained calls that have no reward with a discount, as neither they nor any call after them has one; empty without a discount."""
+    if credit.discount is None:
+        return frozenset()
+
+    def is_credited(call: Interaction, later: list[float]) -> float:
+        return float(call.reward is not None or any(later))
+
+    credited = _last_first(trajectory.interactions, continuing_calls(trajectory.interactions), is_credited)
+    return frozenset(call.id for call in trajectory.interactions if call.trained and not credited[call.id])
 
 
 def call_rewards(trajectory: Trajectory, credit: Credit) -> dict[str, float]:
@@ -75,23 +112,33 @@ def call_rewards(trajectory: Trajectory, credit: Credit) -> dict[str, float]:
             return call.reward
         return mean(later) if later else trajectory.reward
 
-    return _leaves_first(trajectory.interactions, reward)
+    children: dict[str, list[str]] = {call.id: [] for call in trajectory.interactions}
+    for call in trajectory.interactions:
+        if call.parent in children:
+            children[call.parent].append(call.id)
+    return _last_first(trajectory.interactions, children, reward)
 
 
-def _leaves_first(interactions: Sequence[Interaction], reward: Callable[[Interaction, list[float]], float]) -> dict[str, float]:
+def _last_first(
+    interactions: Sequence[Interaction],
+    continuing: Mapping[str, Sequence[str]],
+    reward: Callable[[Interaction, list[float]], float],
+) -> dict[str, float]:
     """R of every call, computed from its own interaction and the R of the calls that continue it."""
     known = {call.id: call for call in interactions}
-    children: dict[str, list[str]] = {identifier: [] for identifier in known}
-    todo: list[str] = []
-    for call in interactions:
-        (children[call.parent] if call.parent in known else todo).append(call.id)
-    parents_first: list[str] = []
+    waiting = Counter(chain.from_iterable(continuing.values()))
+    """Number of calls that each call continues and that are not in the order yet."""
+    todo = [identifier for identifier in known if not waiting[identifier]]
+    first_to_last: list[str] = []
     while todo:
-        parents_first.append(todo.pop())
-        todo.extend(children[parents_first[-1]])
+        first_to_last.append(todo.pop())
+        for later in continuing[first_to_last[-1]]:
+            waiting[later] -= 1
+            if not waiting[later]:
+                todo.append(later)
     rewards: dict[str, float] = {}
-    for identifier in reversed(parents_first):
-        rewards[identifier] = reward(known[identifier], [rewards[child] for child in children[identifier]])
+    for identifier in reversed(first_to_last):
+        rewards[identifier] = reward(known[identifier], [rewards[later] for later in continuing[identifier]])
     return rewards
 
 

@@ -31,7 +31,8 @@ def batch_metrics(sequences: Sequence[TrainingSequence], batch: BatchFormed) -> 
     Shares and means are over episodes, of any number of sequences, unless stated otherwise: `mean_tokens` (sampled tokens of an
     episode), `truncated_frac` (its last call was cut by length), `reward_mean`. Every sampled token counts once, in the sequence that
     trains its call; `masked_frac` is the share of them that no sequence trains. `length_bias` is the mean length of trained
-    trajectories over that of trained and dropped ones together; below 1, dropping favours short answers.
+    trajectories over that of trained and dropped ones together; below 1, dropping favours short answers. `calls_without_credit` is
+    the number of calls whose reward is 0 since nothing that continues them has one (`task.turn_discount`).
     """
     episodes = sequences_by_episode(sequences)
     sampled = [np.concatenate([sequence.versions[own_tokens(sequence)] for sequence in episode]) for episode in episodes]
@@ -49,6 +50,7 @@ def batch_metrics(sequences: Sequence[TrainingSequence], batch: BatchFormed) -> 
         "dropped_tokens": float(batch.dropped_tokens),
         "filtered_groups": float(batch.filtered_groups),
         "truncated_frac": float(np.mean([calls_of(episode[-1])[-1].truncated for episode in episodes])),
+        **_credit(sequences),
         "reward_mean": float(np.mean([episode[0].reward for episode in episodes])),
     }
 
@@ -60,6 +62,12 @@ def mean_metrics(scored: Iterable[Mapping[str, float]]) -> dict[str, float]:
         for name, value in metrics.items():
             values.setdefault(name, []).append(value)
     return {name: sum(found) / len(found) for name, found in values.items()}
+
+
+def _credit(sequences: Sequence[TrainingSequence]) -> dict[str, float]:
+    """Number of trained calls that no reward reaches under the recipe's discount; nothing if there is none."""
+    missing = sum(not call.credited for sequence in sequences for call in calls_of(sequence))
+    return {"calls_without_credit": float(missing)} if missing else {}
 
 
 def _length_bias(batch: BatchFormed) -> float:

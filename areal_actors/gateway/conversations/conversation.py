@@ -63,7 +63,7 @@ def prompt_for(
     request = continuations.without_unseen_names(request)
     settings = digest((request.tools, request.template_kwargs))
     request_digest = digest(request.messages)
-    parent, prefix_break_reason = find_parent(turns, request)
+    parent, prefix_break_reason, by_id = find_parent(turns, request)
     is_first = parent is None and not prefix_break_reason
     if is_first and (kept := continuations.first_prompts.get(request_digest + settings)) is not None:
         return kept
@@ -91,6 +91,7 @@ def prompt_for(
         features |= IMAGES
     prompt = Prompt(
         parent="" if parent is None else parent.interaction.id,
+        parent_by_id=by_id,
         prefix=prefix,
         token_ids=known + ids,
         suffix_ids=ids,

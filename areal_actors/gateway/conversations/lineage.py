@@ -30,6 +30,8 @@ class Lineage(NamedTuple):
     turn: ConversationTurn | None
     differs: str = ""
     """Difference of the messages from the parent's conversation, or reason for which a call with earlier answers has no parent."""
+    by_id: bool = False
+    """True if the client named the call, or the id of a tool call of its."""
 
 
 def find_parent(turns: dict[str, ConversationTurn], request: ModelRequest) -> Lineage:
@@ -39,12 +41,12 @@ def find_parent(turns: dict[str, ConversationTurn], request: ModelRequest) -> Li
         turn = turns[request.continues]
         known = messages_of(path_to(request.continues, turns))
         place = first_difference(known, messages)
-        return Lineage(turn, "" if place == len(known) else _changed(place, messages))
+        return Lineage(turn, "" if place == len(known) else _changed(place, messages), by_id=True)
     history = _History(messages)
     by_id, by_value = _by_id(turns, messages), _by_value(turns, history)
     if by_id is not None and (by_value is None or by_id[1] > by_value[0].prompt.message_count):
         turn, place = by_id
-        return Lineage(turn, _difference(turn, place, history))
+        return Lineage(turn, _difference(turn, place, history), by_id=True)
     return Lineage(None, _missing_parent_reason(turns, messages)) if by_value is None else Lineage(*by_value)
 
 

@@ -25,6 +25,8 @@ class Prompt(msgspec.Struct, metaclass=FrozenMeta):
     """u32, the tokens after the prefix; all of them without a prefix."""
     parent: str = ""
     """Id of the interaction whose conversation this continues."""
+    parent_by_id: bool = False
+    """True if the client named it, or the id of a tool call of its."""
     prefix: str = ""
     """Id of the interaction whose tokens are a prefix of these."""
     suffix_text: str = ""

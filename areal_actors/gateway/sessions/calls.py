@@ -16,7 +16,7 @@ from areal_actors.gateway.completion_check import CompletionFault
 from areal_actors.gateway.conversations.message_equality import digest
 from areal_actors.gateway.conversations.turns import ConversationTurn
 from areal_actors.gateway.sessions.table import Session
-from areal_actors.messages import CompletionRefused, InteractionRecorded, ModelRequest
+from areal_actors.messages import CompletionRefused, Continues, InteractionRecorded, ModelRequest
 from areal_actors.runtime.actor import Context
 
 SEED_BYTES = 6
@@ -74,7 +74,9 @@ def completion_refused(session: Session, error: CompletionFault) -> CompletionRe
     )
 
 
-def interaction_recorded(session: Session, choice: Choice, done: ConversationTurn, context: Context) -> InteractionRecorded:
+def interaction_recorded(
+    session: Session, choice: Choice, done: ConversationTurn, context: Context, continues: Continues
+) -> InteractionRecorded:
     """The record of a completed choice of a call."""
     made = done.interaction
     return InteractionRecorded(
@@ -95,4 +97,5 @@ def interaction_recorded(session: Session, choice: Choice, done: ConversationTur
         time=context.now,
         request=context.cause,
         attempt=session.work.attempt,
+        continues=continues,
     )

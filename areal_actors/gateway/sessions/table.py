@@ -16,6 +16,7 @@ from areal_actors.core.values import Interaction, Trajectory
 from areal_actors.gateway.conversations.turns import CANCELLED, ConversationTurn
 from areal_actors.messages import InteractionSummary, ModelResponsePart, RunEpisode
 from areal_actors.sequences.build import last_trained
+from areal_actors.sequences.credit_links import links_of
 from bus.message import FrozenMeta
 
 State = Literal["opened", "active", "ended", "scored", "exported", "abandoned"]
@@ -102,11 +103,19 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
         """End a model call, with or without an interaction."""
         return msgspec.structs.replace(self, running=self.running - 1, expires=now + self.lease_seconds)
 
-    def record(self, turn: ConversationTurn, now: float, client_session: str = "") -> Session:
-        """Record a completed call, with its conversation's name at the client; it replaces a cancelled call that it retries."""
+    def record(self, turn: ConversationTurn, now: float, client_session: str = "", follows: tuple[str, ...] = ()) -> Session:
+        """Record a completed call, with its conversation's name at the client and the calls that it continues for credit.
+
+        It replaces a cancelled call that it retries, in the credit links too.
+        """
         turn = msgspec.structs.replace(turn, client_session=client_session) if client_session else turn
-        continued = {link for one in self.turns for link in (one.interaction.parent, one.interaction.prefix)}
+        continued = {link for one in self.turns for link in _continued(one.interaction)}
         earlier = [one for one in self.turns if one.interaction.id in continued or not _is_retry(turn, one)]
+        if follows:
+            retried = {one.interaction.id: links_of(one.interaction) for one in self.turns if one not in earlier}
+            kept = {one.interaction.id for one in earlier}
+            follows = tuple(link for name in follows for link in retried.get(name, (name,)) if link in kept)
+            turn = msgspec.structs.replace(turn, interaction=msgspec.structs.replace(turn.interaction, follows=follows))
         return msgspec.structs.replace(self.transition("record", now), turns=(*earlier, turn))
 
     def with_answer(self, name: str, answer: Sequence[ModelResponsePart]) -> Session:
@@ -168,6 +177,10 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
         return self.state not in {"exported", "abandoned"} and self.running == 0 and now > self.expires
 
 
+def _continued(call: Interaction) -> tuple[str, ...]:
+    return (call.parent, call.prefix, *call.follows)
+
+
 def _is_retry(turn: ConversationTurn, earlier: ConversationTurn) -> bool:
     """True if a call retries an earlier streamed one that its client cancelled."""
     same = (turn.prompt.request_digest, turn.prompt.settings) == (earlier.prompt.request_digest, earlier.prompt.settings)
@@ -204,6 +217,7 @@ def summaries(turns: Sequence[Interaction], rewards: dict[str, float], names: di
                 finish_reason=interaction.finish_reason,
                 reward=rewards.get(interaction.id, interaction.reward),
                 client_session=names.get(interaction.id, ""),
+                follows=interaction.follows,
             )
         )
     return tuple(summaries)

@@ -1,0 +1,79 @@
+"""Credit links of a call: the earlier calls that it continues, by its messages or, where these do not name any, by time.
+
+Agents compact a history, keep a window of it, ask again without an invalid answer, delegate to another conversation, or send a message
+back with other spaces. The new call's messages then do not continue the call before, and with a discount per call no reward would reach
+it. So a call continues, besides its parent, every completed call that nothing continues yet when it begins:
+
+- a call without a parent continues the end of the conversation before (compaction, sliding window, plan and act);
+- a call whose parent is already continued by another call continues the end of that (a rewritten observation, an answer asked for again);
+- a call that continues its parent also continues calls that ran beside it meanwhile (sub-agents, candidates that were not chosen).
+
+Calls in flight are continued by nothing. A conversation that the client names (a header) is continued by calls of the same name, and by a
+call whose new messages have its last answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from areal_actors.gateway.conversations.turns import ConversationTurn, Prompt
+from areal_actors.messages import Continues
+from areal_actors.sequences.credit_links import links_of
+
+
+class CreditLinks(NamedTuple):
+    """Calls that a call continues for credit."""
+
+    follows: tuple[str, ...]
+    """Their ids, in order of completion; empty if it is only the parent, or none."""
+    found: Continues
+    """How they were found."""
+
+
+def find_credit_links(
+    turns: Mapping[str, ConversationTurn], prompt: Prompt, client_session: str, messages: Sequence[Mapping[str, Any]]
+) -> CreditLinks:
+    """Find the calls that a call continues.
+
+    Args:
+        turns: completed calls of the session when this one begins, by id, in order of completion.
+        prompt: the call's prompt, with its parent.
+        client_session: name of its conversation at the client; empty if the client sends none.
+        messages: those of its request.
+    """
+    continued: set[str] = set()
+    by_messages: set[str] = set()
+    for turn in turns.values():
+        links = links_of(turn.interaction)
+        continued.update(links)
+        by_messages.update(link for link in links if link == turn.interaction.parent)
+    parent = prompt.parent
+    new = messages[turns[parent].prompt.message_count :] if parent else messages
+    followed = {
+        identifier
+        for identifier, turn in turns.items()
+        if identifier not in continued and (turn.client_session == client_session or _has_text(new, turn.answer.get("content")))
+    }
+    if parent and (parent not in by_messages or not followed):
+        followed.add(parent)
+    if parent in followed:
+        found: Continues = "id" if prompt.parent_by_id else "value"
+    else:
+        found = "time" if followed else "none"
+    only_parent = followed == {parent}
+    return CreditLinks(() if only_parent else tuple(identifier for identifier in turns if identifier in followed), found)
+
+
+def _has_text(messages: Sequence[Mapping[str, Any]], answer: object) -> bool:
+    """True if the messages have the text of an answer."""
+    text = answer.strip() if isinstance(answer, str) else ""
+    return bool(text) and any(text in sent for message in messages for sent in _texts(message.get("content")))
+
+
+def _texts(content: object) -> Iterator[str]:
+    """Texts of a message's content."""
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, list):
+        yield from (part["text"] for part in content if isinstance(part, dict) and isinstance(part.get("text"), str))

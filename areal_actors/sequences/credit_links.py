@@ -1,0 +1,36 @@
+"""The calls that each call of an episode continues for credit: edges of a graph without circles, from earlier to later calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from areal_actors.core.values import Interaction
+
+
+def links_of(call: Interaction) -> tuple[str, ...]:
+    """Ids of the calls that a call continues, as recorded when it began."""
+    return call.follows or ((call.parent,) if call.parent else ())
+
+
+def continuing_calls(interactions: Sequence[Interaction]) -> dict[str, list[str]]:
+    """The calls that continue each call, by id.
+
+    A link that was found by time does not count where the messages of another call continue the earlier one after all: the call in
+    between ran beside it. Nor does it between alternatives, which continue the same parent, if the earlier one has a reward of its own.
+    """
+    known = {call.id: call for call in interactions}
+    links = {call.id: _links(call, known) for call in interactions}
+    continued = {call.parent for call in interactions if call.parent in links[call.id]}
+    continuing: dict[str, list[str]] = {identifier: [] for identifier in known}
+    for call in interactions:
+        for link in links[call.id]:
+            if link == call.parent or link not in continued:
+                continuing[link].append(call.id)
+    return continuing
+
+
+def _links(call: Interaction, known: Mapping[str, Interaction]) -> tuple[str, ...]:
+    links = tuple(
+        link for link in links_of(call) if link in known and (link == call.parent or not call.parent or known[link].reward is None)
+    )
+    return links or ((call.parent,) if call.parent in known else ())
