@@ -2,7 +2,7 @@
 
 from bus.base import Bus, Delivery, Envelope, History, LogSpan, Stamp, WorkQueue
 from bus.memory import MemoryBus
-from bus.message import Event, Message, Reply, Report, Request, Telemetry, Work
+from bus.message import Event, Message, MonitorEvent, Reply, Request, Telemetry, Work
 from bus.recorded import Tape, TapeEntry, export_log, read_log, read_tape
 
 __all__ = [
@@ -14,8 +14,8 @@ __all__ = [
     "LogSpan",
     "MemoryBus",
     "Message",
+    "MonitorEvent",
     "Reply",
-    "Report",
     "Request",
     "Stamp",
     "Tape",

@@ -39,7 +39,7 @@ class Event(Message):
     """A fact, logged and delivered to every subscriber, now or later."""
 
 
-class Report(Event):
+class MonitorEvent(Event):
     """An event for monitors, which no control state depends on: an actor that handles a message again may publish fewer or more of them."""
 
 

@@ -44,7 +44,7 @@ async def forget(p):
         await p.ask(user(f"you see {observation}"))
 
 
-async def tell_the_time(p):
+async def change_the_clock(p):
     """A clock in the system prompt."""
     first = await p.ask(system("it is 12:00"), Q)
     second = await p.ask(system("it is 12:01"), Q, assistant(first), user("b"))
@@ -95,7 +95,7 @@ async def format_answers(p):
 
 
 CHAINS = [
-    *(keep, compact, compact_alone, slide, forget, tell_the_time, plan_and_act),
+    *(keep, compact, compact_alone, slide, forget, change_the_clock, plan_and_act),
     *(drop_empty_answers, ask_again, omit_observations, strip_spaces, format_answers),
 ]
 

@@ -293,6 +293,7 @@ async def test_a_session_reports_its_state_to_its_own_key_and_to_the_admin(harne
         "finish_reason": "stop",
         "reward": None,
         "client_session": "",
+        "follows": [],
     }
     for path in (f"/{session}/rl/session", f"/rl/session?session_id={session}"):
         assert (await harness.call("GET", path))[1]["session_id"] == session

@@ -8,7 +8,7 @@ import msgspec
 
 from areal_actors.core.byte_planes import IdPlanes, from_planes, planes_needed, set_fields, to_planes
 from areal_actors.core.values import Constraint, ImageRef, SamplingParams, Task, TokenColumns, Value
-from bus.message import Event, Reply, Report, Request, Work
+from bus.message import Event, MonitorEvent, Reply, Request, Work
 
 Purpose = Literal["train", "evaluate"]
 ITEM_REFERENCE = "item_reference"
@@ -321,7 +321,7 @@ class ToolsRefused(Event):
 
 
 Continues = Literal["", "value", "id", "time", "none"]
-"""How the calls were found that a call continues for credit: by its messages, by an id in them or in the request, by time, or none was;
+"""Evidence for the calls that a call continues for credit: its messages, an id in them or in the request, the time, or none;
 empty in logs of earlier releases."""
 
 
@@ -358,14 +358,14 @@ class InteractionRecorded(Event):
     attempt: int = 0
     """Attempt at the episode; 0 in logs of earlier releases."""
     continues: Continues = ""
-    """How the calls were found that it continues for credit."""
+    """Evidence for the calls that it continues for credit."""
 
     def is_of(self, attempt: int) -> bool:
         """False if the call was made by another attempt: a call may be reported after its attempt was abandoned."""
         return self.attempt in {0, attempt}
 
 
-class InteractionsRecorded(Report):
+class InteractionsRecorded(MonitorEvent):
     """Model calls were completed, of episodes that go on or ended without a trajectory: an exported trajectory brings its own."""
 
     subject: ClassVar[str] = "interactions.recorded"

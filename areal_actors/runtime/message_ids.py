@@ -8,7 +8,7 @@ from hashlib import blake2b
 import msgspec
 
 from bus.base import Envelope
-from bus.message import Event, Message, Report, Work
+from bus.message import Event, Message, MonitorEvent, Work
 
 DURABLE = (Event, Work)
 
@@ -36,6 +36,6 @@ class HandlingIds:
 
     def following(self, message: Message) -> str:
         """Returns the id of the next emitted message."""
-        series = ("report",) if isinstance(message, Report) else () if isinstance(message, DURABLE) else ("passing",)
+        series = ("report",) if isinstance(message, MonitorEvent) else () if isinstance(message, DURABLE) else ("passing",)
         self._emitted[series] += 1
         return message_id(self._sender, *series, self._emitted[series])

@@ -4,7 +4,7 @@ With `task.turn_discount` γ (last calls first):
 
     R(call) = r(call) + γ · mean of R over the calls that continue it        r(call) = 0 without a reward of its own
 
-The calls that continue a call are those whose messages do, and where messages do not tell, those that followed it in time
+The calls that continue a call are those whose messages do, and where messages name none, those that followed it in time
 (`sequences/credit_links.py`). With `branch_credit = "sum"` the rewards of all calls after a call are added, each once, discounted by
 the fewest calls between. Without a discount nothing is summed, and a call is continued only by calls whose messages continue it. R(call) is
 

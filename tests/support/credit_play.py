@@ -27,7 +27,7 @@ def assistant(text):
 
 @dataclass
 class Play:
-    """One episode: `ask` makes a call, `answers` are what the model says, in the order of the calls."""
+    """One episode: `ask` makes a call, `answers` are the model's, in the order of the calls."""
 
     manager: Manager
     session: str

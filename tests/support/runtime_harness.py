@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from areal_actors.runtime.actor import Actor, Context, Emits, on
 from areal_actors.runtime.runtime import Identity, Runtime
-from bus import Event, MemoryBus, Reply, Report, Request, Stamp, Work
+from bus import Event, MemoryBus, MonitorEvent, Reply, Request, Stamp, Work
 
 
 class Happened(Event):
@@ -21,7 +21,7 @@ class Noted(Event):
     n: int
 
 
-class Reported(Report):
+class Reported(MonitorEvent):
     subject: ClassVar[str] = "thing.reported"
     n: int
 

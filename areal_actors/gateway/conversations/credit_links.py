@@ -28,7 +28,7 @@ class CreditLinks(NamedTuple):
     follows: tuple[str, ...]
     """Their ids, in order of completion; empty if it is only the parent, or none."""
     found: Continues
-    """How they were found."""
+    """Evidence by which they were found."""
 
 
 def find_credit_links(
