@@ -86,9 +86,9 @@ class TaskSettings(Config):
     export_style: Literal["concat", "individual"] = "concat"
     """`concat` makes one row of each path of calls whose tokens extend each other, `individual` one of each call; every token has its
     call's reward in both."""
-    baseline_over: Literal["episodes", "calls"] = "episodes"
+    baseline_over: Literal["episodes", "calls", "roles"] = "episodes"
     """Samples of a group's reward statistics: `episodes` counts each episode once, with the mean reward of its calls; `calls` counts
-    each call once (process rewards)."""
+    each call once (process rewards); `roles` compares each role of an episode with the same role of the group's other episodes."""
 
     def is_script(self) -> bool:
         """Returns True if the agent is a file without a name in it, which is run as a script."""

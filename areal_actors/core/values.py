@@ -201,6 +201,9 @@ class Interaction(Value):
     """Id of the interaction whose prompt and completion tokens this prompt begins with; empty if there is none."""
     follows: tuple[str, ...] = ()
     """Ids of the interactions that this one continues for credit (`gateway/conversations/credit_links.py`); empty for its parent only."""
+    role: str = ""
+    """Role in which the model answered: a name given with a reward, the name of the conversation at the client, or else a digest of the
+    system prompt; empty without any."""
     prompt_suffix: bytes
     """Prompt token ids (u32) after the prefix's prompt and completion; the whole prompt if there is no prefix."""
     completion: TokenColumns
@@ -319,6 +322,8 @@ class SequenceCall(Value, array_like=True):
     """Temperature of its log-probabilities, if it is not the recipe's."""
     credited: bool = True
     """False if no reward was set for the call or for any that continues it, so that its reward under a discount is 0."""
+    role: str = ""
+    """Role whose samples it is compared with in its group; empty with all of them."""
 
 
 class TrainingSequence(msgspec.Struct, frozen=True):

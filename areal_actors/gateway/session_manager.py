@@ -261,7 +261,7 @@ class SessionManager(ExternalSessions):
         ended = [choice.finish(last=choice is call.choices[-1], trained=trained) for choice in call.choices]
         session = self.registry.get(session_id)
         for _, done in ended:
-            session = session.record(done, context.now, call.request.client_session, call.links.follows)
+            session = session.record(done, context.now, call.request.client_session, call.links)
         if session.unanswered:
             session = session.engine_answered(digest_of(call.request))
         self.registry.update(session.with_answer(name, [choice.whole for choice in call.choices]) if name else session)
@@ -275,13 +275,15 @@ class SessionManager(ExternalSessions):
         for choice in call.choices:
             if choice.sampled and (session := self.registry.find(name)) is not None and session.state == "active":
                 done = choice.finish_cancelled(trained=trained)
-                session = self.registry.update(session.record(done, context.now, call.request.client_session, call.links.follows))
+                session = self.registry.update(session.record(done, context.now, call.request.client_session, call.links))
                 self.unreported.add(interaction_recorded(session, choice, done, context, call.links.found))
 
     @on
     def set_reward(self, request: SetReward, context: Context) -> Iterator[RewardSet]:
         try:
-            self.registry.update(self.registry.get(request.session).set_reward(request.interaction, request.reward, context.now))
+            self.registry.update(
+                self.registry.get(request.session).set_reward(request.interaction, request.reward, context.now, request.role)
+            )
         except SessionError as error:
             session = self.registry.find(request.session)
             yield RewardSet(error=str(error), error_status=410 if session is None or session.state in CLOSED_STATES else 404)

@@ -156,21 +156,21 @@ class ArealOpenAI(openai.AsyncOpenAI):
             options["http_client"] = openai.DefaultAsyncHttpxClient(verify=False, timeout=options["timeout"])
         super().__init__(**options)
 
-    def set_reward(self, interaction_id: str, reward: float) -> RewardCall:
-        """Set the reward of a completed call, by the `id` of its response, when the result is awaited.
+    def set_reward(self, interaction_id: str, reward: float, *, role: str = "") -> RewardCall:
+        """Set the reward of a completed call, by the `id` of its response, when the result is awaited; `role` names the call's role.
 
         Raises:
             RewardError: the reward is not a finite number; or, at the end of the episode, the result was not awaited.
             openai.APIStatusError: there is no such call, or the session is over.
         """
-        return self._reward_call(f"set_reward({interaction_id!r}, {reward!r})", interaction_id, reward)
+        return self._reward_call(f"set_reward({interaction_id!r}, {reward!r})", interaction_id, reward, role)
 
     def set_last_reward(self, reward: float) -> RewardCall:
         """Set the reward of the last completed call when the result is awaited; raises like `set_reward`."""
         return self._reward_call(f"set_last_reward({reward!r})", None, reward)
 
-    def _reward_call(self, call: str, interaction_id: str | None, reward: float) -> RewardCall:
-        body = {"interaction_id": interaction_id, "reward": check_reward(reward)}
+    def _reward_call(self, call: str, interaction_id: str | None, reward: float, role: str = "") -> RewardCall:
+        body = {"interaction_id": interaction_id, "reward": check_reward(reward), **({"role": role} if role else {})}
         self._rewards.append(RewardCall(call, self._post_session("set_reward", body), sys._getframe(2)))  # noqa: SLF001 - of the caller
         return self._rewards[-1]
 

@@ -233,6 +233,8 @@ class SetReward(Request[RewardSet]):
     session: str
     interaction: str = ""
     reward: float
+    role: str = ""
+    """Name of the role in which the model answered; empty keeps the call's own."""
 
 
 class Generated(Reply):

@@ -36,7 +36,7 @@ from bus.message import FrozenMeta
 
 BranchCredit = Literal["mean", "sum"]
 ExportStyle = Literal["concat", "individual"]
-BaselineOver = Literal["episodes", "calls"]
+BaselineOver = Literal["episodes", "calls", "roles"]
 
 
 class Credit(msgspec.Struct, metaclass=FrozenMeta):
@@ -49,7 +49,7 @@ class Credit(msgspec.Struct, metaclass=FrozenMeta):
     style: ExportStyle = "concat"
     """`concat`: a sequence per path of calls whose tokens extend each other. `individual`: a sequence per call."""
     baseline_over: BaselineOver = "episodes"
-    """Unit of group statistics: each episode once, or each call once (process rewards)."""
+    """Unit of group statistics: each episode once, each call once (process rewards), or each role of an episode once."""
 
     @classmethod
     def of(cls, task: TaskSettings) -> Credit:
@@ -153,9 +153,16 @@ def mean(values: Sequence[float]) -> float:
 def sample_rewards(trajectory: Trajectory, credit: Credit) -> tuple[float, ...]:
     """Rewards that a trajectory contributes to the statistics of its group.
 
-    A single one, the mean of R over its trained calls; with `baseline_over = "calls"` R of each trained call.
+    A single one, the mean of R over its trained calls; with `baseline_over = "calls"` R of each trained call, with `"roles"` the mean of
+    each role, in order of the roles' names.
     """
     rewards = call_rewards(trajectory, credit)
+    if credit.baseline_over == "roles":
+        by_role: dict[str, list[float]] = {}
+        for call in trajectory.interactions:
+            if call.trained:
+                by_role.setdefault(call.role, []).append(rewards[call.id])
+        return tuple(mean(received) for _, received in sorted(by_role.items()))
     trained = [rewards[call.id] for call in trajectory.interactions if call.trained]
     return tuple(trained) if credit.baseline_over == "calls" else (mean(trained),)
 

@@ -65,6 +65,7 @@ def step_tokens(sequences: Sequence[TrainingSequence], weight_version: int) -> S
                 raise EngineError(f"the reward of sequence {index} (group {sequence.group}) is {reward}; rewards must be finite")
     keys = [(episode_key(sequences, index), call.sample) for index, calls in enumerate(own) for call in calls]
     samples = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    roles = dict(zip(keys, (call.role for calls in own for call in calls), strict=True))
     first_calls = np.cumsum([0, *map(len, own)])
 
     def column(name: str) -> np.ndarray:
@@ -78,7 +79,7 @@ def step_tokens(sequences: Sequence[TrainingSequence], weight_version: int) -> S
         rewards=torch.tensor([call.reward for calls in own for call in calls], dtype=torch.float64),
         call_sequences=torch.tensor([index for index, calls in enumerate(own) for _ in calls], dtype=torch.int64),
         samples=torch.tensor([samples[key] for key in keys], dtype=torch.int64),
-        groups=torch.tensor([group for (group, _), _ in samples], dtype=torch.int64),
+        groups=torch.tensor(_compared([(key[0][0], roles[key]) for key in samples]), dtype=torch.int64),
         sampled=torch.tensor(
             [_sampled(sequence, call) for sequence, calls in zip(sequences, own, strict=True) for call in calls], dtype=torch.int64
         ),
@@ -87,6 +88,14 @@ def step_tokens(sequences: Sequence[TrainingSequence], weight_version: int) -> S
         versions=torch.from_numpy(column("versions").astype(np.int64)),
         weight_version=weight_version,
     )
+
+
+def _compared(samples: Sequence[tuple[int, str]]) -> list[int]:
+    """Number of the group with which each sample is compared, by its group and its role."""
+    if not any(role for _, role in samples):
+        return [group for group, _ in samples]
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(samples))}
+    return [numbers[key] for key in samples]
 
 
 def _calls_of_trained(sequences: Sequence[TrainingSequence], index: int) -> NDArray[np.int64]:

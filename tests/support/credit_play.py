@@ -60,9 +60,9 @@ class Play:
             begun.append((parts, [await anext(parts)]))
         return ["".join(part.text for part in (*first, *[part async for part in parts])) for parts, first in begun]
 
-    async def reward(self, reward):
-        """Set the reward of the last completed call."""
-        (answer,) = await self.manager(SetReward(session=self.session, interaction="", reward=reward))
+    async def reward(self, reward, role=""):
+        """Set the reward of the last completed call, and the name of its role."""
+        (answer,) = await self.manager(SetReward(session=self.session, interaction="", reward=reward, role=role))
         assert not answer.error
 
     async def end(self, reward) -> Trajectory:

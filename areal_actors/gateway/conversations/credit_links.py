@@ -14,21 +14,33 @@ call whose new messages have its last answer.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from hashlib import blake2b
 from typing import Any, NamedTuple
+
+import msgspec
 
 from areal_actors.gateway.conversations.turns import ConversationTurn, Prompt
 from areal_actors.messages import Continues
 from areal_actors.sequences.credit_links import links_of
 
+ROLE_BYTES = 4
+"""Bytes of the digest of a system prompt."""
+
 
 class CreditLinks(NamedTuple):
-    """Calls that a call continues for credit."""
+    """Calls that a call continues for credit, and its role."""
 
-    follows: tuple[str, ...]
+    follows: tuple[str, ...] = ()
     """Their ids, in order of completion; empty if it is only the parent, or none."""
-    found: Continues
+    found: Continues = ""
     """Evidence by which they were found."""
+    role: str = ""
+    """Name of the conversation at the client, or else a digest of the system prompt; empty without either."""
+
+
+NO_LINKS = CreditLinks()
 
 
 def find_credit_links(
@@ -62,7 +74,13 @@ def find_credit_links(
     else:
         found = "time" if followed else "none"
     only_parent = followed == {parent}
-    return CreditLinks(() if only_parent else tuple(identifier for identifier in turns if identifier in followed), found)
+    follows = () if only_parent else tuple(identifier for identifier in turns if identifier in followed)
+    return CreditLinks(follows, found, client_session or _digest_of_system_prompt(messages))
+
+
+def _digest_of_system_prompt(messages: Sequence[Mapping[str, Any]]) -> str:
+    prompts = list(itertools.takewhile(lambda message: message.get("role") in {"system", "developer"}, messages))
+    return blake2b(msgspec.json.encode(prompts), digest_size=ROLE_BYTES).hexdigest() if prompts else ""
 
 
 def _has_text(messages: Sequence[Mapping[str, Any]], answer: object) -> bool:

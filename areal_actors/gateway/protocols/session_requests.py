@@ -47,6 +47,8 @@ class SetRewardRequest(RequestStruct):
     reward: float
     interaction_id: str | None = None
     """If null, the last completed interaction."""
+    role: str | None = None
+    """Name of the role in which the model answered (`task.baseline_over = "roles"`)."""
 
 
 class SelectTrainedRequest(RequestStruct):

@@ -13,6 +13,7 @@ import msgspec
 from areal_actors.core.errors import SessionError
 from areal_actors.core.gateways import without_mark
 from areal_actors.core.values import Interaction, Trajectory
+from areal_actors.gateway.conversations.credit_links import NO_LINKS, CreditLinks
 from areal_actors.gateway.conversations.turns import CANCELLED, ConversationTurn
 from areal_actors.messages import InteractionSummary, ModelResponsePart, RunEpisode
 from areal_actors.sequences.build import last_trained
@@ -103,7 +104,7 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
         """End a model call, with or without an interaction."""
         return msgspec.structs.replace(self, running=self.running - 1, expires=now + self.lease_seconds)
 
-    def record(self, turn: ConversationTurn, now: float, client_session: str = "", follows: tuple[str, ...] = ()) -> Session:
+    def record(self, turn: ConversationTurn, now: float, client_session: str = "", links: CreditLinks = NO_LINKS) -> Session:
         """Record a completed call, with its conversation's name at the client and the calls that it continues for credit.
 
         It replaces a cancelled call that it retries, in the credit links too.
@@ -111,11 +112,13 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
         turn = msgspec.structs.replace(turn, client_session=client_session) if client_session else turn
         continued = {link for one in self.turns for link in _continued(one.interaction)}
         earlier = [one for one in self.turns if one.interaction.id in continued or not _is_retry(turn, one)]
+        follows = links.follows
         if follows:
             retried = {one.interaction.id: links_of(one.interaction) for one in self.turns if one not in earlier}
             kept = {one.interaction.id for one in earlier}
             follows = tuple(link for name in follows for link in retried.get(name, (name,)) if link in kept)
-            turn = msgspec.structs.replace(turn, interaction=msgspec.structs.replace(turn.interaction, follows=follows))
+        if follows or links.role:
+            turn = msgspec.structs.replace(turn, interaction=msgspec.structs.replace(turn.interaction, follows=follows, role=links.role))
         return msgspec.structs.replace(self.transition("record", now), turns=(*earlier, turn))
 
     def with_answer(self, name: str, answer: Sequence[ModelResponsePart]) -> Session:
@@ -135,8 +138,8 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
         """Cause of the last request that failed in the engine and was not answered since; empty if there is none."""
         return next(reversed(self.unanswered.values()), "")
 
-    def set_reward(self, interaction: str, reward: float, now: float) -> Session:
-        """Set a reward; an empty interaction id means the last completed one.
+    def set_reward(self, interaction: str, reward: float, now: float, role: str = "") -> Session:
+        """Set a reward; an empty interaction id means the last completed one. `role` names the call's role and all calls in it.
 
         Raises:
             SessionError: there is no such interaction.
@@ -146,7 +149,18 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
         named = interaction or (last_trained(made).id if made else "")
         if named not in known:
             raise SessionError(f"session {self.id} has no completed interaction '{interaction}'; it has {', '.join(known) or 'none'}")
-        return msgspec.structs.replace(self.transition("reward", now), rewards={**self.rewards, named: reward})
+        after = msgspec.structs.replace(self.transition("reward", now), rewards={**self.rewards, named: reward})
+        return after.with_role(made[known.index(named)].role, role) if role else after
+
+    def with_role(self, before: str, role: str) -> Session:
+        """Give the calls of a role another name."""
+        turns = tuple(
+            msgspec.structs.replace(turn, interaction=msgspec.structs.replace(turn.interaction, role=role))
+            if turn.interaction.role == before
+            else turn
+            for turn in self.turns
+        )
+        return msgspec.structs.replace(self, turns=turns)
 
     def select_trained(self, interactions: Sequence[str], now: float) -> Session:
         """Train only these completed interactions; the other ones become context of later calls.
