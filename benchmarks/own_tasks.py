@@ -1,8 +1,9 @@
 """Held-out mean reward of the embedded model on tasks that it was not made for, before and after learning them.
 
-    python benchmarks/own_tasks.py [--seeds 0 1 2] [--tasks nim reading look_up] [SETTING ...]
+    python benchmarks/own_tasks.py [--seeds 0 1 2] [--tasks nim reading look_up notes] [SETTING ...]
 
-Each task is learnt with its recipe in recipes/, from the reward alone: the game `nim`, the text `reading`, the tool `look_up`. Where the
+Each task is learnt with its recipe in recipes/, from the reward alone: the game `nim`, the text `reading`, the tool `look_up`, the
+number `notes` that is kept over three compactions of the history. Where the
 task has demonstrations, it is also learnt in two runs, recipes/demonstrations.toml and then the recipe from its checkpoint. Mean rewards
 are those of the first and the last evaluation of a run, sampled and greedy; they do not depend on other work of the machine.
 """
@@ -20,7 +21,7 @@ from typing import Any
 from history import SMALL, append, areal, parse_arguments, table
 
 Figures = dict[str, Any]
-TASKS: dict[str, str] = {"nim": "", "reading": "", "look_up": "tools"}
+TASKS: dict[str, str] = {"nim": "", "reading": "", "look_up": "tools", "notes": "answer"}
 """Tasks, and the skill of the warm start of those that have demonstrations."""
 COLUMNS = ("before", "demonstrated", "after", "greedy before", "greedy demonstrated", "greedy after")
 """Mean reward of the warm-started model, after the demonstrations, and after the last step."""

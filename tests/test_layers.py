@@ -17,6 +17,7 @@ ORDER = (
     *("audit", "supervised", "embedded", "calibration", "chaos"),
     *(
         "recipe",
+        "lint",
         "scaling",
         "display",
         "run",

@@ -17,7 +17,9 @@ from areal_actors.display.recall import restore_fold
 from areal_actors.display.run_state import RunState
 from areal_actors.display.sentences import duration
 from areal_actors.display.waiting import BOUNDS, waiting_summary
-from areal_actors.messages import Heartbeat, LoadMeasured, Throughput
+from areal_actors.lint.first_episodes import FirstEpisodes
+from areal_actors.lint.rules import Finding, findings, to_lines
+from areal_actors.messages import Heartbeat, LoadMeasured, RunStarted, Throughput
 from areal_actors.reader.run_files import run_folder
 from areal_actors.recipe.limits import Limit, limits
 from areal_actors.recipe.recipe import Recipe, recorded_recipe
@@ -29,6 +31,7 @@ from areal_actors.run.connections import connected
 from areal_actors.run.monitor import open_log
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.scaling.balance import Recommendation, combined, recommend
+from areal_actors.sequences.credit import Credit
 from bus.base import Envelope
 from bus.message import Message
 
@@ -73,6 +76,8 @@ class Why(msgspec.Struct, kw_only=True):
     open_waits: list[OpenWait]
     attention: list[str]
     """Causes for which it may not learn."""
+    signal: list[Finding]
+    """The same from its first episodes."""
     workers: list[Recommendation]
     """Number of workers of each role that would balance the run; empty if its load was not measured."""
     verdict: str
@@ -96,6 +101,7 @@ class Why(msgspec.Struct, kw_only=True):
         for wait in self.open_waits[:OPEN_WAITS]:
             lines.append(f"{'':<12}{wait.actor} waits {wait.seconds:.0f} s for {wait.name}, for {wait.seconds_left:.0f} s more at most")
         lines += [f"{'attention' if number == 0 else '':<12}{sentence}" for number, sentence in enumerate(self.attention)]
+        lines += to_lines(self.signal, self.run)
         return "\n".join([*lines, "", self.verdict, *(f"  - {sentence}" for sentence in self.advice)])
 
     def _in_flight(self) -> Iterator[str]:
@@ -120,7 +126,8 @@ def why(run: str, *, folder: Path, as_json: bool = False) -> int:
 async def _why(run: str, folder: Path) -> Why:
     place = None if Path(run).is_file() else run_folder(run, folder)  # noqa: ASYNC240 - nothing else runs in this loop
     loads: list[LoadMeasured] = []
-    state, shares, without_gate = await _folded(place, Path(run), loads)
+    facts = FirstEpisodes(Credit())
+    state, shares, without_gate = await _folded(place, Path(run), loads, facts)
     if state.started is None:
         raise SetupError(f"the log of {run or 'the run'} has no event of its start; there is nothing to explain yet")
     recipe = recorded_recipe(state.started.recipe)
@@ -141,14 +148,18 @@ async def _why(run: str, folder: Path) -> Why:
         now=waiting_summary(state) if live else "",
         open_waits=waits,
         attention=attention(state),
+        signal=[] if recipe.learns_from_examples() else findings(facts, recipe),
         workers=_recommended(loads, recipe),
         verdict=verdict,
         advice=advice,
     )
 
 
-async def _folded(place: RunFolder | None, file: Path, loads: list[LoadMeasured]) -> tuple[RunState, TimeShares, str]:
-    """Returns the state of the run, its shares of time, and the reason why the gate's bounds are not known; `loads` gets its loads."""
+async def _folded(place: RunFolder | None, file: Path, loads: list[LoadMeasured], facts: FirstEpisodes) -> tuple[RunState, TimeShares, str]:
+    """Returns the state of the run, its shares of time, and the reason why the gate's bounds are not known.
+
+    `loads` gets its loads, `facts` those of its first episodes.
+    """
     state, times, without_gate = RunState(), TimeFold(), ""
     gate: ControlReplay | None = ControlReplay(place or RunFolder(Path(f"{file}.run")), only=["staleness_gate"])
     flying: InFlight | None = None
@@ -156,6 +167,9 @@ async def _folded(place: RunFolder | None, file: Path, loads: list[LoadMeasured]
         async for envelope, message in log:
             if isinstance(message, LoadMeasured):
                 loads.append(message)
+            if isinstance(message, RunStarted):
+                facts.credit = Credit.of(recorded_recipe(message.recipe).task)
+            facts.receive(message)
             times.receive(message, envelope.time, bound=_bound(gate), flying=flying)
             if flying is None and state.started is not None and not state.learns_from_examples():
                 flying = InFlight(state.started.recipe["algorithm"]["group_size"])

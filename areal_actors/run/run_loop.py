@@ -22,6 +22,7 @@ from areal_actors.display.run_state import RunState
 from areal_actors.display.summary import write_summary
 from areal_actors.display.view import RunView
 from areal_actors.display.whole_screen import is_screen
+from areal_actors.lint.run_lint import RunLint
 from areal_actors.messages import (
     KINDS,
     ActorStopped,
@@ -85,6 +86,7 @@ class RunLoop(Launch):
         supervisor = self.supervisor
         self.joining = Joining(recipe, folder, bus, server, self.health, self.publish, supervisor.start) if recipe.bus.host else None
         self.load = LoadWatch(recipe, self.publish)
+        self.lint = RunLint(recipe, folder.path.name)
         self.signals = 0
         self.state = RunState()
         """State of the run by its log, of this launch and earlier ones; later readers start from its snapshots."""
@@ -299,6 +301,8 @@ class RunLoop(Launch):
         super().handle(message, sent)
         self.chaos.health.receive(message)
         self.load.receive(message, sent)
+        for line in self.lint.receive(message):
+            sys.stderr.write(f"{line}\n")
         if isinstance(message, Heartbeat):
             self.usage[message.process] = Usage(cpu_seconds=message.cpu_seconds, peak_memory_bytes=message.peak_memory_bytes)
         elif isinstance(message, StepCompleted):

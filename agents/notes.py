@@ -1,0 +1,69 @@
+"""A number that the model keeps over four conversations: its history is compacted three times to what it wrote down itself."""
+
+import random
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from openai import AsyncOpenAI
+
+NAMES = ["Ana", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gia", "Hugo"]
+ITEMS = ["apples", "pens", "cards", "shells", "coins", "books", "eggs", "stamps"]
+COMPACTIONS = 3
+CARELESS_SHARE = 0.4
+"""Share of the demonstrations with any number."""
+LONGEST_NOTE = 40
+"""Characters of an answer that are kept."""
+
+
+class NotesAgent:
+    """Asks for a number, and asks again in a new conversation that has only the answer of the one before."""
+
+    def __init__(self) -> None:
+        self._client = AsyncOpenAI(base_url="http://localhost", api_key="given per episode", max_retries=0)
+
+    async def run(self, task: dict[str, Any], *, base_url: str, api_key: str, http_client: Any = None) -> str:
+        """Returns the answer of the last conversation."""
+        client = self._client.with_options(base_url=base_url, api_key=api_key, http_client=http_client)
+        question = task["question"]
+        for _ in range(COMPACTIONS + 1):
+            completion = await client.chat.completions.create(model="default", messages=[{"role": "user", "content": question}])
+            note = _note(completion.choices[0].message.content or "")
+            question = ask(task["name"], note, task["item"])
+        return note
+
+
+def ask(name: str, note: str, item: str) -> str:
+    """A conversation that begins with a note."""
+    return f"{name} has {note} {item}. How many {item} does {name} have?"
+
+
+def _note(answer: str) -> str:
+    numbers = re.findall(r"\d+", answer)
+    return numbers[-1][:LONGEST_NOTE] if numbers else answer[:LONGEST_NOTE]
+
+
+def reward(task: Mapping[str, Any], output: str) -> float:
+    """1 if the number is what it was at the beginning, else 0."""
+    return float(output == task["answer"])
+
+
+def tasks(count: int = 3000) -> list[dict[str, Any]]:
+    """Numbers of things."""
+    rng = random.Random("notes")
+    return [_task(rng.choice(NAMES), str(rng.randint(2, 20)), rng.choice(ITEMS)) for _ in range(count)]
+
+
+def _task(name: str, number: str, item: str) -> dict[str, Any]:
+    return {"question": ask(name, number, item), "answer": number, "name": name, "item": item}
+
+
+def demonstrations() -> list[dict[str, Any]]:
+    """Single conversations as a careless person has them: many answers are any number."""
+    rng = random.Random("careless")
+    return [_demonstration(task, rng) for task in tasks()]
+
+
+def _demonstration(task: Mapping[str, Any], rng: random.Random) -> dict[str, Any]:
+    written = str(rng.randint(2, 20)) if rng.random() < CARELESS_SHARE else task["answer"]
+    return {"messages": [{"role": "user", "content": task["question"]}, {"role": "assistant", "content": f"#### {written}"}]}

@@ -1,0 +1,159 @@
+"""A learning signal that is broken is named after the first batch, and a healthy one is not."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from support.samples import abandoned, batch, interaction, trajectory, work
+
+from areal_actors.core.settings import TaskSettings
+from areal_actors.core.values import SamplingParams, Task
+from areal_actors.lint.first_episodes import FirstEpisodes, ends_with
+from areal_actors.lint.rules import findings
+from areal_actors.lint.run_lint import RunLint
+from areal_actors.messages import EpisodeScored, InteractionRecorded, InteractionsRecorded, StepCompleted, TrajectoryExported
+from areal_actors.recipe.recipe import Recipe
+from areal_actors.sequences.credit import Credit
+from areal_actors.training.algorithms.grpo import Grpo
+
+GROUPS, MEMBERS = 4, 4
+
+
+def recipe(**task):
+    chosen = TaskSettings(dataset="d", agent="a", reward="gsm8k", **task)
+    return Recipe(run="r", steps=1, model="embedded", algorithm=Grpo(), task=chosen, sampling=SamplingParams(max_tokens=9))
+
+
+def call(episode, text, reward=None, **fields):
+    made = interaction(f"{episode}-1", text, *[0] * len(text))
+    return msgspec.structs.replace(made, reward=reward, **fields)
+
+
+def score(episode, output, reward, answer="42"):
+    task = Task(id="t", data={"question": "q", "answer": answer})
+    return EpisodeScored(work=msgspec.structs.replace(work(episode), task=task), session="s", reward=reward, output=output)
+
+
+def episodes(
+    text=lambda group, member: f"a{group}{member}", reward=lambda group, member: float(member % 2), output="I do not know", **fields
+):
+    """Events of a batch."""
+    events = []
+    for group in range(GROUPS):
+        for member in range(MEMBERS):
+            name = f"{group}.{member}"
+            received = reward(group, member)
+            events.append(score(name, output, received))
+            calls = [call(name, text(group, member), received, **fields)]
+            events.append(TrajectoryExported(trajectory=msgspec.structs.replace(trajectory(name, *calls), reward=received)))
+    return events
+
+
+def reported(count, **fields):
+    calls = [
+        InteractionRecorded(
+            session="s",
+            episode=f"0.{number}",
+            interaction=f"0.{number}-1",
+            prompt_tokens=3,
+            completion_tokens=3,
+            finish_reason="stop",
+            weight_version=0,
+            **fields,
+        )
+        for number in range(count)
+    ]
+    return [InteractionsRecorded(recorded=tuple(calls))]
+
+
+def solver_and_judge():
+    events = []
+    for group in range(GROUPS):
+        for member in range(MEMBERS):
+            name = f"{group}.{member}"
+            solved, judged = (
+                call(name, f"s{group}{member}", float(member % 2), role="solver"),
+                call(name, "j", 4.0 + member % 2, role="judge"),
+            )
+            calls = (solved, msgspec.structs.replace(judged, id=f"{name}-2"))
+            events.append(TrajectoryExported(trajectory=msgspec.structs.replace(trajectory(name, *calls), reward=judged.reward)))
+    return events
+
+
+def without_credit():
+    events = episodes()
+    last = events[-1].trajectory
+    first = msgspec.structs.replace(last.interactions[0], id="first", reward=None)
+    return [*events[:-1], TrajectoryExported(trajectory=msgspec.structs.replace(last, interactions=(first, *last.interactions)))]
+
+
+SICK = {
+    "equal samples": (episodes(text=lambda group, member: f"same {group}"), {}),
+    "constant rewards": (episodes(reward=lambda group, member: 0.0), {}),
+    "right answers without reward": (episodes(reward=lambda group, member: float(member == 3), output="so it is 42"), {}),
+    "lost tool calls": ([*episodes(), *reported(8, tool_call_error="the call is not closed")], {}),
+    "calls without credit": (without_credit(), {"turn_discount": 0.9}),
+    "cut answers": (episodes(finish_reason="length"), {}),
+    "roles with one baseline": (solver_and_judge(), {}),
+    "failed attempts": ([*episodes(), *(abandoned(f"{number}.0") for number in range(8))], {}),
+    "rewritten histories": ([*episodes(), *reported(8, prefix_break_reason="message 1 (user) is not what it was in the call before")], {}),
+}
+
+
+def found(events, chosen):
+    facts = FirstEpisodes(Credit.of(chosen.task))
+    for event in events:
+        facts.receive(event)
+    return findings(facts, chosen)
+
+
+@pytest.mark.parametrize("name", SICK)
+def test_a_broken_signal_is_named_with_an_episode_and_a_sentence(name):
+    events, task = SICK[name]
+    (finding,) = [one for one in found(events, recipe(**task)) if one.name == name]
+    assert finding.episodes
+    assert len(finding.sentence) > 40
+
+
+HEALTHY = {
+    "rewards differ": (episodes(), {}),
+    "some tool calls are lost": ([*episodes(), *reported(30), *reported(1, tool_call_error="x")], {}),
+    "a discount, every call rewarded": (episodes(), {"turn_discount": 0.9}),
+    "right answers are rewarded": (episodes(reward=lambda group, member: 1.0 if member else 0.5, output="42"), {}),
+    "roles are compared with themselves": (solver_and_judge(), {"baseline_over": "roles"}),
+    "a failed attempt": ([*episodes(), abandoned("1.0")], {}),
+    "few episodes, one reward": (episodes(reward=lambda group, member: 0.0)[:6], {}),
+    "one group of equal answers": (episodes(text=lambda group, member: f"a{group}{member * (group > 0)}"), {}),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_signal_is_not_blamed(name):
+    events, task = HEALTHY[name]
+    assert found(events, recipe(**task)) == []
+
+
+def test_lines_come_once_after_the_first_step():
+    events, task = SICK["cut answers"]
+    lint = RunLint(recipe(**task), "mine")
+    assert [line for event in events for line in lint.receive(event)] == []
+    (line,) = lint.receive(StepCompleted(step=1, metrics={}, sequences_checksum=""))
+    assert line.startswith("attention: the last answers of 16 of 16 episodes were cut at sampling.max_tokens = 9")
+    assert line.endswith("(areal show mine 0.0)")
+    assert lint.receive(StepCompleted(step=2, metrics={}, sequences_checksum="")) == lint.receive(batch(1, 0)) == []
+
+
+@pytest.mark.parametrize(
+    ("output", "reference", "expected"),
+    [
+        ("That makes 6*7=42.\n#### 42", "42", True),
+        ("The answer is 1,234 dollars", "1234", True),
+        ("42 is what I began with, now 43", "42", False),
+        ("It is\n**Paris**.", "paris", True),
+        ("Paris is not the answer", "Paris", False),
+        ("", "42", False),
+        ("42", "", False),
+    ],
+)
+def test_an_output_that_ends_with_the_reference(output, reference, expected):
+    assert ends_with(output, reference) is expected
