@@ -295,6 +295,7 @@ def test_an_answer_that_only_resembles_the_reference_does_not_count(truth, answe
     assert RULE({"answer": truth}, answer) == 0.0
 
 
+@pytest.mark.slow
 def test_an_attempt_to_be_rewarded_without_an_answer_scores_0_within_its_deadline():
     rule = MathEquivalence(seconds=0.5)
     for answer in HACKS:

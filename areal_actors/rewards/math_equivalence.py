@@ -110,8 +110,11 @@ def reference_text(value: object) -> str | None:
 
 @contextmanager
 def bounds(seconds: float) -> Iterator[None]:
-    """Raises `OutOfTimeError` in the main thread after this many CPU seconds, and MemoryError beyond `SPARE_BYTES`; RewardError in another thread."""
+    """Raises `OutOfTimeError` in the main thread after this many CPU seconds, and MemoryError beyond `SPARE_BYTES`.
 
+    Raises:
+        RewardError: this is not the main thread.
+    """
     if threading.current_thread() is not threading.main_thread():
         raise RewardError("`math` scores only in the main thread of a process, where its time can be limited")
 
