@@ -216,6 +216,8 @@ class Interaction(Value):
     routes: bytes = b""
     """Experts of the positions that this call added (`core/routes.py`): from the last token of its prefix, or the first of its prompt
     if it has none, to the token before its last. Each as first computed. Empty if they were not recorded."""
+    call_problem: str = ""
+    """Name of the cause for which a tool call that the model wrote did not reach the agent as one; empty if there is none."""
     images: tuple[ImageRef, ...] = ()
     """Images in `prompt_suffix`, by position; `start` counts from the beginning of the suffix."""
     id_planes: IdPlanes = 0
@@ -315,6 +317,8 @@ class SequenceCall(Value, array_like=True):
     """Inference worker that sampled the call; empty if several did, or if it is not recorded."""
     temperature: float | None = None
     """Temperature of its log-probabilities, if it is not the recipe's."""
+    call_problem: str = ""
+    """Name of the cause for which a tool call in it did not reach the agent as one; empty if there is none."""
 
 
 class TrainingSequence(msgspec.Struct, frozen=True):

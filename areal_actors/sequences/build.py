@@ -58,6 +58,7 @@ def sequences_of(trajectory: Trajectory, group: int, oldest_version: int, credit
                 sample=call.id if credit.baseline_over == "calls" else "",
                 worker=call.worker,
                 temperature=call.temperature,
+                call_problem=call.call_problem,
             )
             for call, start, end_of_call in call_places(path)
             if call.id not in context
