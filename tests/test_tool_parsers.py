@@ -4,7 +4,7 @@ import pytest
 from support.answer_samples import CALLING, NAMES, ONE_CALL, PARIS, PING, TOOLS, format_by_name, read
 
 from areal_actors.tokenization.tool_parsers.base import Answer, Delta, ToolCall
-from areal_actors.tokenization.tool_parsers.families import detect_format, format_for_template
+from areal_actors.tokenization.tool_parsers.families import FORMATS, detect_format, format_for_template
 
 CALL = ToolCall(name="weather", arguments=PARIS)
 HARMONY = "<|channel|>analysis<|message|>I think.<|end|><|start|>assistant"
