@@ -60,7 +60,7 @@ def test_an_equal_answer_has_reward_1(truth, output, reward):
     assert RULE({"answer": truth}, output) == reward
 
 
-@pytest.mark.parametrize("truth", ["", " ", "????", r"\frac{", "no solution here", "####", None, 18, ["18"]])
+@pytest.mark.parametrize("truth", ["", " ", "????", r"\frac{", "this problem has no solution here", "####", None, True, ["18", "19"]])
 def test_a_truth_that_cannot_be_read_is_an_error_that_names_the_task(truth):
     with pytest.raises(RewardError, match=r"^task eggs-3: `answer` must be an expression, or end with"):
         RULE({"id": "eggs-3", "answer": truth}, "#### 18")
@@ -99,7 +99,7 @@ def test_an_answer_that_is_too_much_to_compare_is_wrong_after_its_time(output):
 
 
 def test_a_truth_that_is_too_much_to_read_is_an_error(monkeypatch):
-    monkeypatch.setattr(math_equivalence, "_read", lambda *_: cpu_seconds_spent(10))
+    monkeypatch.setattr(math_equivalence, "read_reference", lambda _: cpu_seconds_spent(10))
     with pytest.raises(RewardError, match=r"^task eggs: `answer` must be an expression"):
         MathEquivalence(seconds=0.1)({"id": "eggs", "answer": "7 + 7"}, "14")
 
@@ -142,7 +142,7 @@ def test_without_the_package_the_recipe_is_refused_with_the_name_of_the_extra(mo
         resolve_reward("math")
     monkeypatch.undo()
     math_equivalence.library.cache_clear()
-    monkeypatch.setattr(math_equivalence, "_equal", lambda truth, answer: False)
+    monkeypatch.setattr(math_equivalence, "states", lambda truth, answer: False)
     with pytest.raises(SetupError, match=r"does not find that 1/2 is 0\.5"):
         resolve_reward("math")
 

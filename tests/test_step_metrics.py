@@ -54,6 +54,13 @@ def test_an_episode_counts_once_and_so_does_each_of_its_tokens_however_many_rows
     assert (metrics["truncated_frac"], metrics["reward_mean"]) == (1.0, 0.5)
 
 
+def test_calls_whose_tool_call_was_not_read_are_counted_by_cause():
+    unread = msgspec.structs.replace(TWO[0].interactions[0], call_problem="tools_tag")
+    metrics = batch_metrics(rows(msgspec.structs.replace(TWO[0], interactions=(unread,)), TWO[1], oldest=4), FORMED)
+    assert (metrics["tool_call_error"], metrics["tool_call_error/tools_tag"]) == (0.5, 0.5)
+    assert batch_metrics(rows(*TWO, oldest=4), FORMED)["tool_call_error"] == 0.0
+
+
 def test_a_batch_of_which_every_token_is_masked_has_no_token_staleness():
     metrics = batch_metrics(rows(*TWO, oldest=9), FORMED)
     assert "token_staleness_mean" not in metrics

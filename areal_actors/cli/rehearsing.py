@@ -22,7 +22,8 @@ def check(options: Options) -> int:
     resolved = resolve(options, measures=True)
     print(plan.explain(resolved), flush=True)
     log_to_terminal()
-    check_parts(resolved.recipe)
+    for notice in check_parts(resolved.recipe):
+        print(f"# {notice}", flush=True)
     with_port(resolved.recipe)
     print("\n# ---- Rehearsal: the agent with given answers in place of a model", flush=True)
     played = print_lines(rehearse(resolved.recipe))

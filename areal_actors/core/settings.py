@@ -57,6 +57,8 @@ class TaskSettings(Config):
     model. Empty for online runs. See docs/rewards.md."""
     reward_options: dict[str, Any] = {}
     """Options of the reward, or keyword arguments of the reward function."""
+    unreadable_references: Literal["refuse", "warn"] = "refuse"
+    """Rows whose reference a built-in reward cannot read, so that no answer is right: `refuse` the recipe, or `warn` and play them."""
     timeout_seconds: PositiveFloat = 120.0
     """Timeout of one attempt at an episode, without the time in which its calls wait for a first token. Unstated, a pretrained model on a
     CPU gets at least the time that four answers take, as measured."""

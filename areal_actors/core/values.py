@@ -221,6 +221,8 @@ class Interaction(Value):
     routes: bytes = b""
     """Experts of the positions that this call added (`core/routes.py`): from the last token of its prefix, or the first of its prompt
     if it has none, to the token before its last. Each as first computed. Empty if they were not recorded."""
+    call_problem: str = ""
+    """Name of the cause for which a tool call that the model wrote did not reach the agent as one; empty if there is none."""
     images: tuple[ImageRef, ...] = ()
     """Images in `prompt_suffix`, by position; `start` counts from the beginning of the suffix."""
     id_planes: IdPlanes = 0
@@ -324,6 +326,8 @@ class SequenceCall(Value, array_like=True):
     """False if no reward was set for the call or for any that continues it, so that its reward under a discount is 0."""
     role: str = ""
     """Role whose samples it is compared with in its group; empty with all of them."""
+    call_problem: str = ""
+    """Name of the cause for which a tool call in it did not reach the agent as one; empty if there is none."""
 
 
 class TrainingSequence(msgspec.Struct, frozen=True):

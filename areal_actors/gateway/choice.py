@@ -16,6 +16,7 @@ from areal_actors.core.routes import RouteShape
 from areal_actors.core.values import SamplingParams, TokenColumns, joined_columns
 from areal_actors.gateway.completion_check import CompletionCheck, PublishedVersions
 from areal_actors.gateway.conversations.turns import CANCELLED, ConversationTurn, Prompt, record_turn
+from areal_actors.gateway.unread_calls import cause_of, find_unread_call, find_wrong_type
 from areal_actors.messages import Generated, ModelResponsePart, TokenLogprob, ToolCallPart
 from areal_actors.tokenization.tokenizer import ChatTokenizer, TextStream
 from areal_actors.tokenization.tool_parsers.base import Answer, Delta, ToolDefinition
@@ -167,6 +168,7 @@ class Choice:
         text, stop = self._text_and_stop(columns)
         answer = self.chat.format.parse(text, self.tools, in_reasoning=self.prompt.opens_reasoning)
         finish_reason = "tool_calls" if answer.tool_calls and self.finish_reason == "stop" else self.finish_reason
+        problem = answer.tool_call_error or self._call_problem(answer)
         worker = next(iter(self.workers)) if len(self.workers) == 1 else ""
         turn = record_turn(
             self.identifier,
@@ -179,6 +181,7 @@ class Choice:
             temperature=self.temperature,
             streamed=self._text is not None,
             routes=self._recorded_routes(),
+            call_problem=cause_of(problem),
         )
         self.whole = ModelResponsePart(
             interaction=self.identifier,
@@ -193,7 +196,7 @@ class Choice:
             cached_tokens=self.prompt.cached_tokens,
             completion_tokens=len(columns),
             reasoning_tokens=len(self.chat.encode(answer.reasoning)) if answer.reasoning else 0,
-            tool_call_error=answer.tool_call_error or self._call_problem(answer),
+            tool_call_error=problem,
             ignored=self.ignored,
             last=last,
         )
@@ -203,13 +206,15 @@ class Choice:
         return [*self._flush(), rest], turn
 
     def _call_problem(self, answer: Answer) -> str:
-        """Reason for which the agent may reject calls that it receives as calls; empty if there is none."""
+        """Reason for which the agent may reject calls that it receives, or receives none; empty if there is none."""
         calls = len(answer.tool_calls)
         if calls > 1 and not self.parallel_tool_calls:
             return f"{calls} tool calls although parallel_tool_calls is false"
         declared = [tool["function"]["name"] for tool in self.tools] if calls else []
         undeclared = [call.name for call in answer.tool_calls if call.name not in declared]
-        return f"no tool is named {undeclared[0]!r}; declared are {', '.join(declared)}" if undeclared else ""
+        if undeclared:
+            return f"no tool is named {undeclared[0]!r}; declared are {', '.join(declared)}"
+        return find_wrong_type(answer.tool_calls, self.tools) or find_unread_call(answer, self.tools, self.chat.format.name)
 
     def _flush(self) -> list[ModelResponsePart]:
         assert self._text is not None

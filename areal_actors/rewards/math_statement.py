@@ -28,6 +28,7 @@ _ALL_IN_TEXT = re.compile(rf"{_TEXT}{_STATES}([^{{}}\\$]*)\}}")
 _LEADING_WORDS = re.compile(
     rf"(?:{_TEXT}{_STATES}\}}|[A-Za-z][A-Za-z ,]*\b(?:is|are|equals?)\b\s*:?|\\approx(?![A-Za-z])|=)(?:\s|~|\\[ ,;:])*(?=\S)"
 )
+_LETTER = re.compile(r"\(?([A-J])[.):]{1,2}\s+(?=[\d\\$.(-])")
 _STOP = re.compile(r"(?<!\\)[.,;\s]+$")
 _CHOICE = re.compile(rf"{_TEXT}\s*\(?([A-J])[).:]{{1,2}}\s*\}}(?:\s|~|\\[ ,;:]|\\q?quad)*(?=\S)")
 _WORDS = r"\\(?:text|textrm|mathrm|mbox)\s*\{[^{}]*\}"
@@ -37,6 +38,11 @@ _DIGITS = r"(?<![\d.])(\d{1,30})?\.(\d{0,30})"
 _OVERLINE = re.compile(_DIGITS + r"\\(?:overline|bar)\s*(?:\{\s*(\d{1,30})\s*\}|(\d))")
 _DOTS = re.compile(_DIGITS + r"\\dot\s*(?:\{(\d)\}|(\d))(?:(\d{0,30})\\dot\s*(?:\{(\d)\}|(\d)))?")
 _IN_BRACKETS = re.compile(r"(?<![\d.])(\d{1,30})\.()\((\d{1,30})\)")
+_SET_BUILDER = re.compile(
+    r"^(?:(?P<name>[a-z])\s*\\in\s*)?(?:\\left)?\\\{\s*(?P<variable>[a-z])\s*(?:\\in\s*(?:\\mathbb\s*\{R\}|\\mathbb\s*R|\\R))?\s*"
+    r"(?:\\mid(?![A-Za-z])|\\vert(?![A-Za-z])|\\colon(?![A-Za-z])|\\(?:,|:)?\s*\||:|\|)\s*"
+    r"(?P<condition>(?=[^{}]*(?P=variable))[^|]*?)\s*(?:\\right)?\\\}$"
+)
 _THIN_SPACES = re.compile(r"(?<![\d.,])\d{1,3}(?:\\[,;: ]\d{3})+(?!\d)")
 
 _REWRITES = (
@@ -45,6 +51,11 @@ _REWRITES = (
     (re.compile(r"(?:\\left\s*)?\\langle(?![A-Za-z])"), "("),
     (re.compile(r"(?:\\right\s*)?\\rangle(?![A-Za-z])"), ")"),
     (re.compile(r"\\(?:mathrm|text|mathit|operatorname)\s*\{i\}|\\imath(?![A-Za-z])"), " i "),
+    (re.compile(r"\\(?:mathrm|text|textrm|operatorname|mathit|rm)\s*\{e\}|\{\\rm\s+e\}|\\(?:mathrm|rm)\s+e(?![A-Za-z])"), "{e}"),
+    (re.compile(r"(?<![\w.}])(\d+(?:\.\d+)?|\.\d+)[eE]([+-]?\d{1,5})(?![\w.])"), r"\1 \\times 10^{\2}"),
+    (re.compile(r"√\s*(?:\{([^{}]*)\}|\(([^()]*)\)|(\d+|[A-Za-z]))"), r"\\sqrt{\1\2\3}"),
+    (re.compile(r"∞"), r"\\infty "),
+    (re.compile(r"×"), r"\\times "),
     (re.compile(r"\\mathbf\s*\{([A-Za-z])\}"), r" \1 "),
     (re.compile(r"(?<=[\d}])\s*°"), r"^\\circ"),
     (re.compile(r"(?<!\\)~(?!=)"), " "),
@@ -106,6 +117,12 @@ def hashes(text: str) -> tuple[int, str] | None:
     return (lines[-1].start(), lines[-1][1].strip("$*_` .")) if lines else None
 
 
+def without_set_builder(latex: str) -> str:
+    r"""Returns the condition of a set of real numbers, `x > 1` of `\{x \mid x > 1\}`; other texts unchanged."""
+    match = _SET_BUILDER.match(latex)
+    return match["condition"] if match and re.search(r"[<>=≤≥]|\\(?:le|ge|ne|in)", match["condition"]) else latex
+
+
 def is_prose(text: str) -> bool:
     r"""True if the text has words outside of `\text{}`, or marks its expression with dollars."""
     return bool(_STATED.search(text) or _PROSE.search(re.sub(_WORDS, "", text)))
@@ -119,7 +136,7 @@ def contents(box: str) -> list[str]:
     if words := _LEADING_WORDS.match(text):
         text = text[words.end() :]
     text = _STOP.sub("", text)
-    if choice := _CHOICE.match(text):
+    if choice := _CHOICE.match(text) or _LETTER.match(text):
         return [choice[1], text[choice.end() :]]
     if unit := _UNIT.fullmatch(text):
         text = unit["value"]  # the library would drop everything from the first words to these

@@ -78,7 +78,8 @@ def resume(name: str, overrides: Sequence[str], *, folder: Path, checkpoint: str
 
 
 def _prepared(recipe: Recipe) -> Recipe:
-    check_parts(recipe)
+    for notice in check_parts(recipe):
+        sys.stderr.write(f"{notice}\n")
     return with_port(recipe)
 
 

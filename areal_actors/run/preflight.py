@@ -37,6 +37,7 @@ from areal_actors.rollout.runners import program_of
 from areal_actors.run.certificate_files import named_certificate
 from areal_actors.run.disk_watch import refuse_full_disk
 from areal_actors.run.fold_actors import open_tasks
+from areal_actors.run.reference_check import check_references
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.run_lock import LockHeld, holder, locked
 from areal_actors.tokenization.tokenizer import ChatTokenizer
@@ -201,8 +202,10 @@ async def _reach_bus(url: str, run: str, replicas: int) -> None:
         await bus.close()
 
 
-def check_parts(recipe: Recipe) -> None:
+def check_parts(recipe: Recipe) -> list[str]:
     """Check everything that can be missing before anything starts: devices, servers, model, data, reward, agent, filter, folder.
+
+    Returns sentences about the references of the data.
 
     Raises:
         SetupError: something is missing; the message names the setting.
@@ -218,13 +221,16 @@ def check_parts(recipe: Recipe) -> None:
     check_chat_template(recipe)
     if recipe.learns_from_examples():
         check_examples(recipe)
-        return
+        return []
+    notices: list[str] = []
     if not recipe.is_online() and not recipe.plays_environment():
-        open_tasks(recipe, RunFolder(Path(recipe.folder) / recipe.run))
+        dataset = open_tasks(recipe, RunFolder(Path(recipe.folder) / recipe.run))
         if not recipe.task.reward.startswith(MODEL):
             resolve_reward(recipe.task.reward, options=recipe.task.reward_options)
+        notices += check_references(recipe.task, dataset)
         check_agent(recipe)
     group_filter(recipe.batcher, Path.cwd())
+    return notices
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,10 @@ else:
 REWARD_METRIC = "reward/"
 """Prefix of metrics from the reward function in `StepCompleted`."""
 
-SAMPLED_ONLY_METRICS = frozenset({"groups", "groups_without_signal", "train_infer_logprob_diff_max", "parity_tokens"})
+UNREAD_CALLS = "tool_call_error"
+"""Metric of tool calls that did not reach the agent as calls, and prefix of its causes."""
+
+SAMPLED_ONLY_METRICS = frozenset({"groups", "groups_without_signal", "train_infer_logprob_diff_max", "parity_tokens", UNREAD_CALLS})
 REWARD_METRIC_PREFIXES = ("reward_", "advantage_")
 """Prefixes of metrics that do not apply to examples."""
 
@@ -52,7 +56,16 @@ def batch_metrics(sequences: Sequence[TrainingSequence], batch: BatchFormed) -> 
         "truncated_frac": float(np.mean([calls_of(episode[-1])[-1].truncated for episode in episodes])),
         **_credit(sequences),
         "reward_mean": float(np.mean([episode[0].reward for episode in episodes])),
+        **_unread_call_shares(sequences),
     }
+
+
+def _unread_call_shares(sequences: Sequence[TrainingSequence]) -> dict[str, float]:
+    """Shares of the trained calls in which a tool call did not reach the agent as one: of all causes, and by the name of each."""
+    problems = [call.call_problem for sequence in sequences for call in calls_of(sequence)]
+    counts = Counter(filter(None, problems))
+    shares = {f"{UNREAD_CALLS}/{cause}": count / len(problems) for cause, count in sorted(counts.items())}
+    return {UNREAD_CALLS: counts.total() / max(len(problems), 1), **shares}
 
 
 def mean_metrics(scored: Iterable[Mapping[str, float]]) -> dict[str, float]:

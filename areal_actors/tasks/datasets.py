@@ -58,18 +58,19 @@ class Tasks(msgspec.Struct, frozen=True, dict=True):
         Raises:
             SetupError: its row can no longer be read.
         """
-        return self._task(self.numbers[self._order.row(n)])
+        return self.of_row(self.numbers[self._order.row(n)])
 
     @property
     def rows(self) -> tuple[Task, ...]:
         """All tasks in row order; reads every row."""
-        return tuple(map(self._task, self.numbers))
+        return tuple(map(self.of_row, self.numbers))
 
     @cached_property
     def _order(self) -> Order:
         return Order(length=len(self.numbers), seed=self.shuffle_seed)
 
-    def _task(self, number: int) -> Task:
+    def of_row(self, number: int) -> Task:
+        """Returns the task of a row, drawn or not; raises like `task`."""
         row, theirs = self.source.row(number), set(self.columns.values())
         renamed = {field: row[name] for field, name in self.columns.items() if name in row}
         identifier = f"{self.name}-{number}"

@@ -85,6 +85,7 @@ def record_turn(
     temperature: float | None = None,
     streamed: bool = False,
     routes: bytes = b"",
+    call_problem: str = "",
 ) -> ConversationTurn:
     """Create the turn of a call that `worker` sampled; `trained = False` keeps it as context only."""
     interaction = Interaction(
@@ -98,6 +99,7 @@ def record_turn(
         trained=trained,
         temperature=temperature,
         routes=routes,
+        call_problem=call_problem,
         images=prompt.images and suffix_images(prompt.images, prompt.cached_tokens),
     )
     return ConversationTurn(

@@ -215,6 +215,7 @@ class CallPattern(NamedTuple):
             self.read,
             (self.opening,),
             closing=self.closing,
+            in_reasoning=bool(self.closing) and "```" not in self.opening,
             newlines=newlines,
             body=self.body,
             around_calls=self.section,

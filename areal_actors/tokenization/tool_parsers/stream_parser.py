@@ -4,7 +4,8 @@ A format adds its `CallSyntax`. Nothing is emitted before it is
 certain, so the deltas of a stream add up to exactly what `parse` returns for the whole text:
 
 - Reasoning opens at the very start (or in the prompt). Without its closing delimiter, all is reasoning. One line break inside
-  each delimiter is part of the delimiter, and up to two after the closing one.
+  each delimiter is part of the delimiter, and up to two after the closing one. Where nothing follows the reasoning, a well-formed
+  call between a format's delimiters is a call inside of it too: models forget to close their reasoning before they act.
 - Line breaks before a call are part of the call, as many as the family's template writes (`CallSyntax.newlines`); those that it
   writes at the start of an answer (`CallSyntax.leading_newlines`) are dropped. If only white space precedes or
   follows a call, it is dropped as well.
@@ -78,6 +79,7 @@ class DelimitedStreamParser(StreamParser):
         self._syntax = of.syntax if declared else of.syntax._replace(openings=(), bare="", newlines=0)
         self._openings = of.openings if declared else None
         self._reasoning = of.reasoning
+        self._opens_in_reasoning = self._openings if self._syntax.in_reasoning else None
         self._closings = tuple(closing for _, closing in of.reasoning)
         self._in_reasoning = in_reasoning
         self._phase = START
@@ -121,16 +123,41 @@ class DelimitedStreamParser(StreamParser):
     def _read_reasoning(self, *, final: bool) -> bool:
         self._skip_newlines()
         found = [(at, closing) for closing in self._closings if (at := self._pending.find(closing)) >= 0]
+        call = self._opens_in_reasoning.search(self._pending, self._scan) if self._opens_in_reasoning else None
+        ends = min(found)[0] if found else len(self._pending)
+        if call and call.start() < ends and not self._pending[ends + len(min(found)[1]) if found else ends :].strip():
+            return self._read_call_in_reasoning(call.start(), final=final)
+        self._scan = 0
         if found:
             at, closing = min(found)
             self._emit_reasoning(self._pending[: newlines_before(self._pending, at, 1)])
             self._pending = self._pending[at + len(closing) :]
             self._phase, self._skip = TEXT, NEWLINES_AFTER_REASONING
             return True
-        cut = len(self._pending) if final else partial_delimiter_start(self._pending, self._closings, 0, 1)
+        openings = self._syntax.openings if self._opens_in_reasoning else ()
+        cut = len(self._pending) if final else partial_delimiter_start(self._pending, (*self._closings, *openings), 0, 1)
         self._emit_reasoning(self._pending[:cut])
         self._pending = self._pending[cut:]
         return False
+
+    def _read_call_in_reasoning(self, at: int, *, final: bool) -> bool:
+        """Emit the call of an answer that ends with its reasoning; what is no call is reasoning. False until the answer ends."""
+        if not final:
+            self._emit_reasoning(self._pending[: newlines_before(self._pending, at, self._syntax.newlines)])
+            self._pending = self._pending[newlines_before(self._pending, at, self._syntax.newlines) :]
+            return False
+        block = self._read_call_at(at, final=True)
+        if block is None or not block.calls:
+            self._scan = at + 1
+            return True
+        self._emit_reasoning(self._pending[: newlines_before(self._pending, at, self._syntax.newlines)])
+        for call in block.calls:
+            self._emit_call(call)
+        self._pending = self._pending[block.end :]
+        self._scan, self._skip = 0, 1
+        if not self._pending.strip():
+            self._pending = ""
+        return True
 
     def _read_text(self, *, final: bool) -> bool:
         """Parse up to the end of the next call; false if more text is needed."""

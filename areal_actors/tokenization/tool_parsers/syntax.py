@@ -91,6 +91,8 @@ class CallSyntax(NamedTuple):
     """Characters that open a call without a delimiter, at the start of the text only."""
     closing: str = ""
     """Delimiter that closes what `openings` open, and ends a malformed call. Empty if there is none."""
+    in_reasoning: bool = False
+    """True if a call between the delimiters is one inside of reasoning too, after which the answer ends."""
     newlines: int = 0
     """Line breaks that the template writes between text and a call."""
     leading_newlines: int = 0

@@ -17,6 +17,7 @@ from areal_actors.tokenization.tool_parsers.json_calls import DECODER, check_dep
 from areal_actors.tokenization.tool_parsers.syntax import CallSyntax, IncompleteCall, MalformedCall, ParsedCalls, enclosed_text
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
+FUNCTION, END_OF_FUNCTION = "<function=", "</function>"
 INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,299})")
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]{0,299})(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 TYPE_OF_VALUE = {str: "string", bool: "boolean", int: "integer", float: "number", list: "array", dict: "object", type(None): "null"}
@@ -40,7 +41,11 @@ class Tags(NamedTuple):
     def read(self, text: str, at: int, declared: DeclaredTools) -> ParsedCalls:
         """Parse one call."""
         start = at + len(OPENING)
-        body, end = enclosed_text(text, start, CLOSING)
+        if text.startswith(OPENING, at):
+            body, end = enclosed_text(text, start, CLOSING)
+        else:
+            start = at
+            body, end = unopened_text(text, at)
         call = self.call.fullmatch(body)
         if call is None:
             raise MalformedCall(self.wrong_call, start)
@@ -81,6 +86,19 @@ QWEN_CODER_TAGS = Tags(
     wrong_call="expected <function=NAME> and </function> right inside its delimiters",
     wrong_argument="expected only <parameter=KEY>, a value and </parameter> inside <function=…>",
 )
+
+
+def unopened_text(text: str, at: int) -> tuple[str, int]:
+    """Return a function whose opening delimiter the model left out, and the position after it and its closing delimiter, if there is one.
+
+    Raises:
+        IncompleteCall: the function does not end.
+    """
+    closing, following = text.find(CLOSING, at), text.find(OPENING, at)
+    if closing >= 0 and not 0 <= following < closing:
+        return text[at:closing], closing + len(CLOSING)
+    body, end = enclosed_text(text, at, END_OF_FUNCTION)
+    return body + END_OF_FUNCTION, end
 
 
 def glm_body(grammar: Grammar, name: str, parameters: Mapping[str, Any]) -> str:
@@ -199,6 +217,13 @@ def arguments_grammar(parameters: Mapping[str, Any], written: Callable[[str, obj
 
 
 QWEN_CODER = CallSyntax(
-    QWEN_CODER_TAGS.read, (OPENING,), closing=CLOSING, newlines=2, body=qwen_coder_body, around_call=(OPENING, CLOSING), separator="\n"
+    QWEN_CODER_TAGS.read,
+    (OPENING, FUNCTION),
+    closing=CLOSING,
+    in_reasoning=True,
+    newlines=2,
+    body=qwen_coder_body,
+    around_call=(OPENING, CLOSING),
+    separator="\n",
 )
-GLM = QWEN_CODER._replace(read=GLM_TAGS.read, newlines=1, leading_newlines=1, body=glm_body)
+GLM = QWEN_CODER._replace(openings=(OPENING,), read=GLM_TAGS.read, newlines=1, leading_newlines=1, body=glm_body)
