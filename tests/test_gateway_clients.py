@@ -140,3 +140,10 @@ async def test_googles_protocol_is_named_as_not_served(harness, verb):
     status, body = await post(harness.opened, {"contents": []}, f"beta/models/gemini:{verb}")
     assert status == 404
     assert "Google's protocol (generateContent) is not served" in body["error"]["message"]
+
+
+async def test_a_client_that_always_sends_one_seed_has_it_listed_as_ignored_in_training(harness):
+    async with client(harness.opened) as clients:
+        answered = await clients.chat.completions.with_raw_response.create(model="m", messages=HELLO, seed=42)
+        assert answered.headers["x-areal-ignored"] == "seed"
+    assert harness.recorded()[-1].ignored == ("seed",)
