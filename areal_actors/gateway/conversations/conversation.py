@@ -36,6 +36,7 @@ from areal_actors.tokenization.tokenizer import ChatTokenizer
 
 REASONING_MARKS = ("<think>", "</think>", "<|channel|>analysis")
 """Delimiters that a rendered conversation loses when its reasoning is dropped."""
+CHANGED_SETTINGS = "the tools or the template's settings changed"
 LONG_CHARACTERS = 8192
 """Length from which the ids of a text are kept by the tokenizer: the prompt may be too long for `FirstPrompts`."""
 
@@ -67,11 +68,12 @@ def prompt_for(
     is_first = parent is None and not prefix_break_reason
     if is_first and (kept := continuations.first_prompts.get(request_digest + settings)) is not None:
         return kept
-    if parent is not None and not prefix_break_reason and parent.prompt.settings != settings:
-        prefix_break_reason = "the tools or the template's settings changed"
     text, checked = None, len(request.messages)
     if parent is not None and not prefix_break_reason:
-        text, checked, prefix_break_reason = _text_after(parent, turns, request, continuations)
+        is_changed = parent.prompt.settings != settings
+        text, checked, prefix_break_reason = _text_after(parent, turns, request, continuations, whole=is_changed)
+        if is_changed and prefix_break_reason:
+            prefix_break_reason = CHANGED_SETTINGS
     if parent is None or text is None:
         text = chat.render(request.messages, request.tools, **request.template_kwargs)
         known, prefix, earlier, sent, new = b"", "", b"", request.messages, request.messages
@@ -128,17 +130,24 @@ def encode_within(chat: ChatTokenizer, text: str, limit: PromptLimit | None, *, 
 
 
 def _text_after(
-    parent: ConversationTurn, turns: dict[str, ConversationTurn], request: ModelRequest, continuations: Continuations
+    parent: ConversationTurn, turns: dict[str, ConversationTurn], request: ModelRequest, continuations: Continuations, *, whole: bool
 ) -> tuple[str | None, int, str]:
-    """Text after the parent's tokens (None if they cannot be extended), messages rendered in full at the last check, the reason."""
+    """Text after the parent's tokens (None if they cannot be extended), messages rendered in full at the last check, the reason.
+
+    With `whole` all of it is rendered: tools or settings changed, and the template may or may not use them.
+    """
     sampled = completion_text(parent, continuations.chat)
-    due = len(request.messages) >= 4 * parent.prompt.checked
+    due = whole or len(request.messages) >= 4 * parent.prompt.checked
     if not due and continuations.is_local(parent.prompt.features | features_of([parent.answer])):
         new = request.messages[parent.prompt.message_count + 1 :]
         tail = continuations.text_after_window(parent.prompt.features, parent.answer, sampled, new, request.template_kwargs)
         if tail is not None:
             return tail, parent.prompt.checked, ""
-    if (kept := continuations.kept) is not None and kept.is_usable(features := parent.prompt.features | features_of([parent.answer])):
+    if (
+        not whole
+        and (kept := continuations.kept) is not None
+        and kept.is_usable(features := parent.prompt.features | features_of([parent.answer]))
+    ):
         new = request.messages[parent.prompt.message_count + 1 :]
         tail = kept.after(features, parent.answer, sampled, new, request.template_kwargs)
         if tail is not None:
