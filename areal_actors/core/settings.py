@@ -157,6 +157,10 @@ class GatewaySettings(Config):
     """Fields of requests, items of histories and kinds of tools that the gateway does not know: `list` leaves them out and lists them in
     the response header `x-areal-ignored` and in the log; `refuse` refuses the request by the name of the first. What is known to change
     what is sampled is refused in both, unless it has its default value."""
+    marks_in_text: Literal["text", "control"] = "text"
+    """The text of a special token, such as `<|im_end|>`, in a message, a tool or a tool result: `text` tokenises it as plain text, so that
+    control tokens come from the chat template only; `control` reads it as that token, as servers do that tokenise the rendered text as it
+    is. See docs/security.md."""
     completion_seconds: PositiveFloat = 600.0
     """Maximum wait, in seconds, for the next part of a completion from an inference worker, which is all of it unless it is streamed;
     beyond it the engine has failed. Below `task.timeout_seconds`, a silent engine is reported instead of the waiting agent."""
