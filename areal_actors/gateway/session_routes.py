@@ -100,7 +100,7 @@ class SessionEndpoints:
         """Set the reward of an interaction."""
         session = self.gateway.session_of(request)
         asked = decode_request(await read_body(request), SetRewardRequest)
-        answer = await self._ask(SetReward(session=session, interaction=asked.interaction_id or "", reward=asked.reward))
+        answer = await self._ask(SetReward(session=session, interaction=asked.interaction_id or "", reward=float(asked.reward)))
         if answer.error:
             raise RequestRefused(Refusal(status=answer.error_status, reason=answer.error))
         return as_json({"status": "ok"})

@@ -186,6 +186,13 @@ class ChatTokenizer:
         return ids
 
     @cached_property
+    def leading_ids(self) -> tuple[int, ...]:
+        """Ids that the tokenizer puts before every text that is no template's, such as its BOS; empty if it puts none."""
+        plain, whole = (list(self.tokenizer.encode("a", add_special_tokens=added).ids) for added in (False, True))
+        places = (place for place in range(len(whole)) if plain and whole[place : place + len(plain)] == plain)
+        return tuple(whole[: next(places, 0)])
+
+    @cached_property
     def longest_token(self) -> int:
         """Largest number of bytes that one token can represent; 0 where unknown."""
         if self.byte_pairs is None:

@@ -60,7 +60,7 @@ def prompt_for(
     """
     chat = continuations.chat
     if (raw := request.prompt if request.prompt_ids is None else request.prompt_ids) is not None:
-        return _raw_prompt(turns, raw, chat, limit)
+        return _raw_prompt(turns, raw, chat, limit, chat.leading_ids if request.adds_bos else ())
     request = continuations.without_unseen_names(request)
     settings = digest((request.tools, request.template_kwargs))
     request_digest = digest(request.messages)
@@ -270,9 +270,16 @@ def with_references(turns: dict[str, ConversationTurn], request: ModelRequest) -
     return msgspec.structs.replace(request, messages=tuple(messages), has_references=False)
 
 
-def _raw_prompt(turns: dict[str, ConversationTurn], prompt: str | bytes, chat: ChatTokenizer, limit: PromptLimit | None) -> Prompt:
-    """Prompt without messages; it continues an earlier one if it begins with its tokens or text."""
+def _raw_prompt(
+    turns: dict[str, ConversationTurn], prompt: str | bytes, chat: ChatTokenizer, limit: PromptLimit | None, leading: Sequence[int]
+) -> Prompt:
+    """Prompt without messages; it continues an earlier one if it begins with its tokens or text.
+
+    A text has the leading tokens before it, unless it begins with them.
+    """
     known, parent, text = b"", "", prompt if isinstance(prompt, str) else ""
+    opening = chat.decode(leading, skip_special=False)
+    added = opening if isinstance(prompt, str) and opening and not prompt.startswith(opening) else ""
     for turn in reversed(turns.values()):
         path = path_to(turn.interaction.id, turns) if turn.prompt.message_count == 0 else []
         ids = token_ids_of(path)
@@ -280,11 +287,15 @@ def _raw_prompt(turns: dict[str, ConversationTurn], prompt: str | bytes, chat: C
             continue
         if isinstance(prompt, bytes):
             begins = prompt.startswith(ids)
-        elif begins := prompt.startswith(earlier := text_of(path, chat)):
+        elif begins := bool(path) and prompt.startswith(earlier := text_of(path, chat).removeprefix(added)):
             text = prompt[len(earlier) :]
         if begins:
             known, parent = ids, turn.interaction.id
-    suffix = prompt[len(known) :] if isinstance(prompt, bytes) else encode_within(chat, text, limit, after=len(known) // 4, keep=True)
+    if isinstance(prompt, bytes):
+        suffix = prompt[len(known) :]
+    else:
+        first = pack_ids(leading) if added and not known else b""
+        suffix = first + encode_within(chat, text, limit, after=len(known) // 4, keep=True)
     return Prompt(
         parent=parent,
         prefix=parent,
