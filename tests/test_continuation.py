@@ -307,7 +307,6 @@ def test_of_two_calls_with_equal_text_and_other_tokens_the_client_may_name_one()
     [
         ([{"role": "system", "content": "other"}], {}, "", "message 0"),
         ([], {"tools": TOOLS[:1]}, "call-0", "tools or the template's settings"),
-        ([], {"template_kwargs": {"x": 1}}, "call-0", "tools or the template's settings"),
     ],
 )
 def test_what_changes_the_beginning_extends_no_tokens(messages, fields, parent, reason):

@@ -82,7 +82,7 @@ def test_the_description_is_served_and_is_valid_openapi(harness):
         jsonschema.Draft202012Validator.check_schema(schema)
     served = {(route.method, route.resource.canonical) for route in harness.manager.gateway._runner.app.router.routes()}
     assert {(method.upper(), path) for path, methods in described["paths"].items() for method in methods} <= served
-    undescribed = {path for _, path in served if not path.startswith("/{session}")} - described["paths"].keys()
+    undescribed = {path for _, path in served if not path.startswith(("/{session}", "/v1/v1/"))} - described["paths"].keys()
     assert undescribed == {path.removeprefix("/v1") for path in described["paths"] if path.startswith("/v1/")}
 
 

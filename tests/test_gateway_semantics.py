@@ -69,7 +69,8 @@ async def test_three_choices_are_three_interactions_of_one_parent_all_exported(h
             lengths = [len(harness.chat.encode(text)) + 1 for text in texts.values()]
             assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len(harness.script.prompts[1]), sum(lengths))
     assert sorted(texts.values()) == ["a", "bb", "ccc"]
-    assert sorted(sampling.seed for sampling in harness.script.sampling[1:]) == [5, 6, 7]
+    seeds = sorted(sampling.seed for sampling in harness.script.sampling[1:])
+    assert seeds == [seeds[0], seeds[0] + 1, seeds[0] + 2]
     trajectory = await harness.trajectory(opened)
     one, *choices = trajectory.interactions
     assert [turn.id for turn in choices] == [names[0], names[1], names[2]]
@@ -158,7 +159,7 @@ async def test_log_probabilities_are_those_of_the_columns(harness, stream):
 
 async def test_what_a_request_states_of_sampling_reaches_the_engine(harness):
     harness.script.lines = ["one", "two"]
-    async with clients(await harness.open()) as (client, other):
+    async with clients(await harness.open(work(purpose="evaluate"))) as (client, other):
         await client.chat.completions.create(
             model="m", messages=HELLO, logit_bias={"17": -100, "3": 2}, seed=-3, presence_penalty=1, extra_body={"top_k": 5, "min_p": 0.1}
         )

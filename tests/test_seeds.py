@@ -57,8 +57,18 @@ async def test_in_which_order_different_calls_of_a_session_arrive_does_not_matte
     assert one == [other[1], other[0], other[2]]
 
 
-async def test_a_stated_seed_holds_and_how_to_sample_is_part_of_what_is_asked(fresh):
-    assert await seeds_of(await fresh(), work("0.0"), "a", seed=5) == [5]
+async def test_a_clients_seed_holds_in_evaluation_and_in_training_members_and_attempts_still_differ(fresh):
+    """A client that always sends one seed would make all members of a group equal."""
+    assert await seeds_of(await fresh(), work("0.0", purpose="evaluate"), "a", seed=42) == [42]
+    manager = await fresh()
+    attempts = (work("0.0"), work("0.1"), work("0.0", attempt=2))
+    seeds = [await seeds_of(manager, attempt, "a", "a", seed=42) for attempt in attempts]
+    assert len({seed for pair in seeds for seed in pair}) == 6
+    assert await seeds_of(await fresh(), work("0.0"), "a", "a", seed=42) == seeds[0]
+    assert await seeds_of(await fresh(), work("0.0"), "a", seed=43) != seeds[0][:1]
+
+
+async def test_how_to_sample_is_part_of_what_is_asked(fresh):
     cold = await seeds_of(await fresh(), work("0.0"), "a", top_p=0.5)
     assert cold != await seeds_of(await fresh(), work("0.0"), "a", top_p=0.6)
 

@@ -72,7 +72,8 @@ async def test_options_hold_for_the_call_and_the_session_s_sampling_for_the_rest
     (question,) = manager.asked
     assert (question.sampling.top_p, question.sampling.stop, question.sampling.max_tokens) == (0.5, ("x",), 20)
     assert isinstance(question.sampling.seed, int)
-    await manager.chat(opened.session, "b", seed=7)
+    evaluated = await manager.open(work("0.1", purpose="evaluate"))
+    await manager.chat(evaluated.session, "b", seed=7)
     assert manager.asked[1].sampling.seed == 7
 
 

@@ -18,6 +18,7 @@ import msgspec
 from areal_actors.core.config import Config, PositiveInt
 from areal_actors.core.errors import RecipeError
 from areal_actors.core.loading import load_named
+from areal_actors.core.scalars import differ, plain_scalar
 from areal_actors.core.values import PROMPT_VERSION, Trajectory
 from areal_actors.sequences.build import EPISODE
 from areal_actors.sequences.credit import Credit, sample_rewards
@@ -30,8 +31,8 @@ Refusal = Literal["stale", "incomplete group", "filtered", "surplus"]
 
 
 def has_signal(rewards: tuple[float, ...]) -> bool:
-    """True if the rewards differ: if all are equal, every advantage relative to the group is 0 (DAPO, arXiv:2503.14476, sec. 3.2)."""
-    return len(set(rewards)) > 1
+    """True if the rewards differ by more than rounding: if all are equal, every advantage is 0 (DAPO, arXiv:2503.14476, sec. 3.2)."""
+    return bool(rewards) and differ(min(rewards), max(rewards))
 
 
 class BatcherConfig(Config):
@@ -68,7 +69,7 @@ def group_filter(config: BatcherConfig, root: Path) -> Filter | None:
     def keeps(rewards: tuple[float, ...]) -> bool:
         if config.dynamic_sampling and not has_signal(rewards):
             return False
-        answer = function(rewards)
+        answer = plain_scalar(function(rewards))
         if not isinstance(answer, bool):
             returned = f"{config.filter}({rewards}) returned {answer!r:.80}"
             raise RecipeError(f"`batcher.filter`: {returned}; return True to train the group, or False")

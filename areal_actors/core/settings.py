@@ -14,6 +14,7 @@ from areal_actors.core.config import Config, Fraction, NonNegativeInt, Port, Pos
 JOIN_TOKEN = "AREAL_JOIN_TOKEN"  # noqa: S105 - the name of a variable
 """Environment variable with the password of workers of other hosts, for `areal join` and, if it is fixed beforehand, for `areal run`."""
 TemperaturePolicy = Literal["error", "recipe", "as_asked"]
+UnknownFields = Literal["list", "refuse"]
 
 
 class TaskSettings(Config):
@@ -154,6 +155,14 @@ class GatewaySettings(Config):
     """Trained calls whose client sets another `temperature` than `sampling.temperature`: `error` refuses them; `recipe` samples them at
     the recipe's temperature and lists the field in the response header `x-areal-ignored`; `as_asked` samples them at the client's, from
     0.1 on, and trains their tokens at that temperature. Evaluation and `areal serve` use the client's."""
+    unknown_fields: UnknownFields = "list"
+    """Fields of requests, items of histories and kinds of tools that the gateway does not know: `list` leaves them out and lists them in
+    the response header `x-areal-ignored` and in the log; `refuse` refuses the request by the name of the first. What is known to change
+    what is sampled is refused in both, unless it has its default value."""
+    marks_in_text: Literal["text", "control"] = "text"
+    """The text of a special token, such as `<|im_end|>`, in a message, a tool or a tool result: `text` tokenises it as plain text, so that
+    control tokens come from the chat template only; `control` reads it as that token, as servers do that tokenise the rendered text as it
+    is. See docs/security.md."""
     completion_seconds: PositiveFloat = 600.0
     """Maximum wait, in seconds, for the next part of a completion from an inference worker, which is all of it unless it is streamed;
     beyond it the engine has failed. Below `task.timeout_seconds`, a silent engine is reported instead of the waiting agent."""
@@ -163,6 +172,9 @@ class GatewaySettings(Config):
     joined: NonNegativeInt = 0
     """Number of gateways, the last of `actors.session_manager.count`, that run on other hosts, each by an `areal join --role gateway`.
     One that is lost is taken over. See docs/scaling.md."""
+    keep_alive_seconds: PositiveFloat = 15.0
+    """Seconds without an event after which a streamed answer has a sign of life: a comment, or Anthropic's `ping`. Its head is sent half
+    a second after the request at the latest. Proxies cut connections on which nothing arrives."""
     head_seconds: PositiveFloat = 60.0
     """Maximum wait, in seconds, for the head of a request on an open connection, which is then closed."""
     max_body_mb: PositiveInt = 16

@@ -93,7 +93,12 @@ class ModelCall:
         """Temperature at which the tokens are trained, if it is not the recipe's."""
         self.ignored = request.ignored
         """Fields, tools and headers of the request without effect."""
-        if served.temperature_policy and session.work.purpose == "train" and sampling.temperature != default.temperature:
+        is_trained = served.temperature_policy is not None and session.work.purpose == "train"
+        self.stated_seed: int | None = None if is_trained else sampling.seed
+        """The client's seed, where it holds. Members of a group with one seed would be equal: in training it is part of the derived one."""
+        if is_trained and "seed" in request.sampling:
+            self.ignored = (*self.ignored, "seed")
+        if is_trained and served.temperature_policy and sampling.temperature != default.temperature:
             if served.temperature_policy == "recipe":
                 sampling, self.ignored = msgspec.structs.replace(sampling, temperature=default.temperature), (*self.ignored, "temperature")
             else:
@@ -130,7 +135,7 @@ class ModelCall:
 
     def next_request(self, choice: Choice, seed: int) -> Generate:
         """The request for the rest of a choice."""
-        stated = self.sampling.seed
+        stated = self.stated_seed
         rest = msgspec.structs.replace(
             self.sampling,
             max_tokens=self.sampling.max_tokens - choice.sampled,
@@ -237,7 +242,7 @@ def within_context(sampling: SamplingParams, prompt_tokens: int, context: int, f
 def complete(
     call: ModelCall, pool: WorkerPool, context: Context, patience_seconds: float, seed: int
 ) -> AsyncGenerator[ModelResponsePart, None]:
-    """Sample until all choices are complete; yields the parts of streamed ones. `seed` is used if the request has none.
+    """Sample until all choices are complete; yields the parts of streamed ones. `seed` is used if the request's does not hold.
 
     Raises:
         RequestError: an inference worker refused the request.

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import math
-import secrets
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from functools import partial
@@ -14,29 +12,35 @@ from itertools import accumulate
 from typing import Any, Final, ParamSpec, TypeVar
 
 import msgspec
-import structlog
 from aiohttp import hdrs, web
 
 import areal_actors
-from areal_actors.core.errors import RequestError, SessionElsewhere, SessionError, SetupError
-from areal_actors.core.settings import GatewaySettings
+from areal_actors.core.errors import RequestError, SetupError
+from areal_actors.core.settings import GatewaySettings, UnknownFields
+from areal_actors.gateway.event_stream import LiveStream
+from areal_actors.gateway.http_answers import (
+    BODY_SECONDS,
+    STOPPING,
+    Handler,
+    add_request_id,
+    as_json,
+    errors_in_dialect_format,
+    readable,
+    with_request_id,
+)
 from areal_actors.gateway.listening import HttpConnection, encryption
-from areal_actors.gateway.protocols import DIALECTS, dialect_of_path
-from areal_actors.gateway.protocols.base import Dialect
+from areal_actors.gateway.protocols import DIALECTS
+from areal_actors.gateway.protocols.base import AnswerWriter, Dialect
+from areal_actors.gateway.protocols.lenient import accept
 from areal_actors.gateway.protocols.openapi import GATEWAY_ENDPOINTS, openapi
 from areal_actors.gateway.protocols.session_requests import ENDPOINTS
-from areal_actors.messages import ModelRequest, ModelResponsePart, Refusal
+from areal_actors.messages import ModelRequest, ModelResponsePart
 from areal_actors.runtime.actor import Submit
 from bus.errors import NoResponder
 
 MODEL = "default"
-BODY_SECONDS = 30.0
-"""Time limit for a request's body; slower or broken bodies would hold a connection for nothing."""
 SHUTDOWN_SECONDS = 5.0
 """Grace period of in-flight calls when the gateway stops."""
-MISDIRECTED = 421
-"""HTTP status of requests for a session of another gateway."""
-STOPPING = "the gateway is stopping; retry when it is back"
 JSON_TYPES = ("application/json", "text/json", "text/plain", "application/octet-stream", "application/x-www-form-urlencoded")
 """The last three are defaults of HTTP clients such as curl."""
 REQUEST_IDS = ("Idempotency-Key", "X-Client-Request-Id")
@@ -44,8 +48,9 @@ REQUEST_IDS = ("Idempotency-Key", "X-Client-Request-Id")
 CLIENT_SESSION = "X-Session-ID"
 """Header with the name of a conversation at the client, which separates the agents of one episode."""
 LONGEST_NAME = 256
-PREFIXES = ("", "/v1", "/{session}/v1", "/{session}")
-"""Before the paths of the model; the router tries those with a session in this order."""
+PREFIXES = ("", "/v1", "/v1/v1", "/{session}/v1", "/{session}/v1/v1", "/{session}")
+"""Before the paths of the model; the router tries those with a session in this order. Anthropic's clients append `/v1` to an address
+that may end with it already."""
 IGNORED = "x-areal-ignored"
 """Response header that lists what the request had and is accepted without effect."""
 MAX_IGNORED = 1000
@@ -57,22 +62,8 @@ BACKLOG = 1024
 LONG_BYTES: Final = 128 << 10
 """Size from which a request is long: tokenizing it takes a sixth of a second, which would block all other calls."""
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 P = ParamSpec("P")
 R = TypeVar("R")
-
-REQUEST_ID = web.RequestKey("request_id", str)
-
-_ENCODER = msgspec.json.Encoder()
-logger = structlog.get_logger(__name__)
-
-
-class RequestRefused(Exception):
-    """Raised to answer a request with this refusal."""
-
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(refusal.reason)
-        self.refusal = refusal
 
 
 class LongWork(ThreadPoolExecutor):
@@ -174,7 +165,9 @@ class Gateway:
         async def answer(request: web.Request) -> web.StreamResponse:
             session = self.session_of(request)
             body = await body_of(request)
-            asked, question, ignored = await self.long_work.run(len(body), _parse_request, dialect, body, session)
+            asked, question, ignored = await self.long_work.run(
+                len(body), _parse_request, dialect, body, session, self.config.unknown_fields
+            )
             ignored = _shortened([*ignored, *[name for name in dialect.ignored_headers if name in request.headers]])
             request_id = next((name for header in REQUEST_IDS if (name := request.headers.get(header))), "")
             client_session = request.headers.get(CLIENT_SESSION, "")
@@ -185,13 +178,20 @@ class Gateway:
                 client_session=readable(client_session)[:LONGEST_NAME],
             )
             created = int(time.time())
+            headers = {IGNORED: ", ".join(ignored)} if ignored else {}
             async with aclosing(self.submit(question)) as parts:
-                first = await anext(parts)
-                without_effect = first.ignored or ignored
-                headers = {IGNORED: ", ".join(without_effect)} if without_effect else {}
-                if question.stream and not first.error:
-                    return await _stream(request, dialect, asked, first, parts, created, headers)
-                answers = [first, *[part async for part in parts]] if not first.is_last() else [first]
+                if question.stream:
+                    stream = LiveStream(request, headers, dialect.keep_alive, self.config.keep_alive_seconds)
+                    add_request_id(request, stream.response)
+                    answers = await _stream(stream, dialect.answer(asked, created), parts)
+                    if stream.has_begun:
+                        return stream.response
+                else:
+                    answers = [await anext(parts)]
+                    while not answers[-1].is_last():
+                        answers.append(await anext(parts))
+            if without_effect := answers[0].ignored:
+                headers = {IGNORED: ", ".join(without_effect)}
             if failed := next((part for part in answers if part.error), None):
                 error = dialect.error(failed.error, failed.error_status, failed.error_field, failed.error_code)
                 return as_json(error, failed.error_status, headers)
@@ -209,10 +209,14 @@ class Gateway:
         return self.session_of_key(key_of(request), request.match_info.get("session", ""))
 
 
-def _parse_request(dialect: Dialect[Any], body: bytes, session: str) -> tuple[Any, ModelRequest, Sequence[str]]:
+def _parse_request(dialect: Dialect[Any], body: bytes, session: str, unknown: UnknownFields) -> tuple[Any, ModelRequest, Sequence[str]]:
     """A body as parsed by its dialect, as a `ModelRequest`, and what it has that is ignored."""
-    asked = dialect.decode(body)
-    return asked, msgspec.structs.replace(dialect.call(asked, session), body_bytes=len(body)), dialect.ignored(asked)
+    if unknown == "list":
+        asked, call, left_out = accept(dialect, body, session)
+    else:
+        asked, left_out = dialect.decode(body), ()
+        call = dialect.call(asked, session)
+    return asked, msgspec.structs.replace(call, body_bytes=len(body)), [*left_out, *dialect.ignored(asked)]
 
 
 def _shortened(ignored: Sequence[str]) -> tuple[str, ...]:
@@ -259,40 +263,32 @@ async def read_body(request: web.Request) -> bytes:
         raise web.HTTPRequestTimeout(headers={hdrs.CONNECTION: "close"}) from None
 
 
-def readable(header: str) -> str:
-    """A header, which may hold any bytes, as valid UTF-8."""
-    return header if header.isascii() else header.encode(errors="surrogateescape").decode(errors="replace")
+async def _stream(stream: LiveStream, answer: AnswerWriter, parts: AsyncIterator[ModelResponsePart]) -> list[ModelResponsePart]:
+    """Send server-sent events, one per part. Returns the error of a call that failed before anything was sent.
+
+    Raises:
+        NoResponder: the gateway is stopping, and nothing was sent.
+    """
+    async with stream.kept_alive():
+        part = await _next_part(stream, parts)
+        if part.error and not stream.has_begun:
+            return [part]
+        comment = stream.set_header(IGNORED, ", ".join(part.ignored)) if part.ignored else b""
+        while not part.is_last():
+            await stream.write(comment + answer.part(part))
+            comment = b""
+            part = await _next_part(stream, parts)
+    await stream.finish(comment + answer.part(part))
+    return []
 
 
-class EventStream(web.StreamResponse):
-    """A streamed answer, whose head is sent together with its first part."""
-
-    _send_headers_immediately = False
-
-
-async def _stream(
-    request: web.Request,
-    dialect: Dialect[Any],
-    asked: Any,
-    first: ModelResponsePart,
-    rest: AsyncIterator[ModelResponsePart],
-    created: int,
-    headers: dict[str, str],
-) -> web.StreamResponse:
-    """Send server-sent events, one per part."""
-    response = EventStream(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache", **headers})
-    add_request_id(request, response)
-    await response.prepare(request)
-    answer = dialect.answer(asked, created)
-    part = first
-    while not part.is_last():
-        await response.write(answer.part(part))
-        try:
-            part = await anext(rest)
-        except NoResponder:
-            part = ModelResponsePart(error=STOPPING, error_status=503)
-    await response.write_eof(answer.part(part))
-    return response
+async def _next_part(stream: LiveStream, parts: AsyncIterator[ModelResponsePart]) -> ModelResponsePart:
+    try:
+        return await anext(parts)
+    except NoResponder:
+        if not stream.has_begun:
+            raise
+        return ModelResponsePart(error=STOPPING, error_status=503)
 
 
 @web.middleware
@@ -303,91 +299,5 @@ async def suspend_head_timer(request: web.Request, handler: Handler) -> web.Stre
         return await handler(request)
 
 
-@web.middleware
-async def with_request_id(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Add the id of the request to a response that has not begun."""
-    response = await handler(request)
-    if not response.prepared:
-        add_request_id(request, response)
-    return response
-
-
-@web.middleware
-async def errors_in_dialect_format(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Return errors in the format of the API called: wrong fields and keys, refusals of aiohttp (path, method, size), failed handlers."""
-    headers: dict[str, str] = {}
-    field = code = ""
-    try:
-        return await handler(request)
-    except RequestError as error:
-        status, message, field, code = 400, str(error), error.field, error.code
-    except RequestRefused as error:
-        status, message, field = error.refusal.status, error.refusal.reason, error.refusal.field
-        headers = {hdrs.RETRY_AFTER: str(math.ceil(error.refusal.retry_after))} if error.refusal.retry_after else {}
-    except web.HTTPException as refused:
-        status, message = _status_of(request, refused), _refusal_message(request, refused)
-        headers = {name: value for name, value in refused.headers.items() if name in {hdrs.ALLOW, hdrs.CONNECTION}}
-    except SessionError as error:
-        status, message = MISDIRECTED if isinstance(error, SessionElsewhere) else 401, str(error)
-    except NoResponder:
-        status, message = 503, STOPPING
-    except web.RequestPayloadError as error:
-        status, message = 400, f"the body cannot be read: {error}; send it whole"
-        headers[hdrs.CONNECTION] = "close"  # the start of the next request is unknown
-    except ConnectionError:
-        raise  # the client disconnected in mid-answer
-    except Exception:
-        logger.exception("a request failed", method=request.method, path=readable(request.path), request_id=id_of(request))
-        if request.writer.output_size:
-            raise  # the response has begun and can only be aborted
-        status, message = 500, "the gateway failed; see its log"
-    return as_json(dialect_of_path(_path_of(request)).error(readable(message), status, field, code), status, headers)
-
-
-def _path_of(request: web.Request) -> str:
-    """The path of the endpoint called; of one that does not exist, as the client sent it."""
-    resource = request.match_info.route.resource
-    return request.path if resource is None else resource.canonical
-
-
-def id_of(request: web.Request) -> str:
-    """The id of a request, for the response and the log."""
-    known: str | None = request.get(REQUEST_ID)
-    if known is None:
-        known = request[REQUEST_ID] = f"req_{secrets.token_hex(12)}"
-    return known
-
-
-def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
-    """Add the request id under the name that the protocol called has for it: `request-id` in Anthropic's, `x-request-id` in others."""
-    response.headers["request-id" if "/messages" in request.path else "x-request-id"] = id_of(request)
-
-
-def _status_of(request: web.Request, refused: web.HTTPException) -> int:
-    """The status of a refusal; 426 for a websocket, which makes Codex CLI send its request over HTTP."""
-    wants_websocket = request.headers.get(hdrs.UPGRADE, "").lower() == "websocket"
-    return 426 if wants_websocket and isinstance(refused, web.HTTPMethodNotAllowed) else refused.status
-
-
-def _refusal_message(request: web.Request, refused: web.HTTPException) -> str:
-    served = ", ".join([f"/v1/{dialect.path}" for dialect in DIALECTS])
-    messages = {
-        web.HTTPNotFound: f"there is no {request.path:.200}; this gateway serves {served} and the paths in GET /openapi.json",
-        web.HTTPMethodNotAllowed: f"{request.path:.200} does not take {request.method}; "
-        f"use {refused.headers.get(hdrs.ALLOW, 'another method')}",
-        web.HTTPRequestEntityTooLarge: f"the request body is larger than {request.client_max_size // 2**20} MiB "
-        "(`gateway.max_body_mb`); send less",
-        web.HTTPUnsupportedMediaType: f"the request body is encoded as {request.headers.get(hdrs.CONTENT_ENCODING, ''):.40}; "
-        "send it uncompressed, without Content-Encoding",
-        web.HTTPRequestTimeout: f"the request body did not arrive within {BODY_SECONDS:g} s; send it at once",
-    }
-    return messages.get(type(refused), refused.reason)
-
-
 def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "type": "model", "created": 0, "owned_by": "areal-actors", "display_name": name}
-
-
-def as_json(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
-    """A JSON response."""
-    return web.Response(body=_ENCODER.encode(body), status=status, content_type="application/json", headers=headers)

@@ -10,6 +10,7 @@ from aiohttp import hdrs, web
 
 from areal_actors.core.errors import RequestError, SessionError
 from areal_actors.core.values import unpack_ids
+from areal_actors.gateway.http_answers import RequestRefused, as_json, readable
 from areal_actors.gateway.protocols.session_requests import (
     EmptyRequest,
     ExportRequest,
@@ -19,7 +20,7 @@ from areal_actors.gateway.protocols.session_requests import (
     base_url,
     decode_request,
 )
-from areal_actors.gateway.server import Gateway, RequestRefused, as_json, key_of, read_body, readable
+from areal_actors.gateway.server import Gateway, key_of, read_body
 from areal_actors.gateway.sessions.keys import is_admin
 from areal_actors.messages import (
     DescribeGateway,
@@ -100,7 +101,7 @@ class SessionEndpoints:
         session = self.gateway.session_of(request)
         asked = decode_request(await read_body(request), SetRewardRequest)
         answer = await self._ask(
-            SetReward(session=session, interaction=asked.interaction_id or "", reward=asked.reward, role=asked.role or "")
+            SetReward(session=session, interaction=asked.interaction_id or "", reward=float(asked.reward), role=asked.role or "")
         )
         if answer.error:
             raise RequestRefused(Refusal(status=answer.error_status, reason=answer.error))

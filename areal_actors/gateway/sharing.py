@@ -6,7 +6,7 @@ from typing import TypeVar
 
 from areal_actors.core.errors import SessionElsewhere
 from areal_actors.core.gateways import gateway_name
-from areal_actors.gateway.server import MISDIRECTED
+from areal_actors.gateway.http_answers import MISDIRECTED
 from areal_actors.messages import CapacityReserved, Refusal, ReserveCapacity, SessionCreated, StartSession
 from areal_actors.runtime.actor import Context
 from bus.errors import BusError

@@ -34,6 +34,7 @@ def apply_template_settings(chat: ChatTokenizer, config: GatewaySettings) -> Tem
     Raises:
         SetupError: a setting is invalid, or does not fit the template.
     """
+    chat.reads_marks = config.marks_in_text == "control"
     if config.chat_template == NO_TEMPLATE:
         chat.use_template("")
     elif config.chat_template not in ("", *TEMPLATE_WORDS):

@@ -183,6 +183,8 @@ class ModelRequest(Request[ModelResponsePart]):
     """Text to continue without a chat template, instead of messages."""
     prompt_ids: bytes | None = None
     """Token ids (u32) to continue, instead of messages."""
+    adds_bos: bool = True
+    """True if a text to continue begins with the tokens that the tokenizer puts before every text."""
     continues: str = ""
     """Id of the interaction that `messages` continue, if the client sends it instead of its messages."""
     inherits: bool = False

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from areal_actors.core.proxies import describe_proxies
 from areal_actors.recipe.autoscale_checks import exhausted_bounds
 from areal_actors.recipe.checks import EMBEDDED, is_local
 from areal_actors.recipe.complaints import toml_key, toml_value
@@ -187,6 +189,8 @@ def _processes(recipe: Recipe, gateway: str = "") -> Iterator[tuple[str, str]]:
     yield "bus", without_credentials(recipe.bus.url) or "a nats-server of this run, on a free port of 127.0.0.1"
     if gateway:
         yield "gateway", gateway
+        if proxies := describe_proxies(os.environ):
+            yield "", f"{proxies}: agents reach the gateway without them (no_proxy)"
     yield "folder", str(Path(recipe.folder) / recipe.run)
     faults = recipe.chaos.described()
     yield "chaos", f"ON: FAULTS ARE INJECTED INTO THIS RUN: {faults}; killed processes count against [supervisors]" if faults else "none"

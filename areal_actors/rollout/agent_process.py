@@ -18,6 +18,7 @@ from areal_actors.core.agent_host.faults import describe_exit
 from areal_actors.core.agent_host.processes import kill_tree
 from areal_actors.core.config import Config, NonNegativeInt
 from areal_actors.core.errors import AgentError, SetupError
+from areal_actors.rollout.client_environment import client_environment
 
 BOOT = """
 import importlib.util, sys
@@ -205,6 +206,7 @@ async def _closed(writer: asyncio.StreamWriter) -> None:
 
 
 def _environment(*, own_python: bool) -> dict[str, str]:
-    """The child's environment, without a token that would override the episode's key, or module paths of another interpreter."""
+    """The child's environment for clients, without a token that would override its key, or module paths of another interpreter."""
     left_out = {"ANTHROPIC_AUTH_TOKEN"} | (set() if own_python else {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"})
-    return {name: value for name, value in os.environ.items() if name not in left_out}
+    inherited = {name: value for name, value in os.environ.items() if name not in left_out}
+    return inherited | client_environment(inherited)

@@ -6,6 +6,9 @@ import asyncio
 import functools
 import importlib
 import inspect
+import os
+import ssl
+import sys
 from collections.abc import Awaitable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,9 +19,11 @@ from areal_actors.core.errors import AgentError
 from areal_actors.core.loading import load_named
 from areal_actors.core.values import Task
 from areal_actors.rollout.agent_runner import AgentResult, LoadedRunner, parse_result
+from areal_actors.rollout.client_environment import set_client_environment
 from areal_actors.rollout.threads import in_thread
 
 T = TypeVar("T")
+
 
 CONNECT_SECONDS = 10.0
 
@@ -26,10 +31,14 @@ CONNECT_SECONDS = 10.0
 def load_agent(agent: str, root: Path, options: Mapping[str, Any]) -> Any:
     """Load the agent of this name; a class is instantiated with these keyword arguments.
 
+    Clients that it makes reach the gateway past the proxies of the environment, and need no key: they are made without one of their own
+    where the environment has none, and the session is in their address.
+
     Raises:
         RecipeError: the name does not exist.
         AgentError: the options do not fit, or its class raises.
     """
+    set_client_environment()
     try:
         return make_agent(load_named(agent, root), agent, options)
     except Refused as error:
@@ -52,6 +61,12 @@ async def guarded(name: str, returning: Awaitable[T]) -> T:
         raise
     except (Exception, SystemExit) as error:  # the agent is the user's code and may raise anything
         raise AgentError(f"agent {name} raised {format_error(error)}") from error
+
+
+def _verification() -> ssl.SSLContext | bool:
+    """The authorities that the environment names, which a client that does not trust the environment would not read; else its own."""
+    file, folder = os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR")
+    return ssl.create_default_context(cafile=file, capath=folder) if file or folder else True
 
 
 class InlineRunner(LoadedRunner):
@@ -84,15 +99,19 @@ class InlineRunner(LoadedRunner):
 
         It uses aiohttp, because the pool of httpx looks at every open connection before and after each call: with hundreds of
         episodes at once that is most of a call's CPU time. It has no timeout, since episodes have their own: a call that is sent
-        again would be recorded twice.
+        again would be recorded twice. It takes no proxy from the environment: it calls the gateway only. Clients of OpenAI and of
+        Anthropic take the same one.
         """
         if self._client is None:
-            openai = importlib.import_module("openai")  # such agents have loaded it; the command line does not
-            timeout = openai.Timeout(None, connect=CONNECT_SECONDS)
+            is_anthropic = "openai" not in sys.modules and "anthropic" in sys.modules
+            sdk = importlib.import_module(
+                "anthropic" if is_anthropic else "openai"
+            )  # such agents have loaded it; the command line does not
+            options = {"timeout": sdk.Timeout(None, connect=CONNECT_SECONDS), "trust_env": False, "verify": _verification()}
             try:
-                self._client = openai.DefaultAioHttpClient(timeout=timeout)
+                self._client = sdk.DefaultAioHttpClient(**options)
             except RuntimeError:  # an openai 2 without its extra `aiohttp`
-                self._client = openai.DefaultAsyncHttpxClient(timeout=timeout)
+                self._client = sdk.DefaultAsyncHttpxClient(**options)
         return self._client
 
     async def close(self) -> None:

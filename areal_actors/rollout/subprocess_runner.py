@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ import structlog
 
 from areal_actors.core.agent_host.naming import keyed_url
 from areal_actors.core.errors import AgentError, ArealError
+from areal_actors.core.proxies import proxy_exceptions
 from areal_actors.core.values import Task
 from areal_actors.messages import EventLoopBlocked
 from areal_actors.rollout.agent_process import AgentProcess, AgentProgram
@@ -123,4 +125,5 @@ def addresses(base_url: str, api_key: str) -> Mapping[str, str]:
         "OPENAI_API_KEY": api_key,
         "ANTHROPIC_BASE_URL": base_url.removesuffix("/v1"),
         "ANTHROPIC_API_KEY": api_key,
+        **proxy_exceptions(os.environ, [base_url]),
     }

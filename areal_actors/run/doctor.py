@@ -23,6 +23,7 @@ from areal_actors import __version__
 from areal_actors.core.devices import detect_cuda
 from areal_actors.core.durable_files import MEBIBYTE
 from areal_actors.core.errors import SandboxError, SetupError
+from areal_actors.core.proxies import describe_proxies
 from areal_actors.core.settings import DiskSettings
 from areal_actors.generation.abilities import ENGINE_ABILITIES, ability_rows, engine_abilities
 from areal_actors.generation.servers.server_process import interpreter
@@ -95,6 +96,7 @@ def examine(folder: Path) -> list[Finding]:
         _shared_memory(),
         _disk(folder),
         _sandbox(),
+        *_proxies(),
         *(_server(engine) for engine in SERVER_ENGINES),
     ]
 
@@ -196,6 +198,11 @@ def _sandbox() -> Finding:
     if ran.status or ran.output != b"1\n":
         return Finding(name, f"a program ended with status {ran.status}", "run its processes in a container or a VM", needed=False)
     return Finding(name, "runs programs")
+
+
+def _proxies() -> Iterator[Finding]:
+    if proxies := describe_proxies(os.environ):
+        yield Finding("proxies", f"{proxies}; agents reach the gateway of a run without them (no_proxy)")
 
 
 def _server(engine: str) -> Finding:

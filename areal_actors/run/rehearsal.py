@@ -16,6 +16,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from areal_actors.core.errors import SetupError
 from areal_actors.core.lazy import LazyModule
 from areal_actors.core.model_config import has_vision
+from areal_actors.core.proxies import exempt_from_proxies
 from areal_actors.core.values import Interaction, Task, WeightsLocation
 from areal_actors.gateway.session_manager import SessionManager
 from areal_actors.generation.inference_worker import InferenceWorker
@@ -87,6 +88,7 @@ def rehearse(recipe: Recipe) -> Generator[str, None, list[Played]]:
     if reason := _unplayable(recipe):
         yield f"not played: {reason}"
         return []
+    exempt_from_proxies(recipe.gateway.url(0))
     tasks = open_tasks(recipe, RunFolder(Path(recipe.folder) / recipe.run)).train
     task, tokenizer = tasks.task(0), _model_tokenizer(recipe.model)
     own = task.data.get("answer")

@@ -21,6 +21,7 @@ import structlog
 
 from areal_actors.core.devices import detect_cuda
 from areal_actors.core.module_command import module_command
+from areal_actors.core.proxies import proxy_exceptions
 from areal_actors.core.settings import JOIN_TOKEN
 from areal_actors.messages import ActorFailed
 from areal_actors.recipe.device_map import device_variables
@@ -223,7 +224,7 @@ class Supervisor:
 
 
 def child_environment(recipe: Recipe, kinds: Collection[str]) -> dict[str, str]:
-    """Returns the environment of a process with these kinds of actors: without credentials, with its threads.
+    """Returns the environment of a process with these kinds of actors: without credentials and proxies to the gateway, with its threads.
 
     It has one busy thread unless the recipe sets more: waiting OpenMP threads spin, and cost more than they gain.
     """
@@ -232,6 +233,7 @@ def child_environment(recipe: Recipe, kinds: Collection[str]) -> dict[str, str]:
         recipe.trainer.threads if "trainer" in kinds else 1,
         recipe.generation.threads if "inference_worker" in kinds else 1,
     )
+    inherited |= proxy_exceptions(inherited, [recipe.gateway.url(recipe.gateway.port)])
     return {**inherited, "OMP_NUM_THREADS": str(threads), "OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
 
 

@@ -205,10 +205,22 @@ def _example(row: dict[str, Any], kind: Kind, place: str) -> Example:
     if form == ("messages",):
         messages = _messages(row["messages"], "assistant", f"{place}: `messages`")
         first = next(index for index, message in enumerate(messages) if message["role"] == "assistant")
-        return Example((ExampleConversation(messages, first, tools),), place)
+        return Example((ExampleConversation(messages, first, tools, _unlearned(messages, first, place)),), place)
     asked, answered = (row[name] for name in form)
     prompt = _messages(asked, "user", f"{place}: `{form[0]}`")
-    return Example((ExampleConversation(prompt + _answer(answered, f"{place}: `{form[1]}`"), len(prompt), tools),), place)
+    messages, first = prompt + _answer(answered, f"{place}: `{form[1]}`"), len(prompt)
+    return Example((ExampleConversation(messages, first, tools, _unlearned(messages, first, place)),), place)
+
+
+def _unlearned(messages: Sequence[Message], first: int, place: str) -> frozenset[int]:
+    """Returns the indices of answers with `weight: 0`, as OpenAI's format for fine-tuning has it."""
+    answers = {index: messages[index].get("weight", 1) for index in range(first, len(messages)) if messages[index]["role"] == "assistant"}
+    if wrong := [index for index, weight in answers.items() if weight not in (None, 0, 1)]:
+        raise SetupError(f"{place}: message {wrong[0]} has weight {answers[wrong[0]]!r:.40}; write 1 to learn the message, or 0")
+    unlearned = frozenset(index for index, weight in answers.items() if weight == 0)
+    if unlearned and len(unlearned) == len(answers):
+        raise SetupError(f"{place}: every assistant message has weight 0; there is nothing to learn from it")
+    return unlearned
 
 
 def _pair(row: dict[str, Any], place: str) -> list[ExampleConversation]:

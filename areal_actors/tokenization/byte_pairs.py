@@ -22,6 +22,8 @@ import tiktoken
 from cachetools import LRUCache
 from tokenizers import Tokenizer
 
+from areal_actors.tokenization.literal_marks import join_marks
+
 KEPT_CHARACTERS = 256
 """Length from which the ids of a piece are kept: shorter ones take as long to find as to tokenise."""
 KEPT_TOKENS = 2**20
@@ -53,15 +55,15 @@ class BytePairs:
         self._kept: LRUCache[str, array[int]] = LRUCache(KEPT_TOKENS, getsizeof=len)
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text; its special tokens are recognised."""
+        """Ids of a text; its special tokens are recognised, but not marks with a joint (`literal_marks.py`)."""
         ids: list[int] = []
         for place, piece in enumerate(self._special_pattern.split(text)):
             if place % 2:
                 ids.append(self._special[piece])
             elif len(piece) < KEPT_CHARACTERS:
-                ids += self._encode_piece(piece)
+                ids += self._encode_piece(join_marks(piece))
             else:
-                ids += self._kept_ids(piece)
+                ids += self._kept_ids(join_marks(piece))
         return ids
 
     def _kept_ids(self, piece: str) -> Sequence[int]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import compress
+from itertools import compress, groupby
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -21,6 +21,7 @@ from areal_actors.core.durable_files import read_json
 from areal_actors.core.errors import SetupError
 from areal_actors.tokenization.byte_pairs import BytePairs, byte_pairs_of
 from areal_actors.tokenization.chat_template import ChatTemplate
+from areal_actors.tokenization.literal_marks import ESCAPED_JOINT, JOINT, LiteralMarks
 from areal_actors.tokenization.tool_parsers.base import AnswerFormat
 from areal_actors.tokenization.tool_parsers.families import format_for_template
 from areal_actors.tokenization.tool_parsers.round_trip import ToolSupport, tool_support
@@ -52,7 +53,8 @@ class ChatTokenizer:
         tokenizer.no_padding()
         self.tokenizer = tokenizer
         self.template = ChatTemplate(chat_template, special_tokens)
-        self.render = self.template.render
+        self.reads_marks = False
+        """True if the text of a special token in a message is that token, as in servers that tokenise the rendered text as it is."""
         self.byte_pairs: BytePairs | None = byte_pairs_of(tokenizer)
         self._special_ids = frozenset(number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special)
         self._use_format(format_for_template(chat_template))
@@ -62,6 +64,7 @@ class ChatTokenizer:
 
     def _use_format(self, form: AnswerFormat) -> None:
         special = {number: self.tokenizer.id_to_token(number) or "" for number in self._special_ids}
+        self.marks = LiteralMarks(special.values(), (*form.marks, *DELIMITERS, *[mark for pair in form.reasoning for mark in pair]))
         self.format = form
         """Format of reasoning and tool calls."""
         self.shown_ids = frozenset(number for number, text in special.items() if text and any(text in mark for mark in form.marks))
@@ -76,8 +79,38 @@ class ChatTokenizer:
             jinja2.TemplateSyntaxError: it does not compile.
         """
         self.template = ChatTemplate(source, self.template.special_tokens)
-        self.render = self.template.render
         self._use_format(format_for_template(source))
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        **kwargs: Any,
+    ) -> str:
+        """Render messages and tools to prompt text, as `ChatTemplate.render`; special tokens come from the template only.
+
+        Marks in messages and tools have a joint (`literal_marks.py`), which `encode` takes out.
+        """
+        if not self.reads_marks:
+            messages, tools = self.marks.messages(messages), self.marks.break_in(tools)
+        text = self.template.render(messages, tools, add_generation_prompt=add_generation_prompt, **kwargs)
+        return text.replace(ESCAPED_JOINT, JOINT) if ESCAPED_JOINT in text else text
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """Text of sampled ids, special tokens included, as `render` would write it: marks that are no tokens have a joint."""
+        text = self.decode(ids, skip_special=False)
+        if self.reads_marks or self.marks.count(text) <= sum(self.is_special(number) for number in ids):
+            return text
+        runs = groupby(ids, self.is_special)
+        return "".join(
+            [written if is_special else self.marks.break_in(written, of_model=True) for is_special, written in self._decoded(runs)]
+        )
+
+    def _decoded(self, runs: Iterable[tuple[bool, Iterable[int]]]) -> Iterator[tuple[bool, str]]:
+        for is_special, run in runs:
+            yield is_special, self.decode(list(run), skip_special=False)
 
     def choose_format(self, name: str) -> ToolSupport:
         """Choose the answer format, `auto` or one by name, and test it with tool calls that the template renders.
@@ -142,8 +175,22 @@ class ChatTokenizer:
         """Ids of a text that is not expected again: it is not kept."""
         if self.byte_pairs is not None:
             return self.byte_pairs.encode(text)
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
+        encoded = self.tokenizer.encode(text, add_special_tokens=False)
+        ids: list[int] = encoded.ids
+        if JOINT in text:
+            return [
+                number
+                for number, (start, end) in zip(ids, encoded.offsets, strict=True)
+                if not text[start:end] or text[start:end].strip(JOINT)
+            ]
         return ids
+
+    @cached_property
+    def leading_ids(self) -> tuple[int, ...]:
+        """Ids that the tokenizer puts before every text that is no template's, such as its BOS; empty if it puts none."""
+        plain, whole = (list(self.tokenizer.encode("a", add_special_tokens=added).ids) for added in (False, True))
+        places = (place for place in range(len(whole)) if plain and whole[place : place + len(plain)] == plain)
+        return tuple(whole[: next(places, 0)])
 
     @cached_property
     def longest_token(self) -> int:
@@ -197,6 +244,8 @@ class ChatTokenizer:
 
     def is_lossless(self, text: str) -> bool:
         """True if decoding the text's ids gives the text again."""
+        if JOINT in text:
+            return False
         if self.byte_pairs is not None:
             return self.byte_pairs.is_lossless(text)
         return self.decode(self.encode(text), skip_special=False) == text

@@ -16,6 +16,7 @@ from support.framework_harness import chat_tokenizer
 from support.gateway_harness import ADMIN, GatewayHarness
 from support.samples import TOOLS_TEMPLATE, letters, work
 
+from areal_actors.core.settings import GatewaySettings
 from areal_actors.core.values import SamplingParams
 from areal_actors.embedded.constraints import Grammars
 from areal_actors.gateway.sessions.capacity import ExternalCapacity
@@ -70,7 +71,8 @@ class FuzzHarness(GatewayHarness):
 
     def __init__(self, chat):
         capacity = ExternalCapacity(1, slots=100_000)
-        super().__init__(chat=chat, max_model_len=CONTEXT, capacity=capacity, sampling=SamplingParams(max_tokens=50))
+        config = GatewaySettings(unknown_fields="refuse")
+        super().__init__(config, chat=chat, max_model_len=CONTEXT, capacity=capacity, sampling=SamplingParams(max_tokens=50))
         self.episodes = 0
         self.admin = ADMIN
         self.loop = asyncio.new_event_loop()

@@ -164,10 +164,13 @@ def _parameters(function: Agent) -> Mapping[str, inspect.Parameter]:
 def address_arguments(function: Agent, base_url: str, api_key: str) -> dict[str, Any]:
     """The address as keyword arguments for an agent's function: none if it takes the task alone.
 
-    One that takes any keyword argument may ignore the key: its URL has the key in place of the session's name.
+    One that takes any keyword argument may ignore the key, and one without a parameter for the key does: its URL has the key in place
+    of the session's name.
     """
     if takes_any(function):
         return {"base_url": keyed_url(base_url, api_key), "api_key": api_key}
+    if "api_key" not in _parameters(function):
+        base_url = keyed_url(base_url, api_key)
     return {name: value for name, value in (("base_url", base_url), ("api_key", api_key)) if name in _parameters(function)}
 
 

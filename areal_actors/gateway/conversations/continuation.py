@@ -19,6 +19,7 @@ from areal_actors.gateway.conversations.message_equality import MessageDict, sam
 from areal_actors.gateway.conversations.template_window import SENTINEL, local_features, renders_names, window
 from areal_actors.gateway.conversations.turns import Prompt
 from areal_actors.messages import ModelRequest
+from areal_actors.tokenization.literal_marks import join_marks
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.vision.processor import VisionProcessor
 
@@ -144,7 +145,7 @@ class Continuations:
 
     def means_same(self, written: str, answer: MessageDict, tools: Sequence[MessageDict], *, in_reasoning: bool) -> bool:
         """True if a text parses to the same message as an answer, reasoning included."""
-        parsed = self.chat.format.parse(written, tools, in_reasoning=in_reasoning)
+        parsed = self.chat.format.parse(join_marks(written), tools, in_reasoning=in_reasoning)
         calls = [{"function": {"name": call.name, "arguments": call.arguments}} for call in parsed.tool_calls]
         return (answer.get("reasoning_content") or "").strip() == parsed.reasoning.strip() and same_answer(
             answer, {"role": "assistant", "content": parsed.text, "tool_calls": calls}

@@ -36,6 +36,7 @@ from areal_actors.tokenization.tokenizer import ChatTokenizer
 
 REASONING_MARKS = ("<think>", "</think>", "<|channel|>analysis")
 """Delimiters that a rendered conversation loses when its reasoning is dropped."""
+CHANGED_SETTINGS = "the tools or the template's settings changed"
 LONG_CHARACTERS = 8192
 """Length from which the ids of a text are kept by the tokenizer: the prompt may be too long for `FirstPrompts`."""
 
@@ -59,7 +60,7 @@ def prompt_for(
     """
     chat = continuations.chat
     if (raw := request.prompt if request.prompt_ids is None else request.prompt_ids) is not None:
-        return _raw_prompt(turns, raw, chat, limit)
+        return _raw_prompt(turns, raw, chat, limit, chat.leading_ids if request.adds_bos else ())
     request = continuations.without_unseen_names(request)
     settings = digest((request.tools, request.template_kwargs))
     request_digest = digest(request.messages)
@@ -67,11 +68,12 @@ def prompt_for(
     is_first = parent is None and not prefix_break_reason
     if is_first and (kept := continuations.first_prompts.get(request_digest + settings)) is not None:
         return kept
-    if parent is not None and not prefix_break_reason and parent.prompt.settings != settings:
-        prefix_break_reason = "the tools or the template's settings changed"
     text, checked = None, len(request.messages)
     if parent is not None and not prefix_break_reason:
-        text, checked, prefix_break_reason = _text_after(parent, turns, request, continuations)
+        is_changed = parent.prompt.settings != settings
+        text, checked, prefix_break_reason = _text_after(parent, turns, request, continuations, whole=is_changed)
+        if is_changed and prefix_break_reason:
+            prefix_break_reason = CHANGED_SETTINGS
     if parent is None or text is None:
         text = chat.render(request.messages, request.tools, **request.template_kwargs)
         known, prefix, earlier, sent, new = b"", "", b"", request.messages, request.messages
@@ -129,17 +131,24 @@ def encode_within(chat: ChatTokenizer, text: str, limit: PromptLimit | None, *, 
 
 
 def _text_after(
-    parent: ConversationTurn, turns: dict[str, ConversationTurn], request: ModelRequest, continuations: Continuations
+    parent: ConversationTurn, turns: dict[str, ConversationTurn], request: ModelRequest, continuations: Continuations, *, whole: bool
 ) -> tuple[str | None, int, str]:
-    """Text after the parent's tokens (None if they cannot be extended), messages rendered in full at the last check, the reason."""
+    """Text after the parent's tokens (None if they cannot be extended), messages rendered in full at the last check, the reason.
+
+    With `whole` all of it is rendered: tools or settings changed, and the template may or may not use them.
+    """
     sampled = completion_text(parent, continuations.chat)
-    due = len(request.messages) >= 4 * parent.prompt.checked
+    due = whole or len(request.messages) >= 4 * parent.prompt.checked
     if not due and continuations.is_local(parent.prompt.features | features_of([parent.answer])):
         new = request.messages[parent.prompt.message_count + 1 :]
         tail = continuations.text_after_window(parent.prompt.features, parent.answer, sampled, new, request.template_kwargs)
         if tail is not None:
             return tail, parent.prompt.checked, ""
-    if (kept := continuations.kept) is not None and kept.is_usable(features := parent.prompt.features | features_of([parent.answer])):
+    if (
+        not whole
+        and (kept := continuations.kept) is not None
+        and kept.is_usable(features := parent.prompt.features | features_of([parent.answer]))
+    ):
         new = request.messages[parent.prompt.message_count + 1 :]
         tail = kept.after(features, parent.answer, sampled, new, request.template_kwargs)
         if tail is not None:
@@ -262,9 +271,16 @@ def with_references(turns: dict[str, ConversationTurn], request: ModelRequest) -
     return msgspec.structs.replace(request, messages=tuple(messages), has_references=False)
 
 
-def _raw_prompt(turns: dict[str, ConversationTurn], prompt: str | bytes, chat: ChatTokenizer, limit: PromptLimit | None) -> Prompt:
-    """Prompt without messages; it continues an earlier one if it begins with its tokens or text."""
+def _raw_prompt(
+    turns: dict[str, ConversationTurn], prompt: str | bytes, chat: ChatTokenizer, limit: PromptLimit | None, leading: Sequence[int]
+) -> Prompt:
+    """Prompt without messages; it continues an earlier one if it begins with its tokens or text.
+
+    A text has the leading tokens before it, unless it begins with them.
+    """
     known, parent, text = b"", "", prompt if isinstance(prompt, str) else ""
+    opening = chat.decode(leading, skip_special=False)
+    added = opening if isinstance(prompt, str) and opening and not prompt.startswith(opening) else ""
     for turn in reversed(turns.values()):
         path = path_to(turn.interaction.id, turns) if turn.prompt.message_count == 0 else []
         ids = token_ids_of(path)
@@ -272,11 +288,15 @@ def _raw_prompt(turns: dict[str, ConversationTurn], prompt: str | bytes, chat: C
             continue
         if isinstance(prompt, bytes):
             begins = prompt.startswith(ids)
-        elif begins := prompt.startswith(earlier := text_of(path, chat)):
+        elif begins := bool(path) and prompt.startswith(earlier := text_of(path, chat).removeprefix(added)):
             text = prompt[len(earlier) :]
         if begins:
             known, parent = ids, turn.interaction.id
-    suffix = prompt[len(known) :] if isinstance(prompt, bytes) else encode_within(chat, text, limit, after=len(known) // 4, keep=True)
+    if isinstance(prompt, bytes):
+        suffix = prompt[len(known) :]
+    else:
+        first = pack_ids(leading) if added and not known else b""
+        suffix = first + encode_within(chat, text, limit, after=len(known) // 4, keep=True)
     return Prompt(
         parent=parent,
         prefix=parent,

@@ -132,7 +132,7 @@ def prompt_text(turn: ConversationTurn, chat: ChatTokenizer) -> str:
 
 def completion_text(turn: ConversationTurn, chat: ChatTokenizer) -> str:
     """Text of the completion, special tokens included."""
-    return chat.decode(turn.interaction.completion.ids_array().tolist(), skip_special=False)
+    return chat.text_of(turn.interaction.completion.ids_array().tolist())
 
 
 def messages_of(path: Sequence[ConversationTurn]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from areal_actors.core.config import Fraction, NonNegativeFloat
 from areal_actors.core.errors import RequestError
 from areal_actors.gateway.protocols.anthropic_answer import MessageAnswer, TokenCount, error_body
 from areal_actors.gateway.protocols.anthropic_messages import AnthropicMessage, AssistantTurn, TextBlock, has_cache_hints
-from areal_actors.gateway.protocols.base import Dialect
+from areal_actors.gateway.protocols.base import Dialect, named_event
 from areal_actors.gateway.protocols.call_fields import NAMED_TOOL, json_constraint, sampling, template_kwargs, tool_definition, tool_fields
 from areal_actors.gateway.protocols.fields import (
     Flag,
@@ -22,7 +22,6 @@ from areal_actors.gateway.protocols.fields import (
     TokenLimit,
     TopK,
     TopP,
-    UnsupportedList,
     convert,
     ignored_fields,
     unsupported,
@@ -32,7 +31,7 @@ from areal_actors.gateway.protocols.message_builder import MessageBuilder, conte
 from areal_actors.messages import ModelRequest
 
 BETA = ("anthropic-beta",)
-TOOL_HINTS = ("strict", "eager_input_streaming", "defer_loading")
+TOOL_HINTS = ("strict", "eager_input_streaming", "defer_loading", "input_examples")
 """Fields of tools that are accepted without effect; a tool whose loading is deferred is in the prompt from the start."""
 
 
@@ -44,7 +43,6 @@ class MessagesTool(RequestStruct, ignored=("cache_control", *TOOL_HINTS)):
     description: str | None = None
     type: Literal["custom"] | None = None
     allowed_callers: list[Literal["direct"]] | None = None
-    input_examples: UnsupportedList | None = None
 
 
 class AutoChoice(RequestStruct, tag_field="type", tag="auto"):
@@ -76,7 +74,7 @@ class ThinkingAdaptive(RequestStruct, tag_field="type", tag="adaptive"):
     """Thinking is left to the chat template's default."""
 
     thinks: ClassVar[bool | None] = None
-    display: Literal["summarized", "omitted"] | None = None
+    display: str | None = None
 
 
 class ThinkingEnabled(ThinkingAdaptive, tag_field="type", tag="enabled"):
@@ -115,7 +113,7 @@ class ThreadContinue(RequestStruct, tag_field="type", tag="continue"):
     previous_message_id: Text
 
 
-class CountTokensRequest(RequestStruct, ignored=("speed", "billing_policy"), unsupported=("compaction",)):
+class CountTokensRequest(RequestStruct, ignored=("speed", "billing_policy", "compaction", "mcp_servers")):
     """A request to `/v1/messages/count_tokens`."""
 
     messages: Annotated[list[AnthropicMessage], msgspec.Meta(min_length=1)]
@@ -127,15 +125,13 @@ class CountTokensRequest(RequestStruct, ignored=("speed", "billing_policy"), uns
     output_config: OutputConfig | None = None
     output_format: MessagesFormat | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-    mcp_servers: UnsupportedList | None = None
     cache_control: Ignored = None
     context_management: Ignored = None
 
 
 class MessagesRequest(
     CountTokensRequest,
-    ignored=("metadata", "service_tier", "inference_geo", "diagnostics"),
-    unsupported=("container", "fallback_credit_token"),
+    ignored=("metadata", "service_tier", "inference_geo", "diagnostics", "container", "fallback_credit_token", "fallbacks"),
 ):
     """A request to `/v1/messages`."""
 
@@ -148,7 +144,6 @@ class MessagesRequest(
     stop_sequences: list[Text] | None = None
     stream: Flag = None
     thread: ThreadCreate | ThreadContinue | None = None
-    fallbacks: UnsupportedList | None = None
 
 
 def _call(request: MessagesRequest, session: str) -> ModelRequest:
@@ -201,6 +196,10 @@ def _tools(request: CountTokensRequest) -> Iterator[dict[str, Any]]:
         yield tool_definition(tool.name, tool.description, tool.input_schema)
 
 
+def _tool_type(tool: dict[str, Any]) -> type[RequestStruct] | None:
+    return MessagesTool if tool.get("type") in (None, "custom") else None
+
+
 def _ignored(request: CountTokensRequest) -> list[str]:
     found = [*ignored_fields(request), *ignored_fields(request.output_config, "output_config")]
     found += [name for name in ("cache_control", "context_management") if getattr(request, name) is not None]
@@ -222,7 +221,9 @@ MESSAGES = Dialect(
     answer=lambda request, _: MessageAnswer(request.model, reports_edits=request.context_management is not None),
     error=error_body,
     ignored=_ignored,
+    element_types={"tools": _tool_type},
     ignored_headers=BETA,
+    keep_alive=named_event("ping"),
 )
 COUNT_TOKENS = Dialect(
     name="count_tokens",
@@ -233,5 +234,6 @@ COUNT_TOKENS = Dialect(
     answer=lambda request, _: TokenCount(request.model),
     error=error_body,
     ignored=_ignored,
+    element_types={"tools": _tool_type},
     ignored_headers=BETA,
 )

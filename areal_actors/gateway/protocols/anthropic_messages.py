@@ -64,7 +64,7 @@ class ThinkingBlock(RequestStruct, tag_field="type", tag="thinking", ignored=("s
     thinking: str
 
 
-class ToolUseBlock(RequestStruct, tag_field="type", tag="tool_use", ignored=("cache_control", "caller"), unsupported=("toolset_name",)):
+class ToolUseBlock(RequestStruct, tag_field="type", tag="tool_use", ignored=("cache_control", "caller", "toolset_name")):
     """A tool call of the model."""
 
     id: Text
@@ -82,7 +82,7 @@ class ToolReferenceBlock(RequestStruct, tag_field="type", tag="tool_reference", 
         return text_part(self.tool_name)
 
 
-class ToolResultBlock(RequestStruct, tag_field="type", tag="tool_result", ignored=("cache_control",), unsupported=("toolset_name",)):
+class ToolResultBlock(RequestStruct, tag_field="type", tag="tool_result", ignored=("cache_control", "toolset_name")):
     """The result of a tool call."""
 
     tool_use_id: Text

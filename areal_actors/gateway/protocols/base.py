@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import msgspec
@@ -57,6 +57,10 @@ class Dialect(Generic[R]):
     error: ErrorBody
     ignored: Callable[[R], Sequence[str]] = ignored_fields
     """Returns what the client sent and is accepted without effect, as paths of fields."""
+    element_types: Mapping[str, Callable[[dict[str, Any]], type[RequestStruct] | None]] = field(default_factory=dict)
+    """For lists of free objects, by their path: the function that returns the type of an element; None if it is unknown."""
+    keep_alive: bytes = b": keep-alive\n\n"
+    """Sign of life of a stream: a comment, which clients skip."""
     ignored_headers: tuple[str, ...] = ()
     """Request headers that are accepted without effect."""
 

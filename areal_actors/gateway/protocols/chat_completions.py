@@ -69,8 +69,18 @@ class SchemaFormat(RequestStruct, tag_field="type", tag="json_schema"):
 
 class ChatRequest(
     openai.ChoiceFields,
-    ignored=("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "safety_identifier", "service_tier", "verbosity"),
-    unsupported=("audio", "moderation", "prediction", "web_search_options", "function_call"),
+    ignored=(
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "verbosity",
+        "moderation",
+        "prediction",
+        "web_search_options",
+    ),
+    unsupported=("audio",),
 ):
     """A request to `/v1/chat/completions`."""
 

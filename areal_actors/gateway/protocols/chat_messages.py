@@ -94,18 +94,19 @@ class AssistantMessage(
     tag_field="role",
     tag="assistant",
     ignored=("annotations", "parsed", "provider_specific_fields", "thinking_blocks"),
-    unsupported=("refusal", "audio", "function_call"),
+    unsupported=("function_call",),
 ):
     """An earlier answer of the model, sent back by the client."""
 
     content: str | Sequence[TextPart] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    refusal: str | None = None
     tool_calls: list[ChatToolCall] | None = None
 
     def added(self, builder: MessageBuilder, where: str) -> dict[str, Any]:
         """Add the message without its name."""
-        message = builder.add("assistant", content(self.content))
+        message = builder.add("assistant", content(self.content) or self.refusal or "")
         if reasoning := self.reasoning_content or self.reasoning:
             message["reasoning_content"] = reasoning
         for index, call in enumerate(self.tool_calls or ()):

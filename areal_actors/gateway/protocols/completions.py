@@ -25,6 +25,7 @@ class CompletionRequest(openai.ChoiceFields):
     best_of: Literal[1] | None = None
     echo: Flag = None
     suffix: str | None = None
+    add_special_tokens: Flag = None
 
 
 class CompletionAnswer(openai.ChoicesAnswer):
@@ -56,6 +57,7 @@ def _call(request: CompletionRequest, session: str) -> ModelRequest:
         session=session,
         prompt=prompt if isinstance(prompt, str) else None,
         prompt_ids=prompt if isinstance(prompt, bytes) else None,
+        adds_bos=request.add_special_tokens is not False,
         sampling=sampling(request, max_tokens=request.max_tokens, stop=request.stop, top_logprobs=request.logprobs or None),
         choices=request.n or 1,
         logprobs=request.logprobs is not None,

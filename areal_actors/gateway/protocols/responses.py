@@ -19,23 +19,12 @@ from areal_actors.gateway.protocols.call_fields import (
 )
 from areal_actors.gateway.protocols.fields import Flag, RequestStruct, Text, TokenLimit, TopLogprobs, ignored_fields, unsupported
 from areal_actors.gateway.protocols.responses_answer import ResponseAnswer
-from areal_actors.gateway.protocols.responses_input import input_fields
-from areal_actors.gateway.protocols.responses_tools import client_tools, declared_tools, definitions, ignored, shown_tools
+from areal_actors.gateway.protocols.responses_input import input_fields, item_type
+from areal_actors.gateway.protocols.responses_tools import client_tools, declared_tools, definitions, ignored, shown_tools, tool_type
 from areal_actors.messages import ModelRequest
 
 LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
-Includable = Literal[
-    "message.output_text.logprobs",
-    "reasoning.encrypted_content",
-    "message.input_image.image_url",
-    "file_search_call.results",
-    "web_search_call.results",
-    "web_search_call.action.sources",
-    "computer_call_output.output.image_url",
-    "code_interpreter_call.outputs",
-]
-"""All but the first two concern items that this gateway does not produce."""
 WIRE_NAMES = {"continues": "previous_response_id", "max_tokens": "max_output_tokens", "response_format": "text.format", "messages": "input"}
 """Fields of `ModelRequest` that have another name in this dialect."""
 
@@ -78,16 +67,19 @@ class ResponseReasoning(RequestStruct, ignored=("context", "mode")):
 class ResponseRequest(
     openai.CallFields,
     ignored=(
+        "access_programs",
         "client_metadata",
         "context_management",
+        "image",
         "max_tool_calls",
+        "moderation",
         "prompt_cache_key",
         "prompt_cache_options",
         "prompt_cache_retention",
         "safety_identifier",
         "service_tier",
     ),
-    unsupported=("access_programs", "conversation", "image", "moderation", "prompt"),
+    unsupported=("conversation", "prompt"),
 ):
     """A request to `/v1/responses`."""
 
@@ -99,7 +91,7 @@ class ResponseRequest(
     parallel_tool_calls: Flag = None
     text: ResponseText | None = None
     reasoning: ResponseReasoning | None = None
-    include: list[Includable] | None = None
+    include: list[str] | None = None
     top_logprobs: TopLogprobs | None = None
     max_output_tokens: TokenLimit | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -156,6 +148,7 @@ def _summary(request: ResponseRequest) -> str | None:
 
 def _ignored(request: ResponseRequest) -> list[str]:
     found = [*ignored_fields(request), *ignored_fields(request.reasoning, "reasoning"), *ignored_fields(request.text, "text")]
+    found += [f"include[] ({name})" for name in request.include or () if name not in (LOGPROBS, ENCRYPTED_REASONING) and name.isprintable()]
     if request.truncation == "auto":
         found.append("truncation")
     return [*found, *ignored(declared_tools(request.tools, request.input))]
@@ -206,4 +199,5 @@ RESPONSES = Dialect(
     answer=_answer,
     error=_error,
     ignored=_ignored,
+    element_types={"input": item_type, "input[].tools": tool_type, "tools": tool_type, "tools[].tools": tool_type},
 )

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from areal_actors.core.errors import RequestError
 from areal_actors.gateway.protocols.fields import RequestStruct, Text, convert, unsupported
 from areal_actors.gateway.protocols.message_builder import MessageBuilder, TextContent, content, image_part
-from areal_actors.gateway.protocols.responses_tools import ADDITIONAL, custom_arguments, joined
+from areal_actors.gateway.protocols.responses_tools import ADDITIONAL, AdditionalTools, custom_arguments, joined
 
 ENCRYPTED_PREFIX = "areal:"
 """Prefix of reasoning sent as `encrypted_content`: opaque to clients, not secret."""
@@ -72,7 +72,7 @@ class MessageItem(InputItem, ignored=("phase",)):
             builder.assistant()["content"] = text
 
 
-class FunctionCallItem(InputItem, ignored=("caller", "parsed_arguments"), unsupported=("async_",)):
+class FunctionCallItem(InputItem, ignored=("async_", "caller", "parsed_arguments")):
     """A function call of the model."""
 
     call_id: Text
@@ -179,6 +179,17 @@ ITEMS: dict[str, type[MessageItem | FunctionCallItem | CustomCallItem | Function
 }
 
 
+def kind_of(item: Mapping[str, Any]) -> Any:
+    """Return the type of an item; one without a type is a reference or a message."""
+    return item.get("type") or (REFERENCE if "id" in item and item.keys() <= {"id", "type"} else "message")
+
+
+def item_type(item: dict[str, Any]) -> type[RequestStruct] | None:
+    """Return the struct of an item; None if its type is unknown."""
+    kind = kind_of(item)
+    return AdditionalTools if kind == ADDITIONAL else ITEMS.get(kind) if isinstance(kind, str) else None
+
+
 def input_fields(items: str | Sequence[dict[str, Any]], instructions: str | None, *, continued: bool) -> dict[str, Any]:
     """Return `messages` and `has_references` of a `ModelRequest`; instructions become the first message, a system message.
 
@@ -188,7 +199,7 @@ def input_fields(items: str | Sequence[dict[str, Any]], instructions: str | None
     builder = MessageBuilder(instructions, continued=continued)
     for index, item in enumerate([{"role": "user", "content": items}] if isinstance(items, str) else items):
         where = f"input[{index}]"
-        kind = item.get("type") or (REFERENCE if "id" in item and item.keys() <= {"id", "type"} else "message")
+        kind = kind_of(item)
         if kind == ADDITIONAL:
             continue
         if not isinstance(kind, str) or kind not in ITEMS:

@@ -6,8 +6,9 @@ namespace has the joined name, `NAMESPACE__NAME`; its calls have both fields, as
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -77,6 +78,11 @@ class AdditionalTools(RequestStruct, ignored=("id", "status", "role")):
     type: Literal["additional_tools"]
 
 
+TOOLS: Mapping[str, type[RequestStruct]] = MappingProxyType(
+    {"function": ResponseFunction, "custom": CustomTool, "namespace": NamespaceTool}
+)
+
+
 @dataclass(frozen=True)
 class ClientTool:
     """A tool as the client knows it."""
@@ -97,6 +103,12 @@ def declared_tools(tools: Sequence[dict[str, Any]] | None, items: str | Sequence
         if item.get("type") == ADDITIONAL:
             found[f"input[{index}].tools"] = convert(item, AdditionalTools, f"input[{index}]").tools
     return found
+
+
+def tool_type(tool: dict[str, Any]) -> type[RequestStruct] | None:
+    """Return the struct of a tool; None if its type is unknown, or it is hosted."""
+    kind = tool.get("type", "function")
+    return TOOLS.get(kind) if isinstance(kind, str) else None
 
 
 def joined(name: str, namespace: str | None) -> str:

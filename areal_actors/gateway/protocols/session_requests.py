@@ -44,7 +44,8 @@ class StartSessionRequest(RequestStruct):
 class SetRewardRequest(RequestStruct):
     """`POST /rl/set_reward`."""
 
-    reward: float
+    reward: float | bool
+    """`true` is 1, as in rewards of an agent."""
     interaction_id: str | None = None
     """If null, the last completed interaction."""
     role: str | None = None
@@ -98,7 +99,7 @@ def _number_error(body: bytes) -> RequestError | None:
             return RequestError(f"'{field}' is {value!r}; expected a finite number", field)
     reward = loose.get("reward", 0.0)
     try:
-        is_finite = not isinstance(reward, bool) and math.isfinite(reward)
+        is_finite = math.isfinite(reward)
     except (TypeError, OverflowError):
         is_finite = False
     return None if is_finite else RequestError(f"'reward' is {_format_number(reward)}; expected a finite number", "reward")

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from areal_actors.core.scalars import ABSOLUTE, RELATIVE
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -59,14 +61,15 @@ def sample_values(rewards: Tensor, samples: Tensor, groups: Tensor) -> Tensor:
 
 
 def has_signal(values: Tensor, groups: Tensor) -> Tensor:
-    """Returns True for samples of groups whose values differ: float64 `[samples]`, int64 `[samples]` → bool `[samples]`.
+    """Returns True for samples of groups whose values differ by more than rounding: float64 `[n]`, int64 `[n]` → bool `[n]`.
 
     Compares values instead of a variance: the variance of three times 0.1 is not exactly 0 in floating point.
     """
     empty = values.new_zeros(int(groups.max()) + 1)
     highest = empty.scatter_reduce(0, groups, values, "amax", include_self=False)
     lowest = empty.scatter_reduce(0, groups, values, "amin", include_self=False)
-    return (highest > lowest)[groups]
+    rounding = RELATIVE * highest.abs().maximum(lowest.abs()) + ABSOLUTE
+    return (highest - lowest > rounding)[groups]
 
 
 def group_std(values: Tensor, groups: Tensor) -> Tensor:

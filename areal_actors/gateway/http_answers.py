@@ -1,0 +1,133 @@
+"""Answers of the gateway's server: JSON, request ids, and errors in the format of the API that was called."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import structlog
+from aiohttp import hdrs, web
+
+from areal_actors.core.errors import RequestError, SessionElsewhere, SessionError
+from areal_actors.gateway.protocols import DIALECTS, dialect_of_path
+from areal_actors.messages import Refusal
+from bus.errors import NoResponder
+
+BODY_SECONDS = 30.0
+"""Time limit for a request's body; slower or broken bodies would hold a connection for nothing."""
+MISDIRECTED = 421
+"""HTTP status of requests for a session of another gateway."""
+GOOGLE = (":generateContent", ":streamGenerateContent", ":countTokens")
+"""Ends of paths of Google's protocol."""
+STOPPING = "the gateway is stopping; retry when it is back"
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+REQUEST_ID = web.RequestKey("request_id", str)
+
+_ENCODER = msgspec.json.Encoder()
+logger = structlog.get_logger(__name__)
+
+
+class RequestRefused(Exception):
+    """Raised to answer a request with this refusal."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.reason)
+        self.refusal = refusal
+
+
+def readable(header: str) -> str:
+    """A header, which may hold any bytes, as valid UTF-8."""
+    return header if header.isascii() else header.encode(errors="surrogateescape").decode(errors="replace")
+
+
+@web.middleware
+async def with_request_id(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Add the id of the request to a response that has not begun."""
+    response = await handler(request)
+    if not response.prepared:
+        add_request_id(request, response)
+    return response
+
+
+@web.middleware
+async def errors_in_dialect_format(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Return errors in the format of the API called: wrong fields and keys, refusals of aiohttp (path, method, size), failed handlers."""
+    headers: dict[str, str] = {}
+    field = code = ""
+    try:
+        return await handler(request)
+    except RequestError as error:
+        status, message, field, code = 400, str(error), error.field, error.code
+    except RequestRefused as error:
+        status, message, field = error.refusal.status, error.refusal.reason, error.refusal.field
+        headers = {hdrs.RETRY_AFTER: str(math.ceil(error.refusal.retry_after))} if error.refusal.retry_after else {}
+    except web.HTTPException as refused:
+        status, message = _status_of(request, refused), _refusal_message(request, refused)
+        headers = {name: value for name, value in refused.headers.items() if name in {hdrs.ALLOW, hdrs.CONNECTION}}
+    except SessionError as error:
+        status, message = MISDIRECTED if isinstance(error, SessionElsewhere) else 401, str(error)
+    except NoResponder:
+        status, message = 503, STOPPING
+    except web.RequestPayloadError as error:
+        status, message = 400, f"the body cannot be read: {error}; send it whole"
+        headers[hdrs.CONNECTION] = "close"  # the start of the next request is unknown
+    except ConnectionError:
+        raise  # the client disconnected in mid-answer
+    except Exception:
+        logger.exception("a request failed", method=request.method, path=readable(request.path), request_id=id_of(request))
+        if request.writer.output_size:
+            raise  # the response has begun and can only be aborted
+        status, message = 500, "the gateway failed; see its log"
+    return as_json(dialect_of_path(_path_of(request)).error(readable(message), status, field, code), status, headers)
+
+
+def _path_of(request: web.Request) -> str:
+    """The path of the endpoint called; of one that does not exist, as the client sent it."""
+    resource = request.match_info.route.resource
+    return request.path if resource is None else resource.canonical
+
+
+def id_of(request: web.Request) -> str:
+    """The id of a request, for the response and the log."""
+    known: str | None = request.get(REQUEST_ID)
+    if known is None:
+        known = request[REQUEST_ID] = f"req_{secrets.token_hex(12)}"
+    return known
+
+
+def add_request_id(request: web.Request, response: web.StreamResponse) -> None:
+    """Add the request id under the name that the protocol called has for it: `request-id` in Anthropic's, `x-request-id` in others."""
+    response.headers["request-id" if "/messages" in request.path else "x-request-id"] = id_of(request)
+
+
+def _status_of(request: web.Request, refused: web.HTTPException) -> int:
+    """The status of a refusal; 426 for a websocket, which makes Codex CLI send its request over HTTP."""
+    wants_websocket = request.headers.get(hdrs.UPGRADE, "").lower() == "websocket"
+    return 426 if wants_websocket and isinstance(refused, web.HTTPMethodNotAllowed) else refused.status
+
+
+def _refusal_message(request: web.Request, refused: web.HTTPException) -> str:
+    served = ", ".join([f"/v1/{dialect.path}" for dialect in DIALECTS])
+    if request.path.endswith(GOOGLE):
+        return f"Google's protocol (generateContent) is not served: let the agent call {served}"
+    messages = {
+        web.HTTPNotFound: f"there is no {request.path:.200}; this gateway serves {served} and the paths in GET /openapi.json",
+        web.HTTPMethodNotAllowed: f"{request.path:.200} does not take {request.method}; "
+        f"use {refused.headers.get(hdrs.ALLOW, 'another method')}",
+        web.HTTPRequestEntityTooLarge: f"the request body is larger than {request.client_max_size // 2**20} MiB "
+        "(`gateway.max_body_mb`); send less",
+        web.HTTPUnsupportedMediaType: f"the request body is encoded as {request.headers.get(hdrs.CONTENT_ENCODING, ''):.40}; "
+        "send it uncompressed, without Content-Encoding",
+        web.HTTPRequestTimeout: f"the request body did not arrive within {BODY_SECONDS:g} s; send it at once",
+    }
+    return messages.get(type(refused), refused.reason)
+
+
+def as_json(body: Any, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
+    """A JSON response."""
+    return web.Response(body=_ENCODER.encode(body), status=status, content_type="application/json", headers=headers)
