@@ -9,8 +9,9 @@ from support.samples import interaction, work
 from areal_actors.gateway.conversations.turns import ConversationTurn, Prompt
 from areal_actors.gateway.sessions.episode_end import outcome, unused
 from areal_actors.gateway.sessions.table import Session
-from areal_actors.messages import EpisodeAbandoned
+from areal_actors.messages import EpisodeAbandoned, EpisodeScored
 
+SCORED = EpisodeScored(work=work(), session="s", reward=1.0)
 SESSION = Session(id="s", api_key="sk-1", work=work(), lease_seconds=10.0, expires=0.0)
 
 
@@ -33,7 +34,7 @@ def test_an_unused_session_is_lost_or_was_left_because_of_the_engine(failure, re
 def test_an_episode_with_an_unanswered_call_is_abandoned_even_with_a_reward(purpose):
     turn = ConversationTurn(interaction=interaction("a", "x"), answer={}, prompt=Prompt(token_ids=b"", suffix_ids=b""))
     session = msgspec.structs.replace(SESSION, work=work(purpose=purpose), turns=(turn,))
-    end = outcome(session.engine_failed(b"one", "worker-0: nan"), reward=1.0)
+    end = outcome(session.engine_failed(b"one", "worker-0: nan"), SCORED)
     assert isinstance(end, EpisodeAbandoned)
     assert (end.reason, end.detail) == ("engine", "worker-0: nan")
-    assert not isinstance(outcome(session, reward=1.0), EpisodeAbandoned)
+    assert not isinstance(outcome(session, SCORED), EpisodeAbandoned)

@@ -26,6 +26,10 @@
 A failure is a named event, never a value that looks like data: no error becomes a training row.
 """
 
+from __future__ import annotations
+
+from areal_actors.core.agent_host.model_errors import NO_TRAITS, ErrorTraits
+
 
 class ArealError(Exception):
     """Base of all errors of the run; the message contains the remedy."""
@@ -40,7 +44,11 @@ class SetupError(ArealError):
 
 
 class AgentError(ArealError):
-    """Raised when an agent raises, hangs, or does not return a reward."""
+    """Raised when an agent raises, hangs, or does not return a reward; `traits` says what its own exception tells of the cause."""
+
+    def __init__(self, message: str = "", traits: ErrorTraits = NO_TRAITS) -> None:
+        super().__init__(message)
+        self.traits = traits
 
 
 class AgentsBlocked(ArealError):

@@ -67,6 +67,12 @@ class TaskSettings(Config):
     """Timeout of one call of the reward."""
     retries: NonNegativeInt = 2
     """Maximum number of retries of an abandoned episode."""
+    overflow_reward: float = 0.0
+    """Reward of an episode that the model itself ended: the agent raised because the conversation no longer fits the context, because
+    of an exception of `model_errors`, or because JSON that the model wrote cannot be read. It is trained as truncated, not retried."""
+    model_errors: tuple[str, ...] = ()
+    """Further exceptions of agents that the model brings about, as `package.module:Exception` or `path.py:Exception`: too many turns,
+    unreadable output. Those of well-known frameworks are built in; see docs/write-an-agent.md."""
     should_accept: str = ""
     """`path.py:function` that returns True for scored episodes to train on; empty accepts all."""
     retry_rejected: bool = False

@@ -258,6 +258,10 @@ class Interaction(Value):
         return "".join(texts) if len(texts) == len(parts) else None
 
 
+EndedBy = Literal["agent", "model"]
+"""Party that ended a scored episode: the agent, which returned, or the model, whose length or output made the agent raise."""
+
+
 class Trajectory(Value):
     """Exported episode."""
 
@@ -271,6 +275,11 @@ class Trajectory(Value):
     interactions: tuple[Interaction, ...]
     metrics: dict[str, float] = {}
     """Further numbers from the reward function."""
+    ended_by: EndedBy = "agent"
+    end_cause: str = ""
+    """What the model did to end the episode; empty if the agent returned."""
+    unanswered_calls: int = 0
+    """Number of its calls that were in flight when the agent returned, or that the agent had left; they are not trained."""
 
     def oldest_version(self) -> int:
         """Returns the weight version of the oldest sampled token; -1 if there is none."""
@@ -356,3 +365,7 @@ class TrainingSequence(msgspec.Struct, frozen=True):
     """Images of its prompts, by position; `start` counts from the beginning of the row."""
     image_folder: str = ""
     """Folder of the images' files."""
+    ended_by: EndedBy = "agent"
+    """Party that ended its episode."""
+    unanswered_calls: int = 0
+    """Number of calls of its episode without an answer."""

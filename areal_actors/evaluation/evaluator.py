@@ -252,6 +252,7 @@ def _completed(group: Round, common: int) -> EvaluationCompleted:
         reward_mean=_mean([result.reward for result in results]),
         common_reward_mean=_mean([result.reward for number, result in numbered if number < common]),
         sampled_by=dict(sorted(sampled_by.items())),
+        ended_by_model=_mean([result.ended_by == "model" for result in results]),
     )
 
 

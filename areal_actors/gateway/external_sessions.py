@@ -20,6 +20,7 @@ from areal_actors.gateway.conversations.turns import path_to, token_ids_of
 from areal_actors.gateway.sessions.capacity import ExternalCapacity, ExternalSessionsState, ExternalSlots, GroupSlot
 from areal_actors.gateway.sessions.episode_end import Ending, EndingEvent, UnreportedCalls, episode_of, outcome, unused
 from areal_actors.gateway.sessions.keys import session_key
+from areal_actors.gateway.sessions.model_texts import has_written
 from areal_actors.gateway.sessions.registry import SessionRegistry
 from areal_actors.gateway.sessions.table import FinishedSession, Session, summaries
 from areal_actors.gateway.sharing import ASK_SECONDS, SOON_SECONDS, ask_first, misdirected, no_capacity, unavailable
@@ -213,14 +214,14 @@ class ExternalSessions(Actor):
                 lease_seconds=session.lease_seconds,
                 expires_in=session.expires - context.now,
                 engine_failure=session.engine_failure(),
+                overflow=session.overflow,
+                has_written=has_written(session.turns, request.document),
                 open_calls=self.open_calls.describe(session.id, context.now, self.pool.in_flight),
                 queued_seconds=self.open_calls.queued_seconds(session.id, context.now),
             )
         elif (kept := self.registry.find_finished(request.session)) is not None:
             turns = kept.trajectory.interactions if kept.trajectory is not None else ()
-            yield SessionDescribed(
-                session=kept.id, task=kept.task, state=kept.state, detail=kept.detail, interactions=summaries(turns, {}, {})
-            )
+            yield SessionDescribed(session=kept.id, task=kept.task, state=kept.state, detail=kept.detail, interactions=summaries(turns))
         else:
             yield SessionDescribed(refused=self._unknown(request.session), replaced_by=self.registry.replaced_by(request.session))
 

@@ -38,6 +38,7 @@ from areal_actors.gateway.sessions.calls import (
 from areal_actors.gateway.sessions.capacity import ExternalCapacity
 from areal_actors.gateway.sessions.episode_end import EndingEvent, outcome
 from areal_actors.gateway.sessions.keys import admin_key, session_key
+from areal_actors.gateway.sessions.running_call import keep_overflow, running_call
 from areal_actors.gateway.sessions.table import CLOSED_STATES, Session
 from areal_actors.gateway.worker_pool import InFlightCall, NamedCalls
 from areal_actors.messages import (
@@ -207,18 +208,16 @@ class SessionManager(ExternalSessions):
                         for part in again:
                             yield part
                         return
-                    session = self.registry.update(session.begin_call(context.now))
-                    try:
-                        async for answer in self._answer(session, request, name, context, in_flight):
-                            yield answer
-                    except EngineError as error:
-                        for refused in self._failed(session, request, error):
-                            yield refused
-                        raise
-                    finally:
-                        if (now := self.registry.find(request.session)) is not None:
-                            self.registry.update(now.end_call(context.now))
+                    with running_call(self.registry, session, context) as session:
+                        try:
+                            async for answer in self._answer(session, request, name, context, in_flight):
+                                yield answer
+                        except EngineError as error:
+                            for refused in self._failed(session, request, error):
+                                yield refused
+                            raise
         except RequestError as error:
+            keep_overflow(self.registry, request, error)
             yield ModelResponsePart(error=str(error), error_status=400, error_field=error.field, error_code=error.code)
         except SessionError as error:
             yield ModelResponsePart(error=str(error), error_status=410)
@@ -303,7 +302,7 @@ class SessionManager(ExternalSessions):
             self.registry.close(session)
             return
         session = self.registry.update(session.transition("score", context.now))
-        ending = outcome(session, reward=event.reward, rewards=event.rewards, output=event.output, metrics=event.metrics)
+        ending = outcome(session, event)
         if abandoned := isinstance(ending, EpisodeAbandoned):
             self.registry.close(session)
         yield from self.unreported.with_end(session.id, ending)

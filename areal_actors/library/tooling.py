@@ -168,13 +168,13 @@ def _callable(tool: FunctionTool) -> Callable[[dict[str, Any]], Awaitable[str]]:
                 return _text(await tool.function(**arguments))
             returned = await in_thread(tool.function, **arguments)
             return _text(await returned if inspect.isawaitable(returned) else returned)
-        except ToolFailed:
+        except (ToolFailed, GeneratorExit):
             raise
         except asyncio.CancelledError as error:
             if (running := asyncio.current_task()) is not None and running.cancelling():
                 raise
             raise ToolFailed(f"CancelledError: {error}") from error
-        except (Exception, SystemExit) as error:  # user code may raise anything; the error becomes the tool's result
+        except BaseException as error:  # user code may raise anything; the error becomes the tool's result
             raise ToolFailed(f"{type(error).__name__}: {error}") from error
 
     return call

@@ -6,9 +6,21 @@ from typing import ClassVar
 
 import msgspec
 
-from areal_actors.core.values import Trajectory
+from areal_actors.core.values import EndedBy, Trajectory
 from areal_actors.messages.rollout import InteractionRecorded, InteractionsRecorded, RunEpisode
 from bus.message import Event, Message, Telemetry, Work
+
+PARTIES = {
+    "agent": "agent",
+    "timeout": "agent",
+    "reward": "environment",
+    "environment": "environment",
+    "engine": "infrastructure",
+    "gateway": "infrastructure",
+    "session": "infrastructure",
+    "lost": "infrastructure",
+}
+"""Party at which an abandoned attempt ended, by its reason. An episode that the model ends is scored, not abandoned."""
 
 
 class AgentReturned(Telemetry):
@@ -40,6 +52,9 @@ class EpisodeScored(Event):
     metrics: dict[str, float] = {}
     """Further numbers from the reward function."""
     output: str = ""
+    ended_by: EndedBy = "agent"
+    end_cause: str = ""
+    """What the model did to end the episode; empty if the agent returned."""
 
 
 class EpisodeAbandoned(Event):
@@ -48,9 +63,13 @@ class EpisodeAbandoned(Event):
     subject: ClassVar[str] = "episode.abandoned"
     work: RunEpisode
     reason: str
-    """Cause: `agent`, `timeout`, `reward`, `engine`, `gateway`, `session`, `lost`; or, which is no failure, `rejected` by the recipe, or
-    `surplus`: it still ran when the last batch was formed."""
+    """Cause: `agent`, `timeout`, `environment` (that of the recipe), `reward`, `engine`, `gateway`, `session`, `lost`; or, which is no
+    failure, `rejected` by the recipe, or `surplus`: it still ran when the last batch was formed."""
     detail: str
+
+    def ended_by(self) -> str:
+        """Returns the party at which the attempt ended: `agent`, `environment` or `infrastructure`; empty for one that is no failure."""
+        return PARTIES.get(self.reason, "")
 
 
 class EpisodeEvaluated(Event):
@@ -65,6 +84,9 @@ class EpisodeEvaluated(Event):
     """Further numbers from the reward function."""
     sampled_by: dict[int, int] = {}
     """Number of its tokens sampled from each weight version."""
+    ended_by: EndedBy = "agent"
+    end_cause: str = ""
+    """What the model did to end the episode; empty if the agent returned."""
 
 
 class TrajectoryExported(Event):

@@ -145,6 +145,10 @@ class SessionDescribed(Reply):
     """Seconds until the lease ends, unless the session is used or a call is in flight."""
     engine_failure: str = ""
     """Reason of the last engine failure of a model call, if the call was not answered since."""
+    overflow: str = ""
+    """Error of the last call, if it was refused because the conversation that the model has continued no longer fits the context."""
+    has_written: bool = False
+    """True if the `document` of the request occurs in an answer of the model."""
     open_calls: tuple[OpenCall, ...] = ()
     """Calls in flight, and the last one whose client disconnected."""
     queued_seconds: float = 0.0
@@ -160,6 +164,8 @@ class DescribeSession(Request[SessionDescribed]):
     subject: ClassVar[str] = "session.describe"
     reply: ClassVar[type[Reply]] = SessionDescribed
     session: str
+    document: str | None = None
+    """Text to look for in the answers of the model."""
     by_agent: bool = False
     """True if requested with the session's own key, which renews its lease."""
 

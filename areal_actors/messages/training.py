@@ -307,6 +307,8 @@ class EvaluationCompleted(Event):
     """Mean reward over the tasks common to all evaluations of the run, which makes them comparable."""
     sampled_by: dict[int, int] = {}
     """Number of tokens sampled from each weight version; with a single version the evaluation is exactly of that version."""
+    ended_by_model: float = 0.0
+    """Share of the scored episodes that the model itself ended; see `task.overflow_reward`."""
 
 
 class LossEvaluated(Event):

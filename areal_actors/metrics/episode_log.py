@@ -50,6 +50,7 @@ class EpisodeLog(Actor):
 
     Fields of a line: `time` (seconds since the epoch), `outcome` (`exported`, `evaluated`, `abandoned`), `reason` and `detail`
     of an abandoned episode, `task_id`, `task`, `episode`, `group`, `attempt`, `purpose`, `output` (the agent's text), `reward`,
+    `ended_by` (`agent`, `model`, `environment`, `infrastructure`) and `end_cause` of one that the model ended,
     `interactions`, `completion_tokens`, `weight_versions` (oldest and newest), `seconds` (since its group was granted, including
     waiting and earlier attempts; null in evaluation). Fields of an interaction: `id`, `parent`, `prefix`, `prompt` (text after that of
     its prefix) and `completion` if the episode was exported, `prompt_tokens`, `completion_tokens`, `finish_reason`, `weight_versions`,
@@ -131,16 +132,18 @@ class EpisodeLog(Actor):
             purpose="train",
             output=scored.output if scored else "",
             reward=trajectory.reward,
+            ended_by=trajectory.ended_by,
+            end_cause=trajectory.end_cause,
             interactions=[self._full(made, prompts.get(made.id)) for made in trajectory.interactions],
         )
 
     @on
     def episode_evaluated(self, event: EpisodeEvaluated, context: Context) -> None:
-        self._ended(context, event, outcome="evaluated", output=event.output, reward=event.reward)
+        self._ended(context, event, outcome="evaluated", output=event.output, reward=event.reward, **_end(event))
 
     @on
     def episode_abandoned(self, event: EpisodeAbandoned, context: Context) -> None:
-        self._ended(context, event, outcome="abandoned", reason=event.reason, detail=event.detail)
+        self._ended(context, event, outcome="abandoned", reason=event.reason, detail=event.detail, ended_by=event.ended_by())
 
     def _ended(self, context: Context, event: EpisodeEvaluated | EpisodeAbandoned, **fields: Any) -> None:
         work = event.work
@@ -195,6 +198,10 @@ def _forget_oldest(known: dict[str, Any]) -> None:
     """Remove leftovers of groups that lost all episodes, and of attempts that outlived their episode."""
     while len(known) > REMEMBERED:
         del known[next(iter(known))]
+
+
+def _end(event: EpisodeEvaluated) -> dict[str, str]:
+    return {"ended_by": event.ended_by, "end_cause": event.end_cause}
 
 
 def _summary(recorded: InteractionRecorded) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Cheap checks only: files are parsed but not run.
 from __future__ import annotations
 
 import ast
+import math
 import os
 import shutil
 from collections.abc import Sequence
@@ -28,6 +29,7 @@ def agent_problems(recipe: Recipe) -> Problems:
         return
     if task.command or task.is_script():
         yield from _program(task)
+    yield from _model_errors(task)
     yield from _runner(task)
     script, _, name = task.agent.rpartition(":")
     if Path(script).suffix in SCRIPTS:
@@ -38,6 +40,18 @@ def agent_problems(recipe: Recipe) -> Problems:
             found = f"found {toml_value(task.agent)}, but no package `{package}`"
             yield ("task", "agent"), f"{found} is installed or lies in {Path.cwd()}; fix the name, or install it"
         yield from _definition(recipe)
+
+
+def _model_errors(task: TaskSettings) -> Problems:
+    """Check the names of exceptions and the reward of episodes that the model ends."""
+    if not math.isfinite(task.overflow_reward):
+        yield ("task", "overflow_reward"), f"found {task.overflow_reward}; write a finite number"
+    for name in task.model_errors:
+        place, _, exception = name.rpartition(":")
+        if not place or not all(part.isidentifier() for part in exception.split(".")):
+            yield ("task", "model_errors"), f"found {toml_value(name)}; write `package.module:Exception` or `path.py:Exception`"
+        elif place.endswith(".py") and not Path(place).expanduser().is_file():
+            yield ("task", "model_errors"), f"found {toml_value(name)}, but there is no file {place}; fix the path"
 
 
 def _program(task: TaskSettings) -> Problems:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -22,13 +23,13 @@ ASK_SECONDS = 10.0
 """Timeout for the session manager to describe a session."""
 
 
-async def describe_session(session: str, context: Context) -> SessionDescribed:
-    """The session's state: its calls, the rewards set over HTTP, and unanswered requests.
+async def describe_session(session: str, context: Context, document: str | None = None) -> SessionDescribed:
+    """The session's state: its calls, the rewards set over HTTP, unanswered requests, and whether the model wrote the `document`.
 
     Raises:
         BusError: the session manager does not answer.
     """
-    question, gateway = DescribeSession(session=session), gateway_of_session(session)
+    question, gateway = DescribeSession(session=session, document=document), gateway_of_session(session)
     return await context.ask(question, timeout=ASK_SECONDS, to=gateway, retry_for_seconds=ASK_SECONDS)
 
 
@@ -95,9 +96,9 @@ class Acceptance:
             if answer is None:
                 raise AgentError(f"task.should_accept: {self.spec} returned None; return True or False")
             return bool(answer)
-        except AgentError:
+        except (AgentError, asyncio.CancelledError, GeneratorExit):
             raise
-        except (Exception, SystemExit) as error:  # the function is the user's and may raise anything
+        except BaseException as error:  # the function is the user's and may raise anything
             raise AgentError(f"task.should_accept: {self.spec} raised {format_error(error)}") from error
 
 

@@ -113,6 +113,6 @@ def _score(reward: str, root: Path, options: bytes, task_data: dict[str, Any], o
         function = _load_reward(reward, root, options)
     except ArealError as error:
         return Score(0.0), f"failed: {error}"
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's file may raise anything
+    except BaseException as error:  # noqa: BLE001 - the user's file may raise anything
         return Score(0.0), f"raised {type(error).__name__}: {error}"
     return scored(function, task_data, output)

@@ -20,7 +20,7 @@ def scored(function: Reward, task_data: dict[str, Any], output: str) -> tuple[Sc
         return check_score(value), ""
     except ArealError as error:
         return Score(0.0), f"failed: {error}"
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's function may raise anything
+    except BaseException as error:  # noqa: BLE001 - the user's function may raise anything: pytest's outcomes are no `Exception`
         return Score(0.0), f"raised {type(error).__name__}: {error}"
 
 

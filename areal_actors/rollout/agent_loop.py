@@ -132,6 +132,7 @@ class AgentLoop:
         self.loop.set_task_factory(self._make_task)
         self._episodes: WeakKeyDictionary[asyncio.Task[Any], str] = WeakKeyDictionary()
         self._waiting: asyncio.Queue[AgentRun[Any]] = asyncio.Queue()
+        self._is_stopping = False
         self.thread = threading.Thread(target=self._run, daemon=True, name="agents")
         self.thread.start()
         self.watch = LoopWatch(self.loop, self.thread, self.running_episode)
@@ -140,7 +141,7 @@ class AgentLoop:
         asyncio.set_event_loop(self.loop)
         beginning = self.loop.create_task(self._begin())
         try:
-            self.loop.run_forever()
+            self._run_until_stopped()
         finally:
             rest = {beginning, *asyncio.all_tasks(self.loop)}
             for task in rest:
@@ -149,6 +150,12 @@ class AgentLoop:
             self.loop.run_until_complete(self._close_leaked_clients())
             self.loop.run_until_complete(self.loop.shutdown_asyncgens())
             self.loop.close()
+
+    def _run_until_stopped(self) -> None:
+        """Run the loop; a task that an agent started and that raises `SystemExit` ends that task, not the loop of all agents."""
+        while not self._is_stopping:
+            with suppress(SystemExit, KeyboardInterrupt):  # asyncio re-raises these from the loop; the task's awaiter has them, too
+                self.loop.run_forever()
 
     async def _close_leaked_clients(self) -> None:
         """Finalize clients that agents did not close while the loop can still close their connections."""
@@ -185,5 +192,6 @@ class AgentLoop:
         self.watch.stop()
         if self.loop.is_closed():
             return
+        self._is_stopping = True
         self.loop.call_soon_threadsafe(self.loop.stop)
         await in_thread(self.thread.join, 2 * STOP_SECONDS)

@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 
 from areal_actors.core.agent_host.faults import describe_exit
+from areal_actors.core.agent_host.model_errors import NO_TRAITS, ErrorTraits, traits_of_output
 from areal_actors.core.agent_host.processes import kill_tree
 from areal_actors.core.config import Config, NonNegativeInt
 from areal_actors.core.errors import AgentError, SetupError
@@ -55,6 +56,8 @@ class AgentProgram(Config):
     options: dict[str, Any] = {}
     memory_mb: NonNegativeInt = 0
     """Memory limit of one process; 0 for none."""
+    model_errors: tuple[str, ...] = ()
+    """Names of exceptions that the model brings about, as in `task.model_errors`."""
 
     def name(self) -> str:
         """The agent's name in errors."""
@@ -119,7 +122,7 @@ class AgentProcess:
 
     async def _loaded(self) -> None:
         program = self.program
-        request = {name: getattr(program, name) for name in ("agent", "command", "options", "root")}
+        request = {name: getattr(program, name) for name in ("agent", "command", "options", "root", "model_errors")}
         try:
             async with asyncio.timeout(START_SECONDS):
                 reply = await self._ask(request | {"memory_bytes": program.memory_mb * 2**20})
@@ -140,8 +143,15 @@ class AgentProcess:
         reply = await self._ask({"task": task, "base_url": base_url, "api_key": api_key, "environment": environment})
         self.retire_reason = reply.get("left", "")
         if fault := reply.get("fault"):
-            raise AgentError(f"agent {self.program.name()} {fault}{self.output_tail()}")
+            output = self.output_tail()
+            raise AgentError(f"agent {self.program.name()} {fault}{output}", self._traits(reply.get("traits"), output))
         return reply["returned"]
+
+    def _traits(self, of_exception: list[Any] | None, output: str) -> ErrorTraits:
+        """What an agent's failure says of its cause: its exception, or what a program printed last."""
+        if of_exception is not None:
+            return ErrorTraits(*of_exception)
+        return traits_of_output(output, self.program.model_errors) if self.program.command else NO_TRAITS
 
     async def _ask(self, request: Mapping[str, Any]) -> Any:
         try:

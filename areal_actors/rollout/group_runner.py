@@ -39,8 +39,9 @@ class GroupGathering:
 class GroupRunner(LoadedRunner):
     """Runs groups through `arun_group`; held-out episodes and retries run alone, through `arun_episode`."""
 
-    def __init__(self, agent: Any, name: str, *, group_size: int) -> None:
+    def __init__(self, agent: Any, name: str, *, group_size: int, model_errors: Sequence[str] = ()) -> None:
         self.agent = agent
+        self.model_errors = model_errors
         self.name = name
         self.group_size = group_size
         self._gatherings: dict[str, GroupGathering] = {}
@@ -50,7 +51,8 @@ class GroupRunner(LoadedRunner):
         episode = workflow_context.get()
         place = make_engine(dict(task.data), base_url, api_key)
         if episode.is_eval or episode.attempt > 1:
-            return parse_result(self.name, await guarded(self.name, run_workflow(self.agent.arun_episode, place, dict(task.data))))
+            returning = run_workflow(self.agent.arun_episode, place, dict(task.data))
+            return parse_result(self.name, await guarded(self.name, returning, self.model_errors))
         gathering = self._gatherings.setdefault(episode.group, GroupGathering())
         gathering.engines[episode.episode] = place
         result = gathering.results[episode.episode] = asyncio.get_running_loop().create_future()
@@ -77,7 +79,8 @@ class GroupRunner(LoadedRunner):
         """Run the workflow and set every member's result or error."""
         members = sorted(gathering.engines)
         try:
-            returned = await guarded(self.name, self.agent.arun_group([gathering.engines[member] for member in members], data))
+            returning = self.agent.arun_group([gathering.engines[member] for member in members], data)
+            returned = await guarded(self.name, returning, self.model_errors)
             if not isinstance(returned, Sequence) or len(returned) != len(members):
                 raise AgentError(f"agent {self.name} returned {returned!r:.200} from `arun_group`; return a list of {len(members)} results")
         except AgentError as error:
@@ -91,7 +94,7 @@ class GroupRunner(LoadedRunner):
     def _set_result(self, result: asyncio.Future[AgentResult], outcome: Any, engine: Any) -> None:
         try:
             if isinstance(outcome, AgentError):
-                raise AgentError(str(outcome))
+                raise AgentError(str(outcome), outcome.traits)
             check_end(engine)
             result.set_result(parse_result(self.name, outcome))
         except AgentError as error:

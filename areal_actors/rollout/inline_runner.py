@@ -9,11 +9,12 @@ import inspect
 import os
 import ssl
 import sys
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from areal_actors.core.agent_host.faults import Refused, format_error
+from areal_actors.core.agent_host.model_errors import traits_of
 from areal_actors.core.agent_host.naming import address_arguments, make_agent, run_function, takes_client
 from areal_actors.core.errors import AgentError
 from areal_actors.core.loading import load_named
@@ -45,8 +46,8 @@ def load_agent(agent: str, root: Path, options: Mapping[str, Any]) -> Any:
         raise AgentError(str(error)) from error
 
 
-async def guarded(name: str, returning: Awaitable[T]) -> T:
-    """Await the agent's code; returns its value.
+async def guarded(name: str, returning: Awaitable[T], model_errors: Sequence[str] = ()) -> T:
+    """Await the agent's code; returns its value. `model_errors` names exceptions as in `task.model_errors`.
 
     Raises:
         AgentError: it raised; the message has the error and its line.
@@ -57,10 +58,11 @@ async def guarded(name: str, returning: Awaitable[T]) -> T:
         if (running := asyncio.current_task()) is not None and running.cancelling():
             raise
         raise AgentError(f"agent {name} raised {format_error(error)}") from error
-    except AgentError:
+    except (AgentError, GeneratorExit):
         raise
-    except (Exception, SystemExit) as error:  # the agent is the user's code and may raise anything
-        raise AgentError(f"agent {name} raised {format_error(error)}") from error
+    except BaseException as error:  # the agent is the user's code and may raise anything: pytest's outcomes are no `Exception`
+        traits = traits_of(error, model_errors, Path.cwd())
+        raise AgentError(f"agent {name} raised {format_error(error)}", traits) from error
 
 
 def _verification() -> ssl.SSLContext | bool:
@@ -72,13 +74,14 @@ def _verification() -> ssl.SSLContext | bool:
 class InlineRunner(LoadedRunner):
     """Runs an agent object."""
 
-    def __init__(self, agent: Any, name: str) -> None:
+    def __init__(self, agent: Any, name: str, model_errors: Sequence[str] = ()) -> None:
         """Check the agent; errors contain this name.
 
         Raises:
             AgentError: it has no function to run.
         """
         self.name = name
+        self.model_errors = model_errors
         self._client: Any = None
         try:
             self._function = run_function(agent, name)
@@ -92,7 +95,8 @@ class InlineRunner(LoadedRunner):
 
     async def run(self, task: Task, *, base_url: str, api_key: str) -> AgentResult:
         """See `AgentRunner.run`; a thread cannot be ended, only abandoned."""
-        return await guarded(self.name, self._result(dict(task.data), base_url=base_url, api_key=api_key))
+        returning = self._result(dict(task.data), base_url=base_url, api_key=api_key)
+        return await guarded(self.name, returning, self.model_errors)
 
     def _http_client(self) -> Any:
         """The HTTP client that the episodes of agents with a parameter `http_client` share; one of their own would cost each 20 ms.

@@ -10,7 +10,7 @@ import asyncio
 import time
 from contextvars import copy_context
 
-from areal_actors.core.errors import AgentsBlocked
+from areal_actors.core.errors import AgentError, AgentsBlocked
 from areal_actors.core.values import Task
 from areal_actors.messages import EventLoopBlocked
 from areal_actors.rollout.agent_loop import AgentLoop, AgentRun
@@ -52,7 +52,10 @@ class OwnLoopRunner:
             for note in await self._cancel(run, began, self._agents):
                 error.add_note(note)
             raise
-        return run.ended.result()
+        try:
+            return run.ended.result()
+        except GeneratorExit as error:  # raised by the agent itself: no generator of this task ends
+            raise AgentError("the agent raised GeneratorExit") from error
 
     async def _cancel(self, run: AgentRun[AgentResult], began: float, agents: AgentLoop) -> list[str]:
         """Cancel an agent; returns notes on the cause of its delay."""

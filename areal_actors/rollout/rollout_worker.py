@@ -27,6 +27,7 @@ from areal_actors.rewards.acceptance import Acceptance, describe_session, reject
 from areal_actors.rewards.bounded_rule import BoundedRule
 from areal_actors.rollout.agent_runner import AgentResult, AgentRunner
 from areal_actors.rollout.episode_context import EpisodeContext, workflow_context
+from areal_actors.rollout.model_end import find_model_cause
 from areal_actors.rollout.time_lost import FailedAttempt, attribute_failure, gateway_unreachable
 from areal_actors.runtime.actor import Actor, Context, Emits, Submit, on
 from bus.errors import BusError, NoReply, NoResponder
@@ -51,6 +52,8 @@ Report = AgentReturned | EventLoopBlocked
 class RolloutWorker(Actor):
     """An agent that raises, hangs or returns nonsense is an `EpisodeAbandoned`, never a reward; one that returns None rejects its episode.
 
+    Only what the model itself brought about (`rollout/model_end.py`) is scored, with the reward that the recipe states for it.
+
     Held-out and training episodes do not wait for each other.
     """
 
@@ -67,12 +70,15 @@ class RolloutWorker(Actor):
         rule: BoundedRule | None = None,
         acceptance: Acceptance | None = None,
         retry_rejected: bool = False,
+        overflow_reward: float = 0.0,
+        plays_environment: bool = False,
         evaluations: int = 0,
         gateway_seconds: float = GATEWAY_PATIENCE_SECONDS,
     ) -> None:
         """Runs `concurrency` episodes at once, plus `evaluations` held-out ones; 0 means `concurrency` again.
 
-        Texts that `rule` takes are scored here, others by a reward worker.
+        Texts that `rule` takes are scored here, others by a reward worker. An episode that the model ends gets `overflow_reward`.
+        With `plays_environment` the agent's own failures are those of the environment.
         `gateway_seconds`: maximum wait for a gateway, which may have to join from another host.
         """
         self.runner = runner
@@ -82,6 +88,8 @@ class RolloutWorker(Actor):
         self.rule = rule
         self.acceptance = acceptance
         self.retry_rejected = retry_rejected
+        self.overflow_reward = overflow_reward
+        self.plays_environment = plays_environment
         self.gateway_seconds = gateway_seconds
         self._limits: dict[str, asyncio.Timeout] = {}
         """Time limit of each running agent, by its session."""
@@ -173,7 +181,7 @@ class RolloutWorker(Actor):
             message = f"the agent did not return within {self.timeout_seconds:g} s"
             return FailedAttempt(work=work, reason="timeout", message=message, advice=TIMEOUT_ADVICE, notes=notes)
         except AgentError as error:
-            return FailedAttempt(work=work, reason="agent", message=str(error))
+            return FailedAttempt(work=work, reason="agent", message=str(error), traits=error.traits)
         finally:
             self._limits.pop(opened.session, None)
             self._lost.pop(opened.session, None)
@@ -202,12 +210,24 @@ class RolloutWorker(Actor):
                 await asyncio.sleep(left)
         limit.reschedule(loop.time())
 
-    async def _explain_failure(self, failed: FailedAttempt, opened: SessionOpened, context: Context) -> EpisodeAbandoned | None:
-        """The failure of an attempt, with its cause as the gateway knows it; None if another worker runs it now."""
+    async def _explain_failure(self, failed: FailedAttempt, opened: SessionOpened, context: Context) -> Outcome | None:
+        """The failure of an attempt, with its cause as the gateway knows it, or its score if the model ended it.
+
+        None if another worker runs it now.
+        """
         try:
-            return attribute_failure(failed, await describe_session(opened.session, context))
+            described = await describe_session(opened.session, context, failed.traits.document)
         except BusError as error:
             return gateway_unreachable(failed, error)
+        abandoned = attribute_failure(failed, described)
+        if abandoned is None or abandoned.reason != "agent":
+            return abandoned
+        if cause := find_model_cause(failed, described):
+            ended = AgentResult(reward=self.overflow_reward)
+            outcome = await self._outcome(failed.work, ended, opened.session, context)
+            is_scored = isinstance(outcome, EpisodeScored)
+            return msgspec.structs.replace(outcome, ended_by="model", end_cause=cause) if is_scored else outcome
+        return msgspec.structs.replace(abandoned, reason="environment") if self.plays_environment else abandoned
 
     async def _outcome(self, work: RunEpisode, result: AgentResult, session: str, context: Context) -> Outcome:
         if result.output is not None:

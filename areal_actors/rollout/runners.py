@@ -29,8 +29,8 @@ def runner_of(task: TaskSettings, root: Path, *, group_size: int) -> AgentRunner
     if runs_groups(agent):
         if not callable(getattr(agent, "arun_episode", None)):
             raise AgentError(f"agent {task.agent} has `arun_group` but no `arun_episode`, which evaluation calls; add it")
-        return OwnLoopRunner(GroupRunner(agent, task.agent, group_size=group_size))
-    return OwnLoopRunner(InlineRunner(agent, task.agent))
+        return OwnLoopRunner(GroupRunner(agent, task.agent, group_size=group_size, model_errors=task.model_errors))
+    return OwnLoopRunner(InlineRunner(agent, task.agent, task.model_errors))
 
 
 def program_of(task: TaskSettings, root: Path) -> AgentProgram:
@@ -46,6 +46,7 @@ def program_of(task: TaskSettings, root: Path) -> AgentProgram:
         python="" if script or task.command else python,
         options=task.agent_options,
         memory_mb=task.memory_mb,
+        model_errors=task.model_errors,
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from areal_actors.core.agent_host.model_errors import NO_TRAITS, ErrorTraits
 from areal_actors.messages import EpisodeAbandoned, OpenCall, RunEpisode, SessionDescribed
 from areal_actors.rollout.agent_runner import Cause
 from bus.message import FrozenMeta
@@ -36,6 +37,8 @@ class FailedAttempt(msgspec.Struct, metaclass=FrozenMeta):
     """Notes on the agent's end, appended to the detail."""
     seconds: float = 0.0
     """Duration of the agent's run."""
+    traits: ErrorTraits = NO_TRAITS
+    """What the agent's exception says of its cause."""
 
     def ended(self, reason: str = "", cause: str = "") -> EpisodeAbandoned:
         """The end of the attempt, with this cause in place of the advice."""

@@ -147,6 +147,8 @@ def _rollout_worker(context: BuildContext) -> Actor:
         rule=bounded_rule.bounded_rule(task.reward),
         acceptance=acceptance_of(task),
         retry_rejected=task.retry_rejected,
+        overflow_reward=task.overflow_reward,
+        plays_environment=recipe.plays_environment(),
         evaluations=processes - task.processes,
         gateway_seconds=recipe.watchdog.max_stall_seconds if recipe.gateway.joined else rollout_worker.GATEWAY_PATIENCE_SECONDS,
     )

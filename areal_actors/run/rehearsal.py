@@ -147,7 +147,13 @@ async def _play(recipe: Recipe, task: Task, answers: Sequence[str], known: ChatT
         manager = SessionManager(gateway, lambda _: tokenizer, secret=b"rehearsal", max_model_len=context, sampling=sampling)
         await host.serve("session_manager", manager)
         await host.serve("reward_worker-0", RewardWorker(pool, concurrency=1, acceptance=acceptance_of(settings)))
-        worker = RolloutWorker(runner, concurrency=1, timeout_seconds=settings.timeout_seconds, acceptance=acceptance_of(settings))
+        worker = RolloutWorker(
+            runner,
+            concurrency=1,
+            timeout_seconds=settings.timeout_seconds,
+            acceptance=acceptance_of(settings),
+            overflow_reward=settings.overflow_reward,
+        )
         await host.serve("rollout_worker-0", worker)
         location = WeightsLocation(folder=recipe.model, checksum="", model=recipe.model)
         await host.publish(WeightsPublished(weight_version=0, location=location))

@@ -42,7 +42,7 @@ def sequences_of(trajectory: Trajectory, group: int, oldest_version: int, credit
     Every sampled token is trained in one sequence only: where paths share a prefix, it is context in later sequences, and so are earlier
     calls in the sequence of a call, tokens older than `oldest_version`, and calls that are not trained.
     """
-    by_id = {call.id: call for call in trajectory.interactions}
+    by_id, ended = {call.id: call for call in trajectory.interactions}, ended_by_model(trajectory)
     rewards = call_rewards(trajectory, credit)
     uncredited = calls_without_credit(trajectory, credit)
     sequences: list[TrainingSequence] = []
@@ -55,7 +55,7 @@ def sequences_of(trajectory: Trajectory, group: int, oldest_version: int, credit
                 start=start,
                 end=end_of_call,
                 reward=rewards[call.id],
-                truncated=call.finish_reason == "length",
+                truncated=call.finish_reason == "length" or call.id == ended,
                 sample={"calls": call.id, "roles": call.role}.get(credit.baseline_over, ""),
                 role=call.role if credit.baseline_over == "roles" else "",
                 worker=call.worker,
@@ -69,6 +69,11 @@ def sequences_of(trajectory: Trajectory, group: int, oldest_version: int, credit
         sequences.append(_row(path, context, calls, trajectory, group, oldest_version))
         done |= {call.id for call in path}
     return sequences
+
+
+def ended_by_model(trajectory: Trajectory) -> str:
+    """Id of the call after which the model itself ended the episode, which is truncated there; empty if the agent ended it."""
+    return last_trained(trajectory.interactions).id if trajectory.ended_by == "model" else ""
 
 
 def token_path(end: Interaction, by_id: Mapping[str, Interaction]) -> list[Interaction]:
@@ -118,7 +123,9 @@ def _row(
         versions=np.concatenate(versions),
         group=group,
         reward=trajectory.reward,
-        truncated=path[-1].finish_reason == "length",
+        truncated=path[-1].finish_reason == "length" or path[-1].id == ended_by_model(trajectory),
+        ended_by=trajectory.ended_by,
+        unanswered_calls=trajectory.unanswered_calls,
         episode=trajectory.episode,
         calls=calls,
         routes=b"".join(call.routes for call in takewhile(lambda call: call.routes, path)),

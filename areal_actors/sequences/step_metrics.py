@@ -33,10 +33,12 @@ def batch_metrics(sequences: Sequence[TrainingSequence], batch: BatchFormed) -> 
     """Staleness (in weight versions, at the version that trains them) of trained tokens and of each episode's first sampled token.
 
     Shares and means are over episodes, of any number of sequences, unless stated otherwise: `mean_tokens` (sampled tokens of an
-    episode), `truncated_frac` (its last call was cut by length), `reward_mean`. Every sampled token counts once, in the sequence that
-    trains its call; `masked_frac` is the share of them that no sequence trains. `length_bias` is the mean length of trained
-    trajectories over that of trained and dropped ones together; below 1, dropping favours short answers. `calls_without_credit` is
-    the number of calls whose reward is 0 since nothing that continues them has one (`task.turn_discount`).
+    episode), `truncated_frac` (its last call was cut by length, or the model ended it), `ended_by_model` (see `task.overflow_reward`),
+    `reward_mean`. `unanswered_calls` is the number of calls that were in flight when their agent returned, or that it had left.
+    Every sampled token counts once, in the sequence that trains its call; `masked_frac` is the share of them that no sequence
+    trains. `length_bias` is the mean length of trained trajectories over that of trained and dropped ones
+    together; below 1, dropping favours short answers. `calls_without_credit` is the number of calls whose reward is 0 since nothing
+    that continues them has one (`task.turn_discount`).
     """
     episodes = sequences_by_episode(sequences)
     sampled = [np.concatenate([sequence.versions[own_tokens(sequence)] for sequence in episode]) for episode in episodes]
@@ -55,6 +57,8 @@ def batch_metrics(sequences: Sequence[TrainingSequence], batch: BatchFormed) -> 
         "filtered_groups": float(batch.filtered_groups),
         "truncated_frac": float(np.mean([calls_of(episode[-1])[-1].truncated for episode in episodes])),
         **_credit(sequences),
+        "ended_by_model": float(np.mean([episode[0].ended_by == "model" for episode in episodes])),
+        "unanswered_calls": float(sum(episode[0].unanswered_calls for episode in episodes)),
         "reward_mean": float(np.mean([episode[0].reward for episode in episodes])),
         **_unread_call_shares(sequences),
     }

@@ -109,7 +109,7 @@ def _call(spec: str, args: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any,
     """The value and the failure, empty if there is none; exceptions stay here because not all can be pickled."""
     try:
         return _function(spec)(*args, **named), ""
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's function may raise anything
+    except BaseException as error:  # noqa: BLE001 - the user's function may raise anything
         return None, f"{type(error).__name__}: {error}"
 
 

@@ -69,7 +69,9 @@ def _run_file(spec: str, path: Path, root: Path) -> ModuleType:
     sys.modules[module_name] = module  # dataclasses and pickle look their module up there
     try:
         module_spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # such as pytest's Skipped
         del sys.modules[module_name]
         raise Refused(f"`{spec}`: {path}:{_line(error, path)} raised {type(error).__name__}: {error}") from error
     return module
@@ -81,7 +83,9 @@ def _imported(spec: str, module_name: str, root: Path) -> ModuleType:
         sys.path.append(here)
     try:
         return importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # such as pytest's Skipped
         missing = isinstance(error, ModuleNotFoundError) and error.name is not None and f"{module_name}.".startswith(f"{error.name}.")
         if missing:
             raise Refused(f"`{spec}`: {sys.executable} finds no module `{module_name}`, neither installed nor in {here}") from error
@@ -111,7 +115,9 @@ def make_agent(found: Any, name: str, options: Mapping[str, Any], *, environment
         _check_call(found, f"agent {name}", "", options)
         try:
             return found(**options)
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # such as pytest's Skipped
             raise Refused(f"agent {name}: making one raised {format_error(error)}") from error
     if inspect.isroutine(found):
         _check_run(found, f"agent {name}", options, environment=environment)

@@ -1,8 +1,8 @@
 """The child's side: loads the agent once, then runs it for one episode after the other, each in a clean environment.
 
 The control socket carries frames: a length (4 bytes, big-endian) and JSON. The first is {"agent", "options", "command",
-"root", "memory_bytes"}, answered by {} or {"refused"}. Then for each episode {"task", "base_url", "api_key",
-"environment"}, answered by {"returned"} or {"fault"}, and {"left"} if something of the episode still runs.
+"root", "model_errors", "memory_bytes"}, answered by {} or {"refused"}. Then for each episode {"task", "base_url", "api_key",
+"environment"}, answered by {"returned"} or {"fault", "traits"}, and {"left"} if something of the episode still runs.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any
 
 from .command import CommandAgent
 from .faults import AgentFault, Refused, format_error
+from .model_errors import traits_of
 from .naming import Agent, address_arguments, load, make_agent, run_function
 from .processes import adopt_orphans, children, kill_tree
 
@@ -59,6 +60,7 @@ class Host:
         if start["memory_bytes"]:
             resource.setrlimit(resource.RLIMIT_DATA, (start["memory_bytes"], start["memory_bytes"]))
         self.root = start["root"]
+        self.model_errors = start["model_errors"]
         self.agent = _agent(start)
         self.loop = asyncio.new_event_loop()
         self.environment = dict(os.environ)
@@ -76,7 +78,7 @@ class Host:
         except MemoryError as error:
             reply = {"fault": f"raised {format_error(error)}; raise task.memory_mb if it needs more", "left": "too little memory"}
         except BaseException as error:  # noqa: BLE001 - the agent is the user's code and may raise anything
-            reply = {"fault": f"raised {format_error(error)}"}
+            reply = {"fault": f"raised {format_error(error)}", "traits": traits_of(error, self.model_errors, Path(self.root))}
         if left := self._clean() or self._still_running():
             reply["left"] = left
         return reply

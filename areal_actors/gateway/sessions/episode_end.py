@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
 from areal_actors.core.values import Interaction, Trajectory
 from areal_actors.gateway.sessions.table import Session
-from areal_actors.messages import EpisodeAbandoned, EpisodeEvaluated, InteractionRecorded, InteractionsRecorded, TrajectoryExported
+from areal_actors.messages import (
+    EpisodeAbandoned,
+    EpisodeEvaluated,
+    EpisodeScored,
+    InteractionRecorded,
+    InteractionsRecorded,
+    TrajectoryExported,
+)
 from areal_actors.sequences.build import apply_rewards
 
 Ending = TrajectoryExported | EpisodeEvaluated | EpisodeAbandoned
@@ -22,43 +29,29 @@ NO_REWARD = "the agent returned None and set no reward; return a number or text,
 NO_REWARD_EXTERNAL = "the session was ended without a reward, so there is nothing to train; POST /rl/set_reward before /rl/end_session"
 
 
-def outcome(
-    session: Session,
-    *,
-    reward: float | None = None,
-    rewards: Mapping[str, float] | None = None,
-    output: str = "",
-    metrics: Mapping[str, float] | None = None,
-) -> Ending:
+def outcome(session: Session, scored: EpisodeScored | None = None) -> Ending:
     """The final event of a session's episode.
 
     Args:
         session: its completed calls and the rewards set over HTTP. A call that the engine never answered makes the episode the
             engine's failure, whatever the agent returned.
-        reward: reward of the last trained call.
-        rewards: further rewards by interaction id; they override those of the session.
-        output: text that the agent returned, for an evaluation.
-        metrics: further numbers from the reward function.
+        scored: its score; the rewards by interaction id override those of the session. None for an external agent's session.
     """
-    work, by_id = session.work, {**session.rewards, **(rewards or {})}
-    turns = apply_rewards(session.interactions(), reward, by_id)
+    work = session.work
+    scored = scored or EpisodeScored(work=work, session=session.id)
+    by_id = {**session.rewards, **scored.rewards}
+    turns = apply_rewards(session.interactions(), scored.reward, by_id)
     if failure := session.engine_failure():
         return EpisodeAbandoned(work=work, reason="engine", detail=failure)
     unknown = sorted(set(by_id) - {turn.id for turn in turns})
     no_reward = NO_REWARD_EXTERNAL if session.external else NO_REWARD
+    if work.purpose == "evaluate" and not turns and not unknown and scored.reward is not None:
+        return _evaluated(scored, scored.reward, turns)  # the agent answered without the model: that is its answer
     if problem := _not_trainable(turns, unknown, no_reward) or (work.purpose == "train" and _nothing_stored(turns)):
         return EpisodeAbandoned(work=work, reason="agent", detail=problem)
     final = next(turn.reward for turn in reversed(turns) if turn.reward is not None)
     if work.purpose == "evaluate":
-        tokens = sum(len(turn.completion) for turn in turns)
-        return EpisodeEvaluated(
-            work=work,
-            reward=final,
-            output=output,
-            completion_tokens=tokens,
-            metrics=dict(metrics or {}),
-            sampled_by=_sampled_by(turns),
-        )
+        return _evaluated(scored, final, turns)
     trajectory = Trajectory(
         episode=work.episode,
         group=work.group,
@@ -66,9 +59,25 @@ def outcome(
         task=work.task.id,
         reward=final,
         interactions=turns,
-        metrics=dict(metrics or {}),
+        metrics=dict(scored.metrics),
+        ended_by=scored.ended_by,
+        end_cause=scored.end_cause,
+        unanswered_calls=session.running + session.left,
     )
     return TrajectoryExported(trajectory=trajectory)
+
+
+def _evaluated(scored: EpisodeScored, reward: float, turns: Sequence[Interaction]) -> EpisodeEvaluated:
+    return EpisodeEvaluated(
+        work=scored.work,
+        reward=reward,
+        output=scored.output,
+        completion_tokens=sum(len(turn.completion) for turn in turns),
+        metrics=dict(scored.metrics),
+        sampled_by=_sampled_by(turns),
+        ended_by=scored.ended_by,
+        end_cause=scored.end_cause,
+    )
 
 
 def episode_of(ending: Ending) -> str:

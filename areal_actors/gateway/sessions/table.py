@@ -5,8 +5,9 @@ All decisions on what a session accepts are made here; the session manager and t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Literal
 
 import msgspec
 
@@ -34,6 +35,7 @@ TRANSITIONS: dict[State, dict[Action, State]] = {
 """Ending is idempotent; a session opened by a rollout worker is scored without being ended first."""
 CLOSED_STATES: frozenset[State] = frozenset({"ended", "scored", "exported", "abandoned"})
 """States that accept no call and no reward."""
+EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
 class Session(msgspec.Struct, metaclass=FrozenMeta):
@@ -54,6 +56,10 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
     """Answers by request id of the client, one part per choice."""
     unanswered: dict[bytes, str] = {}
     """Causes by request digest, for requests that failed in the engine and were not answered since."""
+    overflow: str = ""
+    """Error of the last call, if its prompt was too long for the context and no call was answered since."""
+    left: int = 0
+    """Number of calls whose client left before the answer."""
     calls: int = 0
     """Number of calls begun, completed or not."""
     call_counts: dict[bytes, int] = {}
@@ -100,9 +106,13 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
         """Count a model call by its digest."""
         return msgspec.structs.replace(self, call_counts={**self.call_counts, digest: self.call_counts.get(digest, 0) + 1})
 
-    def end_call(self, now: float) -> Session:
-        """End a model call, with or without an interaction."""
-        return msgspec.structs.replace(self, running=self.running - 1, expires=now + self.lease_seconds)
+    def end_call(self, now: float, *, left: bool = False) -> Session:
+        """End a model call, with or without an interaction; `left` if its client left."""
+        return msgspec.structs.replace(self, running=self.running - 1, left=self.left + left, expires=now + self.lease_seconds)
+
+    def refuse_overflow(self, message: str) -> Session:
+        """Record that a prompt with what the model wrote was too long."""
+        return msgspec.structs.replace(self, overflow=message)
 
     def record(self, turn: ConversationTurn, now: float, client_session: str = "", links: CreditLinks = NO_LINKS) -> Session:
         """Record a completed call, with its conversation's name at the client and the calls that it continues for credit.
@@ -119,7 +129,7 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
             follows = tuple(link for name in follows for link in retried.get(name, (name,)) if link in kept)
         if follows or links.role:
             turn = msgspec.structs.replace(turn, interaction=msgspec.structs.replace(turn.interaction, follows=follows, role=links.role))
-        return msgspec.structs.replace(self.transition("record", now), turns=(*earlier, turn))
+        return msgspec.structs.replace(self.transition("record", now), turns=(*earlier, turn), overflow="")
 
     def with_answer(self, name: str, answer: Sequence[ModelResponsePart]) -> Session:
         """Store the answer to a request of this name."""
@@ -215,7 +225,9 @@ class FinishedSession(msgspec.Struct, metaclass=FrozenMeta):
     trajectory: Trajectory | None = None
 
 
-def summaries(turns: Sequence[Interaction], rewards: dict[str, float], names: dict[str, str]) -> tuple[InteractionSummary, ...]:
+def summaries(
+    turns: Sequence[Interaction], rewards: Mapping[str, float] = EMPTY, names: Mapping[str, str] = EMPTY
+) -> tuple[InteractionSummary, ...]:
     """Summaries of calls without tokens; `rewards` override the calls' own, `names` are those of their conversations at the client."""
     lengths: dict[str, int] = {}
     summaries: list[InteractionSummary] = []
