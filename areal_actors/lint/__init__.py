@@ -1,1 +1,1 @@
-"""What is wrong with the learning signal of a run, in sentences, from its first batch."""
+"""Causes for which a run may not learn, in sentences, from its first batch."""

@@ -24,7 +24,7 @@ class Finding(Value):
 
     name: str
     sentence: str
-    """What was observed, and what to do."""
+    """Observation and remedy."""
     episodes: tuple[str, ...] = ()
     """Episodes to look at."""
     setting: str = ""
