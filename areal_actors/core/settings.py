@@ -65,6 +65,8 @@ class TaskSettings(Config):
     CPU gets at least the time that four answers take, as measured."""
     reward_timeout_seconds: PositiveFloat = 10.0
     """Timeout of one call of the reward."""
+    reward_cache: NonNegativeInt = 0
+    """Number of scores that each reward worker keeps by the text of task and output, and does not compute again; 0 keeps none."""
     retries: NonNegativeInt = 2
     """Maximum number of retries of an abandoned episode."""
     overflow_reward: float = 0.0

@@ -8,6 +8,7 @@ lower, except where memory limits the slots. Lengths of prompts and completions 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ from areal_actors.recipe.measured import with_measured
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import is_stated
 from areal_actors.rewards import MODEL
+from areal_actors.rewards.judge_host import is_coroutine_reward
 
 SLOT_TOKENS = 2**17
 """Maximum KV cache tokens over all slots of an inference worker for derived slots; unlimited for an embedded model."""
@@ -33,6 +35,8 @@ MIN_CALLS = 256
 """Minimum concurrent messages of a gateway or an inference worker: a few episodes may send many requests."""
 SCORED_TOGETHER = 64
 """Conversations that a reward model may receive at once, to batch them."""
+JUDGED_TOGETHER = 128
+"""Scores that a coroutine reward may compute at once, which mostly waits for others."""
 MAX_DEFAULT_COMPLETION = 512
 """Maximum of a derived `sampling.max_tokens`, which is at most half of the context."""
 
@@ -156,6 +160,14 @@ def _with_groups(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
     return replace(recipe, staleness_gate=gate)
 
 
+def _scores_together(recipe: Recipe) -> int:
+    """Returns the number of scores that a reward worker takes at once."""
+    reward = recipe.task.reward
+    if reward.startswith(MODEL):
+        return SCORED_TOGETHER
+    return JUDGED_TOGETHER if is_coroutine_reward(reward, Path.cwd()) else recipe.actors.reward_worker.concurrency
+
+
 def _with_limits(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
     """Derive limits: every worker gets its share of the gate's limit, and the gateway all of it."""
     episodes = recipe.concurrent_groups() * recipe.algorithm.group_size
@@ -166,7 +178,7 @@ def _with_limits(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
         "session_manager": max(MIN_CALLS, episodes + held_out),
         "rollout_worker": _share(episodes, actors.rollout_worker),
         "inference_worker": max(MIN_CALLS, calls),
-        "reward_worker": SCORED_TOGETHER if recipe.task.reward.startswith(MODEL) else actors.reward_worker.concurrency,
+        "reward_worker": _scores_together(recipe),
     }
     placements = {
         name: replace(getattr(actors, name), concurrency=concurrency)

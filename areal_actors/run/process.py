@@ -156,7 +156,8 @@ def _rollout_worker(context: BuildContext) -> Actor:
 
 def _reward_worker(context: BuildContext) -> Actor:
     task = context.recipe.task
-    pool = reward_pool.RewardPool(task.reward, REWARD_PROCESSES, task.reward_timeout_seconds, options=task.reward_options)
+    seconds, options = task.reward_timeout_seconds, task.reward_options
+    pool = reward_pool.RewardPool(task.reward, REWARD_PROCESSES, seconds, options=options, cached=task.reward_cache)
     return reward_worker.RewardWorker(pool, concurrency=context.recipe.actors.reward_worker.concurrency, acceptance=acceptance_of(task))
 
 

@@ -1,0 +1,43 @@
+"""Scores kept by the text of their task and output: a judge that costs money is not asked the same twice."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import xxhash
+
+from areal_actors.rewards import Score
+
+CACHED = "cached"
+"""Metric: 1 for a score that was not computed again, else 0."""
+
+
+class ScoreCache:
+    """The last scores, at most `size` of them; failures are not kept."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._scores: OrderedDict[bytes, Score] = OrderedDict()
+
+    def key(self, task: Mapping[str, Any], output: str) -> bytes:
+        """Returns the digest of a task's row, without its id, and an output."""
+        row = {name: value for name, value in task.items() if name != "id"}
+        return xxhash.xxh3_128_digest(msgspec.msgpack.encode((row, output), order="sorted"))
+
+    def get(self, key: bytes) -> Score | None:
+        """Returns the kept score with the metric `cached` = 1; None if there is none."""
+        score = self._scores.get(key)
+        if score is None:
+            return None
+        self._scores.move_to_end(key)
+        return Score(float(score), {**score.metrics, CACHED: 1.0})
+
+    def put(self, key: bytes, score: Score) -> Score:
+        """Keep a score; returns it with the metric `cached` = 0."""
+        self._scores[key] = score
+        if len(self._scores) > self.size:
+            self._scores.popitem(last=False)
+        return Score(float(score), {**score.metrics, CACHED: 0.0})
