@@ -22,6 +22,7 @@ from areal_actors.gateway.conversations.conversation import prompt_for, with_his
 from areal_actors.gateway.conversations.template_window import features_of
 from areal_actors.gateway.conversations.turns import messages_of, path_to, record_turn, token_ids_of
 from areal_actors.messages import Generated, ModelRequest
+from areal_actors.tokenization.literal_marks import join_marks
 
 TEMPLATES = {"embedded": CHAT_TEMPLATE, **{path.stem: path.read_text(encoding="utf-8") for path in FILES}}
 SETTINGS = ({}, {}, {"enable_thinking": False}, {"enable_thinking": True}, {"reasoning_effort": "high"})
@@ -232,7 +233,7 @@ def test_marks_in_a_user_s_message_change_nothing_in_the_tokens_before(monkeypat
     for _ in range(4):
         talk.assert_extends(talk.ask(user(text)))
         talk.complete("two<|im_end|>", user(text))
-    assert talk.text(talk.ask(user("x"))) == talk.chat.render([*talk.messages, user("x")], TOOLS)
+    assert talk.text(talk.ask(user("x"))) == join_marks(talk.chat.render([*talk.messages, user("x")], TOOLS))
 
 
 ODD_ANSWERS = {

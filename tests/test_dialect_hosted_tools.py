@@ -34,8 +34,8 @@ IGNORED = [
     (RESPONSES, {"reasoning": {"summary": "auto", "mode": "pro"}, "text": {"verbosity": "low"}}, ["reasoning.mode", "text.verbosity"]),
     (
         RESPONSES,
-        {"tools": [FUNCTION | {"strict": True}, {"type": "web_search", "filters": {}}, CUSTOM, {"type": "local_shell"}]},
-        ["tools[1] (web_search)", "tools[3] (local_shell)", "tools[].strict", "tools[].format"],
+        {"tools": [FUNCTION | {"strict": True}, {"type": "web_search", "filters": {}}, CUSTOM, {"type": "image_generation"}]},
+        ["tools[1] (web_search)", "tools[3] (image_generation)", "tools[].strict", "tools[].format"],
     ),
     (
         RESPONSES,

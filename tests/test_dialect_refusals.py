@@ -110,7 +110,6 @@ OTHERS_REFUSED = [
         {"messages": [{"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x"}]}]},
         "messages[0].content[0].tool_use_id",
     ),
-    (MESSAGES, {"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0].type"),
     (MESSAGES, {"tools": [WEB_SEARCH], "tool_choice": {"type": "tool", "name": "web_search"}}, "tool_choice"),
     (MESSAGES, {"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
     (MESSAGES, {"thread": {"type": "continue"}}, "thread.previous_message_id"),

@@ -13,7 +13,7 @@ from support.samples import work
 from tokenizers.processors import TemplateProcessing
 
 from areal_actors.batching.assembler import BatcherConfig, group_filter, has_signal
-from areal_actors.core.errors import RecipeError, SetupError
+from areal_actors.core.errors import RecipeError, RewardError, SetupError
 from areal_actors.rewards.acceptance import Acceptance
 from areal_actors.rewards.checks import check_reward
 from areal_actors.supervised.example_sequences import trained_segments
@@ -128,3 +128,9 @@ def test_weights_that_leave_nothing_or_are_no_choice_are_refused(tmp_path, weigh
     messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "x", "weight": weight}]
     with pytest.raises(SetupError, match=complaint):
         rows(tmp_path, {"messages": messages})[0]
+
+
+@pytest.mark.parametrize("reward", [1e300, -2e9, float("inf")])
+def test_a_reward_that_would_swamp_all_others_is_refused(reward):
+    with pytest.raises(RewardError, match="a reward must be"):
+        check_reward(reward)

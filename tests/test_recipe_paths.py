@@ -1,9 +1,11 @@
+from pathlib import Path
+
 import pytest
 
 from areal_actors.core.devices import CudaDevices
 from areal_actors.core.errors import RecipeError
 from areal_actors.recipe.load import load
-from areal_actors.recipe.paths import beside, find_recipe
+from areal_actors.recipe.paths import beside, expand_home, find_recipe
 
 NO_CUDA = CudaDevices(0, "no CUDA device")
 AGENT = "async def run(task, *, base_url, api_key):\n    return 'x'\n\n\ndef reward(task, output):\n    return 1.0\n"
@@ -88,3 +90,25 @@ def test_a_recipe_is_a_path_before_it_is_a_name(project, monkeypatch):
     assert find_recipe("gsm8k_grpo").name == "gsm8k_grpo.toml"
     (project / "gsm8k_grpo").write_text(RECIPE)
     assert str(find_recipe("gsm8k_grpo")) == "gsm8k_grpo"
+
+
+@pytest.mark.parametrize("home", ["~", "$HOME", "${HOME}"])
+def test_the_home_folder_begins_any_path_of_a_recipe_and_of_overrides(project, monkeypatch, home):
+    monkeypatch.setenv("HOME", str(project))
+    monkeypatch.chdir(project.parent)
+    text = RECIPE.replace("agent.py:", f"{home}/agent.py:").replace("tasks/*", f"{home}/tasks/*") + '\n[gateway]\nhost = "127.0.0.1"\n'
+    (project / "recipe.toml").write_text(f'folder = "{home}/runs"\n' + text)
+    recipe = load([project / "recipe.toml"], [f"task.should_accept={home}/agent.py:reward"], NO_CUDA).recipe
+    assert (recipe.folder, recipe.task.agent, recipe.task.dataset) == (
+        f"{project}/runs",
+        f"{project}/agent.py:run",
+        f"{project}/tasks/*.jsonl",
+    )
+    assert recipe.task.should_accept == f"{project}/agent.py:reward"
+
+
+def test_only_the_beginning_of_a_path_is_the_home_folder():
+    kept = ["~user/x", "a~", "$HOMES/x", "x/$HOME", "~x", "", "~~"]
+    assert expand_home({"a": kept}) == {"a": kept}
+    assert expand_home("model:~/x") == f"model:{Path.home()}/x"
+    assert expand_home("~") == str(Path.home())

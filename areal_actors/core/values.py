@@ -47,6 +47,10 @@ class Constraint(Config):
     """The schema as JSON text, the regular expression, or a Lark grammar in the dialect of llguidance."""
 
 
+HIGHEST_TEMPERATURE = 10.0
+"""Highest temperature of training: beyond it answers are noise."""
+
+
 class SamplingParams(Config):
     """Sampling parameters of a completion.
 

@@ -18,7 +18,7 @@ from areal_actors.core.column_check import ColumnFault
 from areal_actors.core.errors import PromptTooLong, RequestError
 from areal_actors.core.routes import RouteShape
 from areal_actors.core.settings import TemperaturePolicy
-from areal_actors.core.values import SamplingParams
+from areal_actors.core.values import HIGHEST_TEMPERATURE, SamplingParams
 from areal_actors.gateway.choice import Choice
 from areal_actors.gateway.completion_check import CompletionFault, PublishedVersions
 from areal_actors.gateway.constraint import constraint_of
@@ -176,12 +176,13 @@ def trainable_temperature(asked: float, default: float, policy: TemperaturePolic
     """Returns the temperature that a client asked for, if its tokens can be trained at it.
 
     Raises:
-        RequestError: the policy is `error`, or the temperature is too low.
+        RequestError: the policy is `error`, or the temperature is too low or too high.
     """
-    if policy == "as_asked" and asked >= LEAST_TEMPERATURE:
+    if policy == "as_asked" and LEAST_TEMPERATURE <= asked <= HIGHEST_TEMPERATURE:
         return asked
     if policy == "as_asked":
-        problem = f"tokens are trained at {LEAST_TEMPERATURE:g} or more: leave it out, or set gateway.temperature_policy='recipe'"
+        limits = f"{LEAST_TEMPERATURE:g} to {HIGHEST_TEMPERATURE:g}"
+        problem = f"tokens are trained at {limits}: leave it out, or set gateway.temperature_policy='recipe'"
     else:
         problem = f"this run trains at {default:g}: leave it out, or set gateway.temperature_policy='as_asked' (or 'recipe')"
     raise RequestError(f"'temperature' is {asked:g}, but {problem} in the recipe", "temperature")

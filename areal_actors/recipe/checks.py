@@ -14,6 +14,7 @@ import msgspec
 
 from areal_actors.core.model_config import context_of
 from areal_actors.core.settings import CONCURRENT, COUNTED, SEVERAL
+from areal_actors.core.values import HIGHEST_TEMPERATURE
 from areal_actors.embedded.settings import CONTEXT as EMBEDDED_CONTEXT
 from areal_actors.generation.abilities import ENGINE_ABILITIES, ROUTES, UNROUTED_REMEDY, WEIGHT_CHANNELS
 from areal_actors.generation.settings import (
@@ -286,6 +287,9 @@ def _lengths(recipe: Recipe) -> Problems:
     if longest and context > longest:
         found = f"found {context} (unstated, it is at least twice sampling.max_tokens), but the model has {longest} positions"
         yield ("generation", "max_model_len"), f"{found}; write at most {longest}, and a lower sampling.max_tokens"
+    if sampling.temperature > HIGHEST_TEMPERATURE:
+        found = f"found {sampling.temperature:g}, at which every token is almost as likely as any other"
+        yield ("sampling", "temperature"), f"{found}; write at most {HIGHEST_TEMPERATURE:g}"
     if not 0 < sampling.top_p <= 1:
         yield ("sampling", "top_p"), f"found {sampling.top_p}; write a share above 0 and at most 1"
 

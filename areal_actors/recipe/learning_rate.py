@@ -25,6 +25,8 @@ REFUSED_LR = {"sft": 3e-3, "reward_model": 1e-3, "dpo": 1e-4}
 REFUSED_RL_LR = 2e-4
 """Rates of Adam from which a pretrained model forgets language within a few steps: two steps of 8e-4 moved SmolLM2-135M by 54 nats a
 token. Adam moves every weight by about its rate in each step, whatever the gradient."""
+HIGHEST_LR = 10.0
+"""Highest rate of any optimizer; even SGD diverges with higher ones."""
 ADAM = ("adam", "adamw")
 
 
@@ -45,6 +47,9 @@ def with_learning_rate(recipe: Recipe, stated: Mapping[str, Any]) -> Recipe:
 def learning_rate_problems(recipe: Recipe) -> Problems:
     """Yields key and complaint of a rate that destroys a pretrained model, unless it is allowed."""
     optimizer = recipe.trainer.optimizer
+    if optimizer.lr > HIGHEST_LR:
+        yield ("trainer", "optimizer", "lr"), f"found {optimizer.lr:g}, with which no model learns; write {_usual_rate(recipe):g} or less"
+        return
     if optimizer.name not in ADAM or optimizer.allow_high_lr or not is_pretrained(recipe.model):
         return
     most = REFUSED_LR.get(_algorithm(recipe), REFUSED_RL_LR) * (LORA_FACTOR if recipe.trainer.lora else 1)

@@ -2,7 +2,8 @@
 
 A file may have `[profiles.NAME]` tables with any keys of a recipe, which override it if that profile is chosen: by name
 (`profile = "NAME"`), or by `when` ("cuda", "no cuda", or "no cuda, own model") while `profile` is "auto". The choice is
-reported with its reason. The learning rate and the length of answers in a profile of the embedded model hold for no other model.
+reported with its reason. A later file wins over an earlier one and over its profile. The learning rate and the length of answers in
+a profile of the embedded model hold for no other model.
 """
 
 from __future__ import annotations
@@ -85,18 +86,19 @@ def load(
         RecipeError: lists all errors, one line each: file and line, the value found, the remedy.
     """
     over = _beside_files(_stacked(map(read_override, overrides)), files)
-    written = over.over(_stacked(map(read_file, files)))
+    layers = [*map(read_file, files), over]
+    written = _stacked(layers)
 
     conditions, complaints = _conditions(written)
     if complaints:
         raise RecipeError("\n".join(complaints))
     profile, reason = _choose(written, conditions, cuda)
-    stated = _stated(written, profile, over)
+    stated = _stated(layers, written, profile)
     layer = _with_implied(stated, serving=serving)
     recipe, complaints = decode(layer, Recipe, directives=DIRECTIVES)
     for other in conditions:
         if other != profile:
-            _, more = decode(_with_implied(_stated(written, other, over), serving=serving), Recipe, directives=DIRECTIVES)
+            _, more = decode(_with_implied(_stated(layers, written, other), serving=serving), Recipe, directives=DIRECTIVES)
             complaints += [complaint for complaint in more if complaint not in complaints]
     if recipe is None or complaints:
         raise RecipeError("\n".join(complaints))
@@ -212,14 +214,22 @@ def _describe_omissions(written: Layer, profile: str) -> str:
     return f"; without {' and '.join(names)} of [profiles.{profile}], which are for the embedded model and not for {_own_model(written)}"
 
 
-def _stated(written: Layer, profile: str, over: Layer) -> Layer:
-    """Merge the files, the profile and the overrides."""
-    chosen = written.within("profiles", profile).without("when") if profile else Layer({}, {})
-    for key in _foreign_settings(written, profile) if profile else ():
-        chosen = chosen.without_setting(key)
+def _stated(layers: Sequence[Layer], written: Layer, profile: str) -> Layer:
+    """Merge the files and the overrides, `written` when merged as they are, each with its part of the profile over it.
+
+    So a later file wins over the profile of an earlier one.
+    """
+    foreign = _foreign_settings(written, profile) if profile else []
     if profile and _own_model(written) and written.data["profiles"][profile].get("when") == OWN_MODEL:
-        chosen = chosen.without("model")
-    return over.over(chosen.over(written)).without(*DIRECTIVES)
+        foreign.append(("model",))
+    stated = Layer({}, {})
+    for layer in layers:
+        chosen = layer.within("profiles", profile).without("when") if profile else Layer({}, {})
+        for key in foreign:
+            chosen = chosen.without_setting(key)
+        is_override = layer is layers[-1]
+        stated = layer.over(chosen.over(stated)) if is_override else chosen.over(layer.over(stated))
+    return stated.without(*DIRECTIVES)
 
 
 def _with_implied(stated: Layer, *, serving: bool) -> Layer:

@@ -15,6 +15,7 @@ SHIPPED = next((folder for folder in (PACKAGE / "shipped" / "recipes", PACKAGE.p
 FROM_HERE = ("folder",)
 """Settings of places to write to, relative to the current directory."""
 LONGEST_PATH = 1024
+HOME = re.compile(r"(?P<kind>model:|verifiers:)?(?:~|\$HOME|\$\{HOME\})(?=/|$)")
 NAMED = re.compile(r"(?P<kind>model:|verifiers:)?(?P<path>.+?)(?P<name>:[A-Za-z_][\w.]*)?")
 """A value that may name a file: `path.py:Name`, `model:folder`, `verifiers:file.py`, `tasks.jsonl`, `shards/*.parquet`."""
 
@@ -39,6 +40,17 @@ def missing_recipe(path: Path) -> str:
     if near := difflib.get_close_matches(path.name, known, n=1):
         return f"did you mean {known[near[0]]}?"
     return f"recipes in {path.parent}: {', '.join(known) or 'none'}" if path.parent != Path() else f"recipes: {', '.join(known)}"
+
+
+def expand_home(value: Any) -> Any:
+    """Returns settings in which texts that begin with `~`, `$HOME` or `${HOME}` as a folder begin with the home folder."""
+    if isinstance(value, dict):
+        return {name: expand_home(entry) for name, entry in value.items()}
+    if isinstance(value, list):
+        return [expand_home(entry) for entry in value]
+    if not isinstance(value, str) or (match := HOME.match(value)) is None:
+        return value
+    return f"{match['kind'] or ''}{Path.home()}{value[match.end() :]}"
 
 
 def beside(settings: dict[str, Any], folder: Path, *, unless_here: bool = False) -> dict[str, Any]:

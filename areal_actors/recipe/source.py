@@ -6,6 +6,7 @@ and here for the line of every key, including dotted keys and inline tables.
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -16,7 +17,7 @@ import msgspec
 
 from areal_actors.core.config import merged
 from areal_actors.core.errors import RecipeError
-from areal_actors.recipe.paths import beside, missing_recipe
+from areal_actors.recipe.paths import beside, expand_home, missing_recipe
 
 LARGEST = 2**63 - 1
 Key = tuple[str, ...]
@@ -100,14 +101,16 @@ def read_file(path: Path) -> Layer:
         raise RecipeError(f"{path}:{line}: not valid TOML{column}: {complaint[0].lower()}{complaint[1:]}; {hint}") from None
     places = {(): str(path), **{key: f"{path}:{line}" for key, line in key_lines(text).items()}}
     _refuse_large(data, places)
-    return Layer(beside(data, path.parent), places)
+    return Layer(beside(expand_home(data), path.parent), places)
 
 
 def _refuse_large(value: Any, places: Mapping[Key, str], key: Key = ()) -> None:
-    """Refuse integers of more than 64 bits, which TOML excludes, but `tomllib` reads."""
+    """Refuse infinities and NaN, and integers of more than 64 bits, which TOML excludes, but `tomllib` reads."""
     if isinstance(value, dict):
         for name, entry in value.items():
             _refuse_large(entry, places, (*key, name))
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise RecipeError(f"{places.get(key, '')}: `{'.'.join(key)}`: found {value}, expected a finite number")
     elif isinstance(value, int) and not -LARGEST - 1 <= value <= LARGEST:
         raise RecipeError(f"{places.get(key, '')}: `{'.'.join(key)}`: found {value:.0e}, expected a whole number below 2**63")
 
@@ -134,7 +137,7 @@ def read_override(text: str) -> Layer:
         value = tomllib.loads(f"value = {written.strip()}")["value"]
     except tomllib.TOMLDecodeError:
         value = written.strip()
-    data: dict[str, Any] = {key[-1]: value}
+    data: dict[str, Any] = {key[-1]: expand_home(value)}
     for part in reversed(key[:-1]):
         data = {part: data}
     places = {key[:depth]: f"override `{text}`" for depth in range(1, len(key) + 1)}

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Self
 
 from areal_actors.core.errors import RecipeError, RewardError
+from areal_actors.core.scalars import HIGHEST_REWARD
 
 
 class Score(float):
@@ -49,6 +50,8 @@ def check_reward(value: object) -> float:
         raise RewardError(f"a reward must be a real number, got {_described(value)}") from error
     if not math.isfinite(number):
         raise RewardError(f"a reward must be finite, got {number}")
+    if abs(number) > HIGHEST_REWARD:
+        raise RewardError(f"a reward must be within ±{HIGHEST_REWARD:g}, got {number:g}; scale it")
     return number
 
 

@@ -12,6 +12,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 from functools import reduce
+from pathlib import Path
 
 import structlog
 
@@ -27,14 +28,26 @@ STOPPED_SHARE = 0.02
 KEPT = 256
 """Maximum number of intervals and of reports kept; the oldest are dropped first."""
 
+SCHEDULE = "/proc/self/task/{}/schedstat"
+"""Linux: nanoseconds that a thread ran, and that it waited for a processor."""
+
 logger = structlog.get_logger(__name__)
+
+
+def processor_wait(thread: int | None) -> float:
+    """Return the seconds for which a thread, by its native id, was ready and waited for a processor; 0 where the system has no count."""
+    try:
+        return int(Path(SCHEDULE.format(thread)).read_text(encoding="ascii").split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 class BlockedInterval:
     """An interval in which the loop did not answer, with stack samples."""
 
-    def __init__(self, began: float) -> None:
-        self.began = began
+    def __init__(self, began: float, waited: float = 0.0) -> None:
+        """`waited`: the thread's `processor_wait` when it began; on a busy machine it waits without being blocked."""
+        self.began, self.waited = began, waited
         self.seconds = 0.0
         self._seen: Counter[tuple[str, str]] = Counter()
         self._inner: dict[tuple[str, str], CodeLocation] = {}
@@ -74,6 +87,8 @@ class LoopWatch:
         self._over = threading.Event()
         self._answered = threading.Event()
         self._present: BlockedInterval | None = None
+        self._waited = 0.0
+        """The thread's `processor_wait` when the loop answered last."""
         self._past: deque[BlockedInterval] = deque(maxlen=KEPT)
         self._unreported: deque[EventLoopBlocked] = deque(maxlen=KEPT)
         self._thread = threading.Thread(target=self._watch, daemon=True, name="loop watch")
@@ -111,6 +126,7 @@ class LoopWatch:
     def _watch(self) -> None:
         while not self._over.is_set():
             wait = _TimedWait()
+            self._waited = processor_wait(self._watched.native_id)
             self._over.wait(POLL_SECONDS)
             late = wait.late()
             with suppress(RuntimeError):  # the loop is closed
@@ -119,7 +135,7 @@ class LoopWatch:
     def _ping(self, began: float) -> None:
         """Ping the loop, and sample its thread until it answers. It may have held the GIL since before the ping."""
         if time.monotonic() - began > BLOCKED_SECONDS:
-            self._sample(BlockedInterval(began), began)
+            self._sample(BlockedInterval(began, self._waited), began)
         self._answered.clear()
         self._loop.call_soon_threadsafe(self._answered.set)
         while not self._over.is_set():
@@ -131,17 +147,22 @@ class LoopWatch:
             if answered:
                 self._end(began)
                 return
-            self._sample(self._present or BlockedInterval(began), began)
+            self._sample(self._present or BlockedInterval(began, self._waited), began)
 
     def _sample(self, interval: BlockedInterval, began: float) -> None:
         interval.add_sample(thread_location(self._watched.ident), self._episode())
-        interval.seconds = time.monotonic() - began
+        interval.seconds = self._blocked_seconds(interval, began)
         self._present = interval
+
+    def _blocked_seconds(self, interval: BlockedInterval, began: float) -> float:
+        """Seconds since a time, without those in which the thread was ready and other programs had the processors."""
+        waited = processor_wait(self._watched.native_id) - interval.waited
+        return max(time.monotonic() - began - max(waited, 0.0), 0.0)
 
     def _end(self, began: float) -> None:
         if (interval := self._present) is None:
             return
-        interval.seconds = time.monotonic() - began
+        interval.seconds = self._blocked_seconds(interval, began)
         self._present = None
         self._past.append(interval)
         if interval.is_long():

@@ -13,6 +13,7 @@ from areal_actors.gateway.protocols.anthropic_answer import MessageAnswer, Token
 from areal_actors.gateway.protocols.anthropic_messages import AnthropicMessage, AssistantTurn, TextBlock, has_cache_hints
 from areal_actors.gateway.protocols.base import Dialect, named_event
 from areal_actors.gateway.protocols.call_fields import NAMED_TOOL, json_constraint, sampling, template_kwargs, tool_definition, tool_fields
+from areal_actors.gateway.protocols.client_tools import anthropic_tool
 from areal_actors.gateway.protocols.fields import (
     Flag,
     Ignored,
@@ -43,6 +44,16 @@ class MessagesTool(RequestStruct, ignored=("cache_control", *TOOL_HINTS)):
     description: str | None = None
     type: Literal["custom"] | None = None
     allowed_callers: list[Literal["direct"]] | None = None
+
+
+class ProviderTool(RequestStruct, ignored=("cache_control", "allowed_callers", "max_characters", "enable_zoom", *TOOL_HINTS)):
+    """A tool that the client runs and whose schema the provider knows."""
+
+    type: Text
+    name: Text
+    display_width_px: int | None = None
+    display_height_px: int | None = None
+    display_number: int | None = None
 
 
 class AutoChoice(RequestStruct, tag_field="type", tag="auto"):
@@ -188,6 +199,11 @@ def _conversation(request: CountTokensRequest, *, continued: bool) -> dict[str, 
 def _tools(request: CountTokensRequest) -> Iterator[dict[str, Any]]:
     for index, one in enumerate(request.tools or ()):
         kind = one.get("type")
+        if (known := anthropic_tool(kind)) is not None:
+            given = convert(one, ProviderTool, f"tools[{index}]")
+            size = f" The screen has {given.display_width_px} x {given.display_height_px} pixels." if given.display_width_px else ""
+            yield known.definition(given.name, size)
+            continue
         if kind not in (None, "custom"):
             if not is_hosted(kind, ANTHROPIC):
                 raise unsupported(f"tools[{index}].type", f"it is {kind!r:.60}: send tools that the client runs, with an input_schema")
@@ -197,7 +213,9 @@ def _tools(request: CountTokensRequest) -> Iterator[dict[str, Any]]:
 
 
 def _tool_type(tool: dict[str, Any]) -> type[RequestStruct] | None:
-    return MessagesTool if tool.get("type") in (None, "custom") else None
+    if tool.get("type") in (None, "custom"):
+        return MessagesTool
+    return ProviderTool if anthropic_tool(tool.get("type")) is not None else None
 
 
 def _ignored(request: CountTokensRequest) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 ANTHROPIC = re.compile(r"(?:web_search|web_fetch|tool_search_tool|advisor)_[\w-]{1,60}", re.ASCII)
-OPENAI = re.compile(r"(?:web_search|image_generation|local_shell|tool_search)[\w-]{0,60}", re.ASCII)
+OPENAI = re.compile(r"(?:web_search|image_generation|tool_search)[\w-]{0,60}", re.ASCII)
 """Types of tools that are accepted without effect; others that are unknown are refused."""
 
 

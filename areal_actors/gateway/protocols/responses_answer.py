@@ -12,6 +12,7 @@ from typing import Any
 
 from areal_actors.gateway.protocols import openai_common as openai
 from areal_actors.gateway.protocols.base import named_event
+from areal_actors.gateway.protocols.client_tools import ClientRunTool
 from areal_actors.gateway.protocols.responses_input import encode_reasoning
 from areal_actors.gateway.protocols.responses_tools import ClientTool, custom_input
 from areal_actors.messages import ModelResponsePart, TokenLogprob, ToolCallPart
@@ -96,6 +97,25 @@ class CustomCall(OutputItem):
         yield "response.output_item.done", self._item(status)
 
 
+class ProviderCall(OutputItem):
+    """The call of a tool whose schema the provider knows: an item of its own type, with the arguments as an object in one field."""
+
+    def __init__(self, index: int, fields: dict[str, Any], tool: ClientRunTool) -> None:
+        super().__init__(index, tool.item, fields | {tool.field: {}})
+        self._arguments, self._tool = "", tool
+
+    def add_arguments(self, arguments: str) -> Iterator[Event]:
+        """See `OutputItem`."""
+        self.is_open = True
+        self._arguments += arguments
+        yield from ()
+
+    def done(self, status: str) -> Iterator[Event]:
+        """See `OutputItem`."""
+        self.fields[self._tool.field] = self._tool.from_arguments(self._arguments)
+        yield "response.output_item.done", self._item(status)
+
+
 class ResponseAnswer:
     """One answer; its events build the whole answer."""
 
@@ -143,6 +163,12 @@ class ResponseAnswer:
     def _call(self, call: ToolCallPart) -> Iterator[Event]:
         tool = self._tools.get(call.name) or ClientTool(call.name)
         fields = {"call_id": call.id, "name": tool.name} | ({"namespace": tool.namespace} if tool.namespace else {})
+        if tool.provider is not None:
+            yield from self._end("completed")
+            own = {"type": tool.provider.item, "id": f"ptc_{call.id}", "call_id": call.id}
+            self._items[call.index] = provided = ProviderCall(len(self._items), own, tool.provider)
+            yield from provided.added()
+            return
         if tool.is_custom:
             yield from self._end("completed")
             self._items[call.index] = item = CustomCall(len(self._items), {"type": "custom_tool_call", "id": f"ctc_{call.id}", **fields})

@@ -13,6 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from areal_actors.core.errors import RequestError
+from areal_actors.gateway.protocols.base import JSON
+from areal_actors.gateway.protocols.call_fields import check_encodable
+from areal_actors.gateway.protocols.client_tools import RESPONSES_TOOLS
 from areal_actors.gateway.protocols.fields import RequestStruct, Text, convert, unsupported
 from areal_actors.gateway.protocols.message_builder import MessageBuilder, TextContent, content, image_part
 from areal_actors.gateway.protocols.responses_tools import ADDITIONAL, AdditionalTools, custom_arguments, joined
@@ -101,6 +104,43 @@ class CustomCallItem(InputItem, ignored=("caller",)):
         builder.add_call(builder.assistant(), self.call_id, name, arguments, f"{where}.call_id")
 
 
+class ProviderCallItem(InputItem, ignored=("caller", "environment", "created_by", "max_output_length")):
+    """A call of a tool whose schema the provider knows."""
+
+    call_id: Text
+    type: Literal["shell_call", "local_shell_call", "apply_patch_call"]
+    action: dict[str, Any] | None = None
+    operation: dict[str, Any] | None = None
+
+    def add_to(self, builder: MessageBuilder, where: str) -> None:
+        """See `Turn`."""
+        tool = RESPONSES_TOOLS[self.type.removesuffix("_call")]
+        given = self.action if tool.field == "action" else self.operation
+        if given is None:
+            raise RequestError(f"'{where}.{tool.field}' is missing; this item requires it", f"{where}.{tool.field}")
+        check_encodable(given, f"{where}.{tool.field}")
+        builder.add_call(builder.assistant(), self.call_id, tool.name, tool.to_arguments(given), f"{where}.call_id")
+
+
+class ProviderOutputItem(RequestStruct, ignored=("caller", "max_output_length", "created_by")):
+    """The result of such a call; results of a shell are shown as JSON."""
+
+    type: Literal["shell_call_output", "local_shell_call_output", "apply_patch_call_output"]
+    call_id: Text | None = None
+    id: str | None = None
+    status: str | None = None
+    output: Any = None
+
+    def add_to(self, builder: MessageBuilder, where: str) -> None:
+        """See `Turn`."""
+        identifier = self.call_id or self.id  # local_shell has it in `id`
+        if not identifier:
+            raise RequestError(f"'{where}.call_id' is missing; this item requires it", f"{where}.call_id")
+        check_encodable(self.output, f"{where}.output")
+        text = self.output if isinstance(self.output, str) else JSON.encode(self.output or {"status": self.status}).decode()
+        builder.add_result(identifier, text, f"{where}.call_id")
+
+
 class FunctionOutputItem(InputItem, ignored=("name", "namespace", "caller")):
     """The result of a function call or of a custom tool's call."""
 
@@ -168,13 +208,25 @@ class ReasoningItem(InputItem):
         return "".join(part.text for part in self.summary or ())
 
 
-ITEMS: dict[str, type[MessageItem | FunctionCallItem | CustomCallItem | FunctionOutputItem | ReasoningItem | ReferenceItem]] = {
+Item = (
+    MessageItem
+    | FunctionCallItem
+    | CustomCallItem
+    | FunctionOutputItem
+    | ReasoningItem
+    | ReferenceItem
+    | ProviderCallItem
+    | ProviderOutputItem
+)
+ITEMS: dict[str, type[Item]] = {
     "message": MessageItem,
     "function_call": FunctionCallItem,
     "function_call_output": FunctionOutputItem,
     "custom_tool_call": CustomCallItem,
     "custom_tool_call_output": FunctionOutputItem,
     "reasoning": ReasoningItem,
+    **dict.fromkeys([tool.item for tool in RESPONSES_TOOLS.values()], ProviderCallItem),
+    **dict.fromkeys([f"{tool.item}_output" for tool in RESPONSES_TOOLS.values()], ProviderOutputItem),
     "item_reference": ReferenceItem,
 }
 

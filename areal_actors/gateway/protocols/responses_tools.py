@@ -15,6 +15,7 @@ import msgspec
 
 from areal_actors.gateway.protocols.base import JSON
 from areal_actors.gateway.protocols.call_fields import check_encodable, tool_definition
+from areal_actors.gateway.protocols.client_tools import RESPONSES_TOOLS, ClientRunTool
 from areal_actors.gateway.protocols.fields import Ignored, RequestStruct, Text, convert, unsupported
 from areal_actors.gateway.protocols.hosted_tools import OPENAI, ignored_tools, is_hosted
 
@@ -63,6 +64,12 @@ class CustomTool(RequestStruct, tag_field="type", tag="custom", ignored=("defer_
     allowed_callers: list[Literal["direct"]] | None = None
 
 
+class ProviderTool(RequestStruct, ignored=("environment", "allowed_callers", *HINTS)):
+    """A tool that the client runs and whose schema the provider knows."""
+
+    type: Text
+
+
 class NamespaceTool(RequestStruct, tag_field="type", tag="namespace"):
     """A group of tools."""
 
@@ -78,9 +85,8 @@ class AdditionalTools(RequestStruct, ignored=("id", "status", "role")):
     type: Literal["additional_tools"]
 
 
-TOOLS: Mapping[str, type[RequestStruct]] = MappingProxyType(
-    {"function": ResponseFunction, "custom": CustomTool, "namespace": NamespaceTool}
-)
+OF_TYPE: dict[str, type[RequestStruct]] = {"function": ResponseFunction, "custom": CustomTool, "namespace": NamespaceTool}
+TOOLS: Mapping[str, type[RequestStruct]] = MappingProxyType(OF_TYPE | dict.fromkeys(RESPONSES_TOOLS, ProviderTool))
 
 
 @dataclass(frozen=True)
@@ -90,6 +96,8 @@ class ClientTool:
     name: str
     namespace: str = ""
     is_custom: bool = False
+    provider: ClientRunTool | None = None
+    """Tool with items of an own type."""
 
 
 def declared_tools(tools: Sequence[dict[str, Any]] | None, items: str | Sequence[dict[str, Any]]) -> ToolLists:
@@ -141,6 +149,9 @@ def _definitions(tools: Sequence[dict[str, Any]], where: str, namespace: Namespa
             case "namespace" if namespace is None:
                 group = convert(one, NamespaceTool, field)
                 yield from _definitions(group.tools, f"{field}.tools", group)
+            case str() if kind in RESPONSES_TOOLS:
+                convert(one, ProviderTool, field)
+                yield RESPONSES_TOOLS[kind].definition()
             case _ if not is_hosted(kind, OPENAI):
                 raise unsupported(f"{field}.type", f"it is {kind!r:.60}: send functions or custom tools")
 
@@ -176,6 +187,9 @@ def _client_tools(tools: Sequence[dict[str, Any]], namespace: str = "") -> dict[
         kind = one.get("type", "function")
         if kind == "namespace":
             found |= _client_tools(one["tools"], one["name"])
+        elif kind in RESPONSES_TOOLS:
+            tool = RESPONSES_TOOLS[kind]
+            found[tool.name] = ClientTool(tool.name, provider=tool)
         elif kind == "custom" or (kind == "function" and namespace):
             found[joined(one["name"], namespace)] = ClientTool(one["name"], namespace, is_custom=kind == "custom")
     return found

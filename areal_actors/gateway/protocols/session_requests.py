@@ -10,6 +10,7 @@ from urllib.parse import quote
 import msgspec
 
 from areal_actors.core.errors import RequestError
+from areal_actors.core.scalars import HIGHEST_REWARD
 from areal_actors.gateway.protocols import fields
 from areal_actors.gateway.protocols.fields import RequestStruct
 from areal_actors.gateway.protocols.openapi import Endpoint
@@ -44,7 +45,7 @@ class StartSessionRequest(RequestStruct):
 class SetRewardRequest(RequestStruct):
     """`POST /rl/set_reward`."""
 
-    reward: float | bool
+    reward: Annotated[float, msgspec.Meta(ge=-HIGHEST_REWARD, le=HIGHEST_REWARD)] | bool
     """`true` is 1, as in rewards of an agent."""
     interaction_id: str | None = None
     """If null, the last completed interaction."""
