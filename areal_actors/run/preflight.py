@@ -220,7 +220,9 @@ def check_parts(recipe: Recipe) -> None:
         check_examples(recipe)
         return
     if not recipe.is_online() and not recipe.plays_environment():
-        open_tasks(recipe, RunFolder(Path(recipe.folder) / recipe.run))
+        dataset = open_tasks(recipe, RunFolder(Path(recipe.folder) / recipe.run))
+        if dataset.recognised:
+            sys.stderr.write(f"{recipe.task.dataset}: columns recognised: {dataset.recognised} (task.columns names others)\n")
         if not recipe.task.reward.startswith(MODEL):
             resolve_reward(recipe.task.reward, options=recipe.task.reward_options)
         check_agent(recipe)
