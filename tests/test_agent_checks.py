@@ -95,7 +95,8 @@ def test_what_fits_is_accepted(complaints, task):
 @pytest.mark.parametrize(
     ("task", "complaint"),
     [
-        ("", '`task.agent`: found none; write `agent = "path.py:Class"`'),
+        ("agent_options = { a = 1 }\n", "`task.agent_options`: found options, but the built-in agent has only `system_prompt`"),
+        ('agent = "mine.py:Simple"\nsystem_prompt = "Be brief."\n', "`task.system_prompt`: found one beside an agent"),
         ('agent = "mine.py:Solver"\n', "`task.agent_options`: found no `depth`, which mine.py:Solver requires; write `depth"),
         (
             'agent = "mine.py:Solver"\nagent_options = { depth = 1, wid = 2 }\n',

@@ -107,7 +107,7 @@ GOOD = '{"question": "q", "answer": "#### 1"}\n'
         (GOOD + "[1]\n", r"rows.jsonl:2: expected an object with `question` and `answer`, got list"),
         ('{"question": "q"}\n', r"rows.jsonl:1: `answer` is missing; the row has `question`"),
         ("{}\n", r"rows.jsonl:1: `question` is missing; the row has no fields"),
-        ('{"question": "q", "answer": 18}\n', r"rows.jsonl:1: `answer` must be a non-empty text, got 18"),
+        ('{"question": "q", "answer": [1, 2]}\n', r"rows.jsonl, row 0: `answer` has several values; choose one"),
         ('{"question": " ", "answer": "#### 1"}\n', r"rows.jsonl:1: `question` must be a non-empty text, got ' '"),
         ("\n\n", r"rows.jsonl: the file has no rows; write one object a line"),
         ("", r"rows.jsonl: the file has no rows"),

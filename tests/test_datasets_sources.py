@@ -95,8 +95,7 @@ def test_fields_that_are_called_otherwise_are_named_in_the_recipe(tmp_path):
         dataset = open_dataset(str(path), seed=0, held_out=2, columns=columns)
         data = dataset.held_out.rows[0].data
         assert data == {"id": data["id"], "question": f"What is {data['id'][5:]}?", "answer": f"#### {data['id'][5:]}", "level": 1}
-        with pytest.raises(SetupError, match=r"rows\.\w+.*1?: `answer` is missing; .*`solution`.*write `task.columns = \{ answer = … \}`"):
-            open_dataset(str(path), seed=0)
+        assert open_dataset(str(path), seed=0, held_out=2).recognised == "answer = `solution`"
 
 
 @pytest.mark.parametrize("write", [jsonl, parquet])
@@ -137,8 +136,8 @@ def test_what_is_no_dataset_is_refused_with_what_to_write(tmp_path):
     (tmp_path / "notes.txt").write_text("no rows")
     for name, complaint in (
         ("both", r"both: found files of two kinds \(.jsonl and .parquet\); name one kind"),
-        ("none", r"none: no .jsonl or .parquet file found \(looked in"),
-        ("none/*.jsonl", r"none/\*.jsonl: no .jsonl or .parquet file found"),
+        ("none", r"none: no .jsonl or .parquet or .+ file found \(looked in"),
+        ("none/*.jsonl", r"none/\*.jsonl: no .jsonl or .parquet or .+ file found"),
         ("broken.parquet", r"broken.parquet: cannot be read as parquet"),
         ("missing.parquet", r"missing.parquet: cannot be read: No such file or directory; name an existing .parquet file"),
     ):

@@ -148,7 +148,7 @@ async def test_json_of_the_model_that_the_agent_cannot_read_is_the_model_s_and_o
     assert end.reason == "agent"
 
 
-async def test_an_agent_in_a_process_tells_the_same_of_its_exceptions(tmp_path, monkeypatch):
+async def test_exceptions_of_an_agent_in_a_process_have_the_same_causes(tmp_path, monkeypatch):
     for then, turns, cause in (("pass", 99, "too long"), ("json.loads(answer)", 1, "not JSON")):
         task = TaskSettings(**{**_fields(agent_file(tmp_path, then, turns=turns)), "runner": "subprocess", "processes": 1})
         end = await play_process(tmp_path, monkeypatch, task)

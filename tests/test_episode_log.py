@@ -64,6 +64,8 @@ async def test_an_exported_episode_is_printed_with_its_texts(send, log):
         "purpose": "train",
         "output": "ho",
         "reward": 0.5,
+        "ended_by": "agent",
+        "end_cause": "",
         "completion_tokens": 4,
         "weight_versions": [0, 2],
         "seconds": 7.5,

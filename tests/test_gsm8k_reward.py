@@ -155,9 +155,9 @@ def test_a_reward_is_1_for_the_same_number_and_0_for_another(solution, output, r
     assert gsm8k({"question": "?", "answer": solution}, output) == reward
 
 
-@pytest.mark.parametrize("answer", ["", "18", "#### many", "#### 5 or 6", "#### 1/0", None, 18])
+@pytest.mark.parametrize("answer", ["", "18 or 19", "#### many", "#### 5 or 6", "#### 1/0", None, 18])
 def test_a_task_without_a_truth_is_an_error_that_names_it(answer):
-    with pytest.raises(RewardError, match=r"task eggs-3: `answer` must be a text that ends with `#### NUMBER`, got "):
+    with pytest.raises(RewardError, match=r"task eggs-3: `answer` must be a text that ends with `#### NUMBER`, or a number, got "):
         gsm8k({"id": "eggs-3", "question": "How many eggs?", "answer": answer}, "#### 18")
     with pytest.raises(RewardError, match=r"task How many eggs\?: "):
         gsm8k({"question": "How many eggs?", "answer": answer}, "")

@@ -200,6 +200,11 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
         help="check for another machine: its number of CUDA devices and their memory, as 8 or 8x80; 0: without any",
     )
     check.add_argument("--static", action="store_true", help="read settings only: load no data, agent or reward, and play no task")
+    check.add_argument(
+        "--data",
+        action="store_true",
+        help="also look at every row: references that the reward cannot read, prompts against the limits, duplicates, overlap",
+    )
     check.add_argument("--json", action="store_true", help="print recipe, profile and reason as JSON, nothing else")
 
     about = "Describe settings of a recipe, or all settings of a table, as in\n`areal explain trainer.microbatch_tokens gateway`."

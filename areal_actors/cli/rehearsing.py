@@ -11,6 +11,7 @@ from areal_actors.recipe import plan
 from areal_actors.recipe.budget import Lengths, describe_budget
 from areal_actors.recipe.measured import expected_lengths
 from areal_actors.recipe.recipe import Recipe
+from areal_actors.run.data_check import check_data
 from areal_actors.run.logs import log_to_terminal
 from areal_actors.run.preflight import check_parts
 from areal_actors.run.rehearsal import Played, rehearse
@@ -27,6 +28,10 @@ def check(options: Options) -> int:
     with_port(resolved.recipe)
     print("\n# ---- Rehearsal: the agent with given answers in place of a model", flush=True)
     played = print_lines(rehearse(resolved.recipe))
+    if options.data:
+        print("\n# ---- Data: every row", flush=True)
+        for line in check_data(resolved.recipe):
+            print(f"# {line}", flush=True)
     if resolved.calibration is not None:
         print("\n# ---- Budget on this machine", flush=True)
         lengths = lengths_of(resolved.recipe, played)

@@ -44,7 +44,7 @@ class SetupError(ArealError):
 
 
 class AgentError(ArealError):
-    """Raised when an agent raises, hangs, or does not return a reward; `traits` says what its own exception tells of the cause."""
+    """Raised when an agent raises, hangs, or does not return a reward; `traits` has the cause as far as its own exception has it."""
 
     def __init__(self, message: str = "", traits: ErrorTraits = NO_TRAITS) -> None:
         super().__init__(message)

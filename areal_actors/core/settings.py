@@ -21,9 +21,9 @@ class TaskSettings(Config):
     """`[task]`: dataset, agent and reward."""
 
     dataset: str = ""
-    """Dataset: `arithmetic` (generated locally), `owner/name` or `owner/name:config` on the Hugging Face hub, the path of a `.jsonl` or
-    `.parquet` file, of a folder of them, or of a saved dataset; a path may contain `*`. Empty for online runs.
-    In supervised runs: demonstrations or pairs, see docs/supervised.md."""
+    """Dataset: `arithmetic` (generated locally), `owner/name` or `owner/name:config` on the Hugging Face hub, the path of a `.jsonl`,
+    `.json`, `.csv`, `.tsv` or `.parquet` file, all but the last also as `.gz`, of a folder of them, or of a saved dataset; a path may
+    contain `*`. Empty for online runs. In supervised runs: demonstrations or pairs, see docs/supervised.md."""
     environment: str = ""
     """Environment that brings tasks, agents and rewards: `verifiers:NAME` of an installed package, or `verifiers:PATH` of a package's
     folder or a module's file, or `gymnasium:ENV_ID`, see docs/environments.md; instead of dataset, agent and reward."""
@@ -37,9 +37,12 @@ class TaskSettings(Config):
     of that environment are held out. Without any, `held_out` of the environment's tasks."""
     agent: str = ""
     """Agent: `path.py:Name` or `package.module:Name` of a class, an object or a function, in a file beside the recipe or in the
-    current directory; or a script, `path.py`, which requires the runner `subprocess`. `online`: external agents connect to the gateway."""
+    current directory; or a script, `path.py`, which requires the runner `subprocess`. `online`: external agents connect to the gateway.
+    Empty, without `command` and `environment`: the built-in agent, with one call per task."""
     command: tuple[str, ...] = ()
     """Program and its arguments, in any language, instead of an agent; requires the runner `subprocess`."""
+    system_prompt: str = ""
+    """System message of the built-in agent, which sends the task's `messages`, or its `question`, in one call and has the answer scored."""
     agent_options: dict[str, Any] = {}
     """Keyword arguments of the agent's class or function."""
     runner: Literal["inline", "subprocess"] = "inline"
@@ -84,7 +87,8 @@ class TaskSettings(Config):
     held_out: NonNegativeInt | str = 200
     """Number of the dataset's tasks held out for evaluation, or the path of a second dataset with these tasks."""
     columns: dict[str, str] = {}
-    """Names of fields in the dataset, where they differ, as in `columns = { question = "problem", answer = "solution" }`."""
+    """Columns of the dataset by field, or paths in them, as in `columns = { question = "problem", answer = "reward_model.ground_truth" }`.
+    Fields that are not named here are recognised by the first row; see docs/data.md."""
     max_length: NonNegativeInt = 0
     """Maximum number of tokens per row of examples; 0 for the model's context length, which is always an upper limit."""
     overlong: Literal["error", "drop"] = "error"

@@ -281,7 +281,7 @@ class Trajectory(Value):
     """Further numbers from the reward function."""
     ended_by: EndedBy = "agent"
     end_cause: str = ""
-    """What the model did to end the episode; empty if the agent returned."""
+    """Deed of the model that ended the episode; empty if the agent returned."""
     unanswered_calls: int = 0
     """Number of its calls that were in flight when the agent returned, or that the agent had left; they are not trained."""
 

@@ -19,7 +19,7 @@ MOSTLY = 0.5
 EPISODES_NAMED = 3
 
 
-class Finding(Value):
+class LearningFault(Value):
     """A cause for which a run may not learn what was intended."""
 
     name: str
@@ -31,10 +31,10 @@ class Finding(Value):
     """Setting to change; empty if the remedy is not in the recipe."""
 
 
-Rule = Callable[[FirstEpisodes, Recipe], Iterator[Finding]]
+Rule = Callable[[FirstEpisodes, Recipe], Iterator[LearningFault]]
 
 
-def find_equal_samples(facts: FirstEpisodes, recipe: Recipe) -> Iterator[Finding]:
+def find_equal_samples(facts: FirstEpisodes, recipe: Recipe) -> Iterator[LearningFault]:
     """Groups in which all episodes sampled the same tokens."""
     groups = facts.groups()
     equal = [group for group in groups if len({episode.sampled for episode in group}) == 1]
@@ -46,7 +46,7 @@ def find_equal_samples(facts: FirstEpisodes, recipe: Recipe) -> Iterator[Finding
         if not seeds
         else "the model's answers hardly differ: raise sampling.temperature, or use harder tasks"
     )
-    yield Finding(
+    yield LearningFault(
         name="equal samples",
         sentence=f"all episodes of {len(equal)} of {len(groups)} groups sampled the same tokens: nothing to learn from; {remedy}",
         episodes=tuple(group[0].name for group in equal[:EPISODES_NAMED]),
@@ -54,13 +54,13 @@ def find_equal_samples(facts: FirstEpisodes, recipe: Recipe) -> Iterator[Finding
     )
 
 
-def find_constant_rewards(facts: FirstEpisodes, recipe: Recipe) -> Iterator[Finding]:
+def find_constant_rewards(facts: FirstEpisodes, recipe: Recipe) -> Iterator[LearningFault]:
     """All rewards are equal."""
     rewards = {episode.reward for episode in facts.episodes}
     if len(facts.episodes) < LEAST_EPISODES or len(rewards) != 1:
         return
     (reward,) = rewards
-    yield Finding(
+    yield LearningFault(
         name="constant rewards",
         sentence=f"all {len(facts.episodes)} episodes have the reward {reward:g}: nothing to learn from; check `task.reward` "
         f"({recipe.task.reward or 'set by the agent'}) on an answer that is right, or use {'harder' if reward > 0.5 else 'easier'} tasks",
@@ -69,7 +69,7 @@ def find_constant_rewards(facts: FirstEpisodes, recipe: Recipe) -> Iterator[Find
     )
 
 
-def find_right_answers_without_reward(facts: FirstEpisodes, recipe: Recipe) -> Iterator[Finding]:
+def find_right_answers_without_reward(facts: FirstEpisodes, recipe: Recipe) -> Iterator[LearningFault]:
     """Answers that end with the reference, and have the lowest reward."""
     by_name = {episode.name: episode.reward for episode in facts.episodes}
     lowest = min(by_name.values(), default=0.0)
@@ -77,7 +77,7 @@ def find_right_answers_without_reward(facts: FirstEpisodes, recipe: Recipe) -> I
     missed = [name for name in unrewarded if facts.right_by_text.get(name) == lowest and lowest <= 0]
     if len(by_name) < LEAST_EPISODES or len(missed) < max(OFTEN * len(unrewarded), 1):
         return
-    yield Finding(
+    yield LearningFault(
         name="right answers without reward",
         sentence=f"{len(missed)} of {len(unrewarded)} answers with reward {lowest:g} end with the task's reference: `task.reward` = "
         f"{recipe.task.reward!r} reads another form than the model writes; change the prompt or the reward",
@@ -86,13 +86,13 @@ def find_right_answers_without_reward(facts: FirstEpisodes, recipe: Recipe) -> I
     )
 
 
-def find_lost_tool_calls(facts: FirstEpisodes, recipe: Recipe) -> Iterator[Finding]:  # noqa: ARG001 - a rule
+def find_lost_tool_calls(facts: FirstEpisodes, recipe: Recipe) -> Iterator[LearningFault]:  # noqa: ARG001 - a rule
     """Tool calls that the model wrote and that were not read."""
     lost = sum(map(len, facts.lost_calls.values()))
     if not facts.calls or lost < SOMETIMES * facts.calls:
         return
     cause, episodes = _most_common(facts.lost_calls)
-    yield Finding(
+    yield LearningFault(
         name="lost tool calls",
         sentence=f"tool calls in {lost} of {facts.calls} answers were not read; most often: {cause}; the agent saw them as text: choose "
         "the model's format with `gateway.tool_format`, or show the model its form in the prompt",
@@ -101,11 +101,11 @@ def find_lost_tool_calls(facts: FirstEpisodes, recipe: Recipe) -> Iterator[Findi
     )
 
 
-def find_calls_without_credit(facts: FirstEpisodes, recipe: Recipe) -> Iterator[Finding]:
+def find_calls_without_credit(facts: FirstEpisodes, recipe: Recipe) -> Iterator[LearningFault]:
     """Calls that no reward reaches under the recipe's discount."""
     missing = [episode for episode in facts.episodes if episode.uncredited]
     if missing:
-        yield Finding(
+        yield LearningFault(
             name="calls without credit",
             sentence=f"{sum(episode.uncredited for episode in missing)} calls of {len(missing)} episodes are trained with reward 0: "
             f"no reward follows them (task.turn_discount = {recipe.task.turn_discount}): reward every conversation that the client names",
@@ -114,11 +114,11 @@ def find_calls_without_credit(facts: FirstEpisodes, recipe: Recipe) -> Iterator[
         )
 
 
-def find_cut_answers(facts: FirstEpisodes, recipe: Recipe) -> Iterator[Finding]:
+def find_cut_answers(facts: FirstEpisodes, recipe: Recipe) -> Iterator[LearningFault]:
     """Answers that were cut by the limit of tokens."""
     cut = [episode for episode in facts.episodes if episode.truncated]
     if len(facts.episodes) >= LEAST_EPISODES and len(cut) >= OFTEN * len(facts.episodes):
-        yield Finding(
+        yield LearningFault(
             name="cut answers",
             sentence=f"the last answers of {len(cut)} of {len(facts.episodes)} episodes were cut at sampling.max_tokens = "
             f"{recipe.sampling.max_tokens}: raise it, or reward short answers",
@@ -127,7 +127,7 @@ def find_cut_answers(facts: FirstEpisodes, recipe: Recipe) -> Iterator[Finding]:
         )
 
 
-def find_roles_with_one_baseline(facts: FirstEpisodes, recipe: Recipe) -> Iterator[Finding]:
+def find_roles_with_one_baseline(facts: FirstEpisodes, recipe: Recipe) -> Iterator[LearningFault]:
     """Roles with rewards of their own that differ more between roles than within one, and share a baseline."""
     by_role: dict[str, list[float]] = {}
     for episode in facts.episodes:
@@ -140,7 +140,7 @@ def find_roles_with_one_baseline(facts: FirstEpisodes, recipe: Recipe) -> Iterat
     within = max(max(rewards) - min(rewards) for rewards in by_role.values())
     if max(means.values()) - min(means.values()) > within:
         named = ", ".join(f"{role or 'none'}: {mean:.2g}" for role, mean in sorted(means.items()))
-        yield Finding(
+        yield LearningFault(
             name="roles with one baseline",
             sentence=f"roles with different rewards are compared with each other (mean rewards: {named}): the one with the lower scale is "
             'always trained as a failure; set task.baseline_over = "roles"',
@@ -149,26 +149,26 @@ def find_roles_with_one_baseline(facts: FirstEpisodes, recipe: Recipe) -> Iterat
         )
 
 
-def find_abandoned_episodes(facts: FirstEpisodes, recipe: Recipe) -> Iterator[Finding]:  # noqa: ARG001 - a rule
+def find_abandoned_episodes(facts: FirstEpisodes, recipe: Recipe) -> Iterator[LearningFault]:  # noqa: ARG001 - a rule
     """Attempts that failed, and were drawn again."""
     failed, ended = sum(map(len, facts.abandoned.values())), len(facts.episodes)
     if failed < LEAST_EPISODES or failed < OFTEN * (failed + ended):
         return
     cause, episodes = _most_common(facts.abandoned)
-    yield Finding(
+    yield LearningFault(
         name="failed attempts",
         sentence=f"{failed} of {failed + ended} attempts failed and are not trained; most often: {cause}",
         episodes=_some(episodes),
     )
 
 
-def find_rewritten_histories(facts: FirstEpisodes, recipe: Recipe) -> Iterator[Finding]:  # noqa: ARG001 - a rule
+def find_rewritten_histories(facts: FirstEpisodes, recipe: Recipe) -> Iterator[LearningFault]:  # noqa: ARG001 - a rule
     """Prompts that do not begin with the tokens of the call before."""
     broken = sum(map(len, facts.broken.values()))
     if not facts.calls or broken < OFTEN * facts.calls:
         return
     cause, episodes = _most_common(facts.broken)
-    yield Finding(
+    yield LearningFault(
         name="rewritten histories",
         sentence=f"the prompts of {broken} of {facts.calls} calls do not extend the call before, and are computed and trained again; most "
         f"often: {cause}",
@@ -189,12 +189,12 @@ RULES: Sequence[Rule] = (
 )
 
 
-def findings(facts: FirstEpisodes, recipe: Recipe) -> list[Finding]:
+def findings(facts: FirstEpisodes, recipe: Recipe) -> list[LearningFault]:
     """Returns the findings of all rules, the gravest first."""
     return [finding for rule in RULES for finding in rule(facts, recipe)]
 
 
-def to_lines(found: Sequence[Finding], run: str) -> list[str]:
+def to_lines(found: Sequence[LearningFault], run: str) -> list[str]:
     """Returns findings as lines: a sentence, and the command that shows an episode."""
     return [f"attention: {one.sentence}" + (f" (areal show {run} {one.episodes[0]})" if one.episodes else "") for one in found]
 

@@ -54,7 +54,7 @@ class EpisodeScored(Event):
     output: str = ""
     ended_by: EndedBy = "agent"
     end_cause: str = ""
-    """What the model did to end the episode; empty if the agent returned."""
+    """Deed of the model that ended the episode; empty if the agent returned."""
 
 
 class EpisodeAbandoned(Event):
@@ -86,7 +86,7 @@ class EpisodeEvaluated(Event):
     """Number of its tokens sampled from each weight version."""
     ended_by: EndedBy = "agent"
     end_cause: str = ""
-    """What the model did to end the episode; empty if the agent returned."""
+    """Deed of the model that ended the episode; empty if the agent returned."""
 
 
 class TrajectoryExported(Event):

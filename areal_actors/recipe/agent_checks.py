@@ -24,8 +24,10 @@ ONLY_SUBPROCESS = ("python", "episodes_per_process", "memory_mb")
 def agent_problems(recipe: Recipe) -> Problems:
     """Yields every problem that keeps the agent from running, except missing definitions in the named file."""
     task = recipe.task
+    if task.system_prompt and (task.agent or task.command):
+        yield ("task", "system_prompt"), "found one beside an agent, which has its own; it is for the built-in agent: leave `agent` out"
     if not task.agent and not task.command:
-        yield ("task", "agent"), 'found none; write `agent = "path.py:Class"`, as in `agents/gsm8k.py:Gsm8kAgent`, or `command = […]`'
+        yield from _built_in(task)
         return
     if task.command or task.is_script():
         yield from _program(task)
@@ -52,6 +54,15 @@ def _model_errors(task: TaskSettings) -> Problems:
             yield ("task", "model_errors"), f"found {toml_value(name)}; write `package.module:Exception` or `path.py:Exception`"
         elif place.endswith(".py") and not Path(place).expanduser().is_file():
             yield ("task", "model_errors"), f"found {toml_value(name)}, but there is no file {place}; fix the path"
+
+
+def _built_in(task: TaskSettings) -> Problems:
+    """Check a recipe without an agent."""
+    if task.python:
+        yield ("task", "python"), "found an interpreter, but the built-in agent runs in this one; name an agent, or leave it out"
+    if task.agent_options:
+        yield ("task", "agent_options"), "found options, but the built-in agent has only `system_prompt`; write `agent = …` for yours"
+    yield from _model_errors(task)
 
 
 def _program(task: TaskSettings) -> Problems:

@@ -18,7 +18,7 @@ from areal_actors.display.run_state import RunState
 from areal_actors.display.sentences import duration
 from areal_actors.display.waiting import BOUNDS, waiting_summary
 from areal_actors.lint.first_episodes import FirstEpisodes
-from areal_actors.lint.rules import Finding, findings, to_lines
+from areal_actors.lint.rules import LearningFault, findings, to_lines
 from areal_actors.messages import Heartbeat, LoadMeasured, RunStarted, Throughput
 from areal_actors.reader.run_files import run_folder
 from areal_actors.recipe.limits import Limit, limits
@@ -76,7 +76,7 @@ class Why(msgspec.Struct, kw_only=True):
     open_waits: list[OpenWait]
     attention: list[str]
     """Causes for which it may not learn."""
-    signal: list[Finding]
+    signal: list[LearningFault]
     """The same from its first episodes."""
     workers: list[Recommendation]
     """Number of workers of each role that would balance the run; empty if its load was not measured."""

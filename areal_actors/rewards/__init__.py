@@ -20,6 +20,7 @@ import msgspec
 from areal_actors.core.errors import RecipeError
 from areal_actors.core.loading import load_named
 from areal_actors.rewards.checks import Score, check_reward, check_score, task_name
+from areal_actors.rewards.foreign_signatures import adapt
 from areal_actors.rewards.gsm8k import Gsm8k
 from areal_actors.rewards.json_schema import JsonSchema
 from areal_actors.rewards.math_equivalence import MathEquivalence
@@ -73,7 +74,8 @@ def resolve_reward(name: str, root: Path = Path(), options: Mapping[str, Any] | 
             f"`task.reward`: no reward is called `{name}`; {guess}known: {', '.join(known)}; one of your own: `path.py:function`; "
             f"a trained model: `{MODEL}folder`"
         )
-    function: Reward = load_named(name, root)
+    loaded: Reward = load_named(name, root)
+    function: Reward = adapt(loaded) or loaded
     if not callable(function) or not _takes_task_and_output(function, options):
         more = f", {', '.join(options)}" if options else ""
         raise RecipeError(f"`task.reward`: `{name}` must take the task's row and the output: `def reward(task, output{more})`")

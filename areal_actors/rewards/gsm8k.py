@@ -31,6 +31,7 @@ _ANSWER = re.compile(
 )
 _SENTENCE_END = re.compile(r"[.!?](?!\d)|;|\((?!\s?or\b)|\b(?:because|since|as)\b|,(?=\s+(?!or\b|and\b)[^\W\d])")
 _CALCULATION = re.compile(r"<<[^<>=]{1,60}[-+*/][^<>=]{1,60}=[^<>=]{1,40}>>")
+_NUMBER = re.compile(r"\s*[-+]?[$€£]?\s?(?:\d[\d,]*(?:\.\d+)?|\.\d+)\s?%?\s*")
 _OPERAND = r"[$€£]?(?:\d[\d.,]{0,20}|\.\d{1,20})\s?%?(?:\s?[A-Za-z]{1,20}){0,2}\)?"
 _EQUATION = re.compile(rf"(?<![\w.,]){_OPERAND}\s?[-+*/×÷x]\s?\(?{_OPERAND}\s?=\s?-?[$€£]?\.?\d")
 
@@ -77,11 +78,13 @@ def shows_work(output: str) -> bool:
 
 def _truth(task: Mapping[str, Any]) -> Fraction:
     solution = task.get("answer")
-    statement = _after_hashes(solution) if isinstance(solution, str) else None
+    statement = None
+    if isinstance(solution, str):
+        statement = solution if _NUMBER.fullmatch(solution) else _after_hashes(solution)
     truth = _one_number(statement) if statement is not None else None
     if truth is None:
         found = repr(solution[-60:]) if isinstance(solution, str) else type(solution).__name__
-        raise RewardError(f"task {task_name(task)}: `answer` must be a text that ends with `#### NUMBER`, got {found}")
+        raise RewardError(f"task {task_name(task)}: `answer` must be a text that ends with `#### NUMBER`, or a number, got {found}")
     return truth
 
 

@@ -148,7 +148,7 @@ class AgentProcess:
         return reply["returned"]
 
     def _traits(self, of_exception: list[Any] | None, output: str) -> ErrorTraits:
-        """What an agent's failure says of its cause: its exception, or what a program printed last."""
+        """The cause of a failure as the agent's exception has it, or the last output of a program."""
         if of_exception is not None:
             return ErrorTraits(*of_exception)
         return traits_of_output(output, self.program.model_errors) if self.program.command else NO_TRAITS

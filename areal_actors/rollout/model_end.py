@@ -1,4 +1,4 @@
-"""Tells whether the model itself has ended an attempt whose agent raised; such an episode is scored, since what it did costs something.
+"""Decides whether the model itself has ended an attempt whose agent raised; such an episode is scored, since what it did costs something.
 
 Two sides must agree: the agent's exception (`core/agent_host/model_errors.py`) and the gateway's record of the session. An agent that
 fails for another reason after its context was full has failed by itself.
@@ -11,14 +11,14 @@ from areal_actors.rollout.time_lost import FailedAttempt
 
 
 def find_model_cause(failed: FailedAttempt, described: SessionDescribed) -> str:
-    """What the model did to end an attempt; empty if it did not, or has answered no call.
+    """The deed of the model that ended an attempt; empty if there is none, or it has answered no call.
 
     A failure that the gateway, an engine or the time limit explains is not asked about.
     """
     if failed.reason != "agent" or not described.interactions:
         return ""
     traits = failed.traits
-    if described.overflow and traits.says_too_long:
+    if described.overflow and traits.reports_overflow:
         return f"its conversation no longer fits the context: {described.overflow}"
     if traits.model_error:
         return f"the agent raised {traits.model_error}: {failed.message}"

@@ -5,8 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import msgspec
+
 from areal_actors.core.environments import environment_name, host_of
 from areal_actors.core.errors import AgentError
+from areal_actors.core.prompts import SINGLE_TURN
 from areal_actors.core.settings import TaskSettings
 from areal_actors.rollout.agent_process import AgentProgram
 from areal_actors.rollout.agent_runner import AgentRunner
@@ -23,6 +26,8 @@ def runner_of(task: TaskSettings, root: Path, *, group_size: int) -> AgentRunner
         RecipeError: there is no agent of this name.
         AgentError: it is not an agent, or does not support this runner.
     """
+    if not (task.agent or task.command or task.environment):
+        task = msgspec.structs.replace(task, agent=SINGLE_TURN, agent_options={"system_prompt": task.system_prompt})
     if task.runner == "subprocess":
         return SubprocessRunner(program_of(task, root), processes=task.processes, episodes_per_process=task.episodes_per_process)
     agent = load_agent(task.agent, root, task.agent_options)

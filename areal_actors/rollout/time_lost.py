@@ -38,7 +38,7 @@ class FailedAttempt(msgspec.Struct, metaclass=FrozenMeta):
     seconds: float = 0.0
     """Duration of the agent's run."""
     traits: ErrorTraits = NO_TRAITS
-    """What the agent's exception says of its cause."""
+    """The cause as far as the agent's exception has it."""
 
     def ended(self, reason: str = "", cause: str = "") -> EpisodeAbandoned:
         """The end of the attempt, with this cause in place of the advice."""

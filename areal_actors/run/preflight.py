@@ -225,6 +225,8 @@ def check_parts(recipe: Recipe) -> list[str]:
     notices: list[str] = []
     if not recipe.is_online() and not recipe.plays_environment():
         dataset = open_tasks(recipe, RunFolder(Path(recipe.folder) / recipe.run))
+        if dataset.recognised:
+            sys.stderr.write(f"{recipe.task.dataset}: columns recognised: {dataset.recognised} (task.columns names others)\n")
         if not recipe.task.reward.startswith(MODEL):
             resolve_reward(recipe.task.reward, options=recipe.task.reward_options)
         notices += check_references(recipe.task, dataset)

@@ -91,7 +91,7 @@ def count_references(reader: ReferenceReader, tasks: Tasks, numbers: Sequence[in
     parsed, spent = 0, 0.0
     for number in numbers:
         try:
-            reference = reader.read_reference(tasks.of_row(number).data)
+            reference = reader.read_reference(tasks.row_task(number).data)
         except RewardError as error:
             unreadable[number] = str(error)
             continue

@@ -90,7 +90,7 @@ def rehearse(recipe: Recipe) -> Generator[str, None, list[Played]]:
         return []
     exempt_from_proxies(recipe.gateway.url(0))
     tasks = open_tasks(recipe, RunFolder(Path(recipe.folder) / recipe.run)).train
-    task, tokenizer = tasks.task(0), _model_tokenizer(recipe.model)
+    task, tokenizer = tasks.task(0), model_tokenizer(recipe.model)
     own = task.data.get("answer")
     played = asyncio.run(_play(recipe, task, [*([own] if isinstance(own, str) and own else []), OTHER_ANSWER], tokenizer))
     if all(one.failure for one in played):
@@ -189,7 +189,7 @@ async def _episode(host: ActorHost, recipe: Recipe, work: RunEpisode, answer: st
     return Played(answer, 0, 0.0, f"timeout: the episode did not end within {seconds:g} s"), ()
 
 
-def _model_tokenizer(model: str) -> ChatTokenizer | None:
+def model_tokenizer(model: str) -> ChatTokenizer | None:
     """Returns the model's tokenizer if it is on this machine, in a folder or in the cache of the hub; else None."""
     folder = Path(model).expanduser()
     if not folder.is_dir() and model.count("/") == 1 and is_installed("huggingface_hub"):

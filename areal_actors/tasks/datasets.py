@@ -22,7 +22,9 @@ from areal_actors.tasks.environment_tasks import HELD_OUT, TASKS
 from areal_actors.tasks.jsonl import JsonLines
 from areal_actors.tasks.order import Order
 from areal_actors.tasks.rows import DatasetRows, ListedRows
+from areal_actors.tasks.shapes import Shape, ShapedRows, find_shape
 from areal_actors.tasks.sources import Source, open_source
+from areal_actors.tasks.values import as_text
 
 ARITHMETIC = "arithmetic"
 ARITHMETIC_ROWS = 10_000
@@ -58,21 +60,26 @@ class Tasks(msgspec.Struct, frozen=True, dict=True):
         Raises:
             SetupError: its row can no longer be read.
         """
-        return self.of_row(self.numbers[self._order.row(n)])
+        return self.row_task(self.numbers[self._order.row(n)])
 
     @property
     def rows(self) -> tuple[Task, ...]:
         """All tasks in row order; reads every row."""
-        return tuple(map(self.of_row, self.numbers))
+        return tuple(map(self.row_task, self.numbers))
 
     @cached_property
     def _order(self) -> Order:
         return Order(length=len(self.numbers), seed=self.shuffle_seed)
 
-    def of_row(self, number: int) -> Task:
-        """Returns the task of a row, drawn or not; raises like `task`."""
+    def row_task(self, number: int) -> Task:
+        """Returns the task of a row of the source, by its number there.
+
+        Raises:
+            SetupError: the row can no longer be read.
+        """
         row, theirs = self.source.row(number), set(self.columns.values())
         renamed = {field: row[name] for field, name in self.columns.items() if name in row}
+        renamed |= {field: text for field in FIELDS if (text := as_text(renamed.get(field, row.get(field)))) is not None}
         identifier = f"{self.name}-{number}"
         return Task(id=identifier, data={**{name: row[name] for name in row if name not in theirs}, **renamed, "id": identifier})
 
@@ -82,6 +89,8 @@ class Dataset(msgspec.Struct, frozen=True):
 
     train: Tasks
     held_out: Tasks
+    recognised: str = ""
+    """Columns that the recipe does not name, and were recognised; empty if they are `question` and `answer`."""
 
 
 def open_dataset(
@@ -102,17 +111,17 @@ def open_dataset(
         RecipeError: there is no such dataset, or it has too few rows to hold out.
         SetupError: it cannot be read, or a row is not a question with an answer; the message has the place and the remedy.
     """
-    columns = columns or {}
     source = _generated(seed, held_out) if spec == ARITHMETIC else _open(spec, "dataset")
-    fields = [columns.get(field, field) for field in FIELDS]
-    if not answers and not _has(source.train, *fields):
-        fields.pop()
-    return _split(source, spec, fields, seed=seed, held_out=held_out, columns=columns)
-
-
-def _has(rows: DatasetRows, question: str, answer: str) -> bool:
-    """True if the first row has an answer; the error of a row without a question is that of every other one."""
-    return next(iter(rows.texts([question])), None) is None or answer in rows.row(0)
+    shape = find_shape(source.train, spec, columns or {}, answers=answers)
+    fields = [field for field in FIELDS if field in shape.columns or (field == "answer" and shape.answer_in_chat)]
+    if shape.is_plain():
+        named = {field: path for field, path in shape.columns.items() if field != path}
+        dataset = _split(source, spec, [shape.columns[field] for field in fields], seed=seed, held_out=held_out, columns=named)
+    else:
+        test = source.test and ShapedRows(source.test, shape, f"{spec}, test")
+        shaped = Source(name=source.name, train=ShapedRows(source.train, shape, spec), test=test)
+        dataset = _split(shaped, spec, fields, seed=seed, held_out=held_out, columns={}, shape=shape)
+    return msgspec.structs.replace(dataset, recognised=shape.describe())
 
 
 def open_listed(folder: Path, environment: str, *, seed: int, held_out: int) -> Dataset:
@@ -127,7 +136,16 @@ def open_listed(folder: Path, environment: str, *, seed: int, held_out: int) -> 
     return _split(source, environment, [LISTED_KEY], seed=seed, held_out=held_out, columns={})
 
 
-def _split(source: Source, spec: str, fields: Sequence[str], *, seed: int, held_out: int | str, columns: Mapping[str, str]) -> Dataset:
+def _split(
+    source: Source,
+    spec: str,
+    fields: Sequence[str],
+    *,
+    seed: int,
+    held_out: int | str,
+    columns: Mapping[str, str],
+    shape: Shape | None = None,
+) -> Dataset:
     """Returns the tasks of a source, without those that are held out, and these; all rows must have `fields`, the first is compared."""
     separate = source.test is not None or isinstance(held_out, str)
     name = f"{source.name}-train" if source.test is not None else source.name
@@ -136,7 +154,7 @@ def _split(source: Source, spec: str, fields: Sequence[str], *, seed: int, held_
         chosen = choose_held_out(len(digests), int(held_out), seed, spec)
         kept = Tasks(source.train, name, array("I", chosen), columns)
     else:
-        kept = _separate_held_out(source, held_out, spec, columns)
+        kept = _separate_held_out(source, held_out, spec, columns, shape)
     numbers = _not_held_out(source, digests, kept, fields, spec, held_out)
     return Dataset(train=Tasks(source.train, name, numbers, columns, shuffle_seed=seed), held_out=kept)
 
@@ -165,11 +183,12 @@ def choose_held_out(rows: int, count: int, seed: int, spec: str) -> list[int]:
     return sorted(random.Random(f"held out {seed}").sample(range(rows), count))
 
 
-def _separate_held_out(source: Source, held_out: int | str, spec: str, columns: Mapping[str, str]) -> Tasks:
+def _separate_held_out(source: Source, held_out: int | str, spec: str, columns: Mapping[str, str], shape: Shape | None) -> Tasks:
     """Returns held-out tasks with separate rows: those of a second dataset, or the first of the test split."""
     if isinstance(held_out, str):
         other = _open(held_out, "held_out")
-        rows, name, count = other.train, f"held-out-{other.name}", len(other.train)
+        rows = ShapedRows(other.train, shape, held_out) if shape is not None else other.train
+        name, count = f"held-out-{other.name}", len(rows)
     else:
         rows, name, count = source.test or ListedRows((), source.name), f"{source.name}-test", held_out
     if count > len(rows):

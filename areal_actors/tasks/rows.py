@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import msgspec
 
 from areal_actors.core.errors import SetupError
+from areal_actors.tasks.values import as_text
 
 
 class DatasetRows(Protocol):
@@ -90,8 +91,8 @@ def check_texts(row: object, fields: Sequence[str], place: str) -> tuple[str, ..
     for field in fields:
         if field not in row:
             raise SetupError(f"{place}: `{field}` is missing; the row has {field_names(row)}{_remedy(field, row)}")
-        if not isinstance(text := row[field], str) or not text.strip():
-            raise SetupError(f"{place}: `{field}` must be a non-empty text, got {text!r:.40}")
+        if (text := as_text(row[field])) is None or not text.strip():
+            raise SetupError(f"{place}: `{field}` must be a non-empty text, got {row[field]!r:.40}")
         texts.append(text)
     return tuple(texts)
 

@@ -13,9 +13,14 @@ from areal_actors.core.loading import load_named
 from areal_actors.tasks import huggingface as library
 from areal_actors.tasks.jsonl import JsonLines
 from areal_actors.tasks.rows import DatasetRows, JoinedRows, ListedRows
+from areal_actors.tasks.table_files import load_table
 
-READERS: dict[str, Callable[[Path], DatasetRows]] = {".jsonl": JsonLines, ".parquet": library.load_parquet}
-"""Readers by file name suffix."""
+READERS: dict[str, Callable[[Path], DatasetRows]] = {
+    ".jsonl": JsonLines,
+    ".parquet": library.load_parquet,
+    **dict.fromkeys((".json", ".csv", ".tsv", ".jsonl.gz", ".json.gz", ".csv.gz", ".tsv.gz"), load_table),
+}
+"""Readers by the end of a file's name, as `ending` returns it."""
 SAVED = ("dataset_info.json", "dataset_dict.json")
 """Files that identify a folder saved by the `datasets` library (either one)."""
 HUB_NAME = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?::(?P<config>[\w.-]+))?")
@@ -25,7 +30,8 @@ GSM8K_REMEDY = (
 )
 IN_CODE = re.compile(r".+\.py:\w+")
 KNOWN = (
-    "`owner/name` on the Hugging Face hub, the path of a .jsonl or .parquet file, of a folder of them, or of a saved dataset, or "
+    "`owner/name` on the Hugging Face hub, the path of a .jsonl, .json, .csv, .tsv or .parquet file, of a folder of them, or of a saved "
+    "dataset, or "
     "`path.py:function` that returns the rows"
 )
 
@@ -39,6 +45,11 @@ class Source(msgspec.Struct, frozen=True):
     test: DatasetRows | None = None
 
 
+def ending(path: Path) -> str:
+    """Returns the suffix of a file's name, with the one before it if it is compressed."""
+    return "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
+
+
 def is_in_code(spec: str) -> bool:
     """True if the spec names a function that returns the rows."""
     return IN_CODE.fullmatch(spec) is not None
@@ -48,12 +59,12 @@ def is_on_disk(spec: str) -> bool:
     """True if the spec is a path, existing or not."""
     if is_in_code(spec):
         return False
-    return "*" in spec or Path(spec).suffix in READERS or Path(spec).expanduser().exists() or spec.startswith(("/", "./", "../", "~"))
+    return "*" in spec or ending(Path(spec)) in READERS or Path(spec).expanduser().exists() or spec.startswith(("/", "./", "../", "~"))
 
 
 def has_files(spec: str) -> bool:
     """True if the path has files of a known kind."""
-    return is_saved(Path(spec).expanduser()) or any(file.suffix in READERS and file.is_file() for file in files(spec))
+    return is_saved(Path(spec).expanduser()) or any(ending(file) in READERS and file.is_file() for file in files(spec))
 
 
 def is_on_hub(spec: str) -> bool:
@@ -77,9 +88,9 @@ def files(spec: str) -> list[Path]:
     path = Path(spec).expanduser()
     if "*" in spec:
         root = Path(path.anchor or ".")
-        return sorted(found for found in root.glob(str(path.relative_to(root))) if found.suffix in READERS)
+        return sorted(found for found in root.glob(str(path.relative_to(root))) if ending(found) in READERS)
     if path.is_dir():
-        return sorted(found for found in path.iterdir() if found.suffix in READERS)
+        return sorted(found for found in path.iterdir() if ending(found) in READERS)
     return [path]
 
 
@@ -135,18 +146,20 @@ def _from_disk(spec: str) -> Source:
     found = files(spec)
     if not found:
         raise SetupError(f"{spec}: no {' or '.join(READERS)} file found (looked in {Path.cwd()}); fix the path")
-    if len(endings := {file.suffix for file in found}) > 1:
+    if len(endings := {ending(file) for file in found}) > 1:
         raise SetupError(f"{spec}: found files of two kinds ({' and '.join(sorted(endings))}); name one kind: {spec.rstrip('/')}/*.jsonl")
     name = path.parent.name if "*" in spec else path.stem if len(found) == 1 and found[0] == path else path.name
     return Source(name=name, train=_joined([_read(file) for file in found]))
 
 
 def _read(path: Path) -> DatasetRows:
-    if path.suffix not in READERS:
+    if ending(path) not in READERS:
         raise RecipeError(f"there is no dataset `{path}`; write `arithmetic`, {KNOWN}")
     if not path.is_file():
-        raise SetupError(f"{path}: cannot be read: No such file or directory; name an existing {path.suffix} file (looked in {Path.cwd()})")
-    return READERS[path.suffix](path)
+        raise SetupError(
+            f"{path}: cannot be read: No such file or directory; name an existing {ending(path)} file (looked in {Path.cwd()})"
+        )
+    return READERS[ending(path)](path)
 
 
 def _joined(parts: Sequence[DatasetRows]) -> DatasetRows:

@@ -121,7 +121,9 @@ WRONG = {
     "a value as a table": recipe("recipe.toml:5: `sampling`: found 3, expected a table", "[task]", "sampling = 3\n[task]"),
     "no task": written("recipe.toml: `task` is missing; write a table `[task]`", 'run = "mine"\nsteps = 2\nmodel = "embedded"\n'),
     # the agent
-    "no agent": recipe("recipe.toml:5: `task.agent`: found none; write `agent = ", 'agent   = "agent.py:run"\n', ""),
+    "options without an agent": recipe(
+        "`task.agent_options`: found options, but the built-in agent has only", 'agent   = "agent.py:run"\n', "agent_options = { a = 1 }\n"
+    ),
     "no such agent file": recipe("recipe.toml:6: `task.agent`: ... no file agnet.py ... fix the path", "agent.py:run", "agnet.py:run"),
     "an agent file without a name": recipe("`task.runner`: ... or name its class or function", "agent.py:run", "agent.py"),
     "a mistyped function": recipe("recipe.toml:6: `task.agent`: ... did you mean `run`?", "agent.py:run", "agent.py:rnu"),

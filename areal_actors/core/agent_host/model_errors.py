@@ -1,4 +1,4 @@
-"""Tells what an agent's exception says of its cause: an error that the model brought about is no failure of the agent.
+"""Reads the cause of a failure from an agent's exception: an error that the model brought about is no failure of the agent.
 
 Only the classes and texts of the exception are looked at here; whether the model has caused it is decided with the gateway's record
 of the episode (`rollout/model_end.py`).
@@ -46,12 +46,12 @@ TRACEBACK = "Traceback (most recent call last)"
 
 
 class ErrorTraits(NamedTuple):
-    """What an agent's exception says of its cause."""
+    """The cause of a failure, as far as an agent's exception has it."""
 
     model_error: str = ""
     """Name of the exception, if it is one of those that the model brings about."""
-    says_too_long: bool = False
-    """True if it, or what the agent last printed, says that the context is full."""
+    reports_overflow: bool = False
+    """True if it, or what the agent last printed, reports that the context is full."""
     document: Optional[str] = None  # noqa: UP045 - evaluated by Python 3.9
     """Text that was not JSON, if the exception is of a JSON parser."""
 
@@ -65,7 +65,7 @@ def traits_of(error: BaseException, names: Sequence[str] = (), root: Path = Path
     handled = list(_causes(error, handled=True))
     return ErrorTraits(
         model_error=next((name for one in own for name in (*KNOWN, *names) if _is_named(one, name, root)), ""),
-        says_too_long=says_too_long(" ".join(f"{type(one).__name__} {_text(one)}" for one in handled)),
+        reports_overflow=reports_overflow(" ".join(f"{type(one).__name__} {_text(one)}" for one in handled)),
         document=next((text[:LONGEST_DOCUMENT] for one in own if (text := _document(one)) is not None), None),
     )
 
@@ -74,11 +74,11 @@ def traits_of_output(text: str, names: Sequence[str] = ()) -> ErrorTraits:
     """Look at what a program printed before it failed: the last traceback names the exception."""
     last = text.rpartition(TRACEBACK)[2] if TRACEBACK in text else ""
     raised = [name for name in (*KNOWN, *names) if re.search(rf"^{re.escape(name.replace(':', '.'))}(:|$)", last, re.MULTILINE)]
-    return ErrorTraits(model_error=raised[0] if raised else "", says_too_long=says_too_long(text))
+    return ErrorTraits(model_error=raised[0] if raised else "", reports_overflow=reports_overflow(text))
 
 
-def says_too_long(text: str) -> bool:
-    """True if a text says that the context is full."""
+def reports_overflow(text: str) -> bool:
+    """True if a text reports that the context is full."""
     lower = text.lower()
     return any(part in lower for part in TOO_LONG)
 

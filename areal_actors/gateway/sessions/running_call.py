@@ -1,4 +1,4 @@
-"""What a session keeps of a call that gets no answer: its client left, or its prompt no longer fits the context."""
+"""Keeps a trace of a call that gets no answer: its client left, or its prompt no longer fits the context."""
 
 from __future__ import annotations
 
