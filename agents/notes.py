@@ -26,16 +26,16 @@ class NotesAgent:
         """Returns the answer of the last conversation."""
         client = self._client.with_options(base_url=base_url, api_key=api_key, http_client=http_client)
         question = task["question"]
-        for _ in range(COMPACTIONS + 1):
+        for asked in range(COMPACTIONS + 1):
             completion = await client.chat.completions.create(model="default", messages=[{"role": "user", "content": question}])
             note = _note(completion.choices[0].message.content or "")
-            question = ask(task["name"], note, task["item"])
+            question = ask(task["name"], note, task["item"], is_last=asked + 1 == COMPACTIONS)
         return note
 
 
-def ask(name: str, note: str, item: str) -> str:
-    """A conversation that begins with a note."""
-    return f"{name} has {note} {item}. How many {item} does {name} have?"
+def ask(name: str, note: str, item: str, *, is_last: bool) -> str:
+    """A conversation that begins with a note: another one is asked for, or the answer."""
+    return f"{name} has {note} {item}. " + (f"How many {item} does {name} have?" if is_last else "Write a note for later.")
 
 
 def _note(answer: str) -> str:
@@ -55,7 +55,7 @@ def tasks(count: int = 3000) -> list[dict[str, Any]]:
 
 
 def _task(name: str, number: str, item: str) -> dict[str, Any]:
-    return {"question": ask(name, number, item), "answer": number, "name": name, "item": item}
+    return {"question": ask(name, number, item, is_last=False), "answer": number, "name": name, "item": item}
 
 
 def demonstrations() -> list[dict[str, Any]]:
@@ -66,4 +66,5 @@ def demonstrations() -> list[dict[str, Any]]:
 
 def _demonstration(task: Mapping[str, Any], rng: random.Random) -> dict[str, Any]:
     written = str(rng.randint(2, 20)) if rng.random() < CARELESS_SHARE else task["answer"]
-    return {"messages": [{"role": "user", "content": task["question"]}, {"role": "assistant", "content": f"#### {written}"}]}
+    question = ask(task["name"], task["answer"], task["item"], is_last=rng.random() < 0.5)
+    return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": f"#### {written}"}]}

@@ -81,7 +81,7 @@ def test_chats_that_differ_before_their_last_message_are_different_tasks(tmp_pat
         ("rows.json", b'{"question": ', r"rows.json:1: not JSON"),
         ("rows.json", b"[1, 2]", r"rows.json: expected a list of objects"),
         ("rows.jsonl.gz", b"no gzip", r"rows.jsonl.gz: cannot be decompressed"),
-        ("rows.jsonl.gz", gzip.compress(b'{"question": "q", "answer": "a"}\n')[:-9], r"rows.jsonl.gz: cannot be decompressed"),
+        ("rows.jsonl.gz", gzip.compress(b'{"question": "q", "answer": "a"}\n', mtime=0)[:-9], r"rows.jsonl.gz: cannot be decompressed"),
         ("rows.tsv", b"question\tanswer\n\xff\t1\n", r"rows.tsv: byte 16 is not UTF-8"),
         ("rows.csv", b"question,answer\n", r"rows.csv: the file has no rows"),
     ],
