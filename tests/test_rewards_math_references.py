@@ -14,6 +14,12 @@ RULE = MathEquivalence(seconds=10.0)
 GSM8K = Path(os.environ.get("AREAL_GSM8K", Path(__file__).parent.parent.parent / "shared" / "data" / "gsm8k")) / "test.jsonl"
 
 RIGHT = [
+    ("B", "Answer: **B**"),
+    ("B", "**Answer: B**"),
+    ("B", "答案选B"),
+    ("13", r"\boxed{1010_2+11_2}"),
+    ("5 km", r"\boxed{5000 \text{ m}}"),
+    (r"\frac{1}{3}\text{ hour}", r"\boxed{20 \text{ minutes}}"),
     ("73", "答案：73"),
     ("73", "答案是 73。"),
     ("73", "最终答案：$73$"),
@@ -146,6 +152,9 @@ RIGHT = [
 ]
 
 WRONG = [
+    (r"\sqrt{10^{40}+1}", r"\boxed{10^{20}}"),
+    ("1010_2+11_2", r"\boxed{1010_3+11_3}"),
+    ("July 4, 1776", r"\boxed{July 4}"),
     ("July 4", "\\boxed{July 5}"),
     ("July 4", "\\boxed{\\text{July}}"),
     ("July 4", "Answer: 4"),

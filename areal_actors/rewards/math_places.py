@@ -12,10 +12,11 @@ import re
 _TAG = re.compile(r"<(answer|final_answer|final-answer)\s*>(.*?)(?:</\1\s*>|\Z)", re.IGNORECASE | re.DOTALL)
 _MARKS = (
     r"\b(?:final[\s_]+)?answer\b[\"'*_`]*\s*(?:is\b\s*[:：]?|[:：=])"
-    r"|(?:最终)?(?:答案|结果)\s*(?:是|为|[:：=])+|(?:故|应)选\s*[:：]?|(?:答え|解答|정답|답)\s*(?:は|은|는|[:：])"
+    r"|(?:最终)?(?:答案|结果)\s*(?:应?该?选|是|为|[:：=])+|(?:故|应)选\s*[:：]?|(?:答え|解答|정답|답)\s*(?:は|은|는|[:：])"
     r"|\b(?:respuesta|réponse|antwort|risposta|resposta|ответ)\b[*_`]*\s*[:：]"
 )
 _MARK = re.compile(_MARKS, re.IGNORECASE)
+_END_OF_EMPHASIS = re.compile(r"^[ \t]*[*_]+(?=\s|$)")
 _JSON_VALUE = re.compile(r'"(?:[^"\\]|\\.)*"|[^,}\n]+')
 _END_OF_SENTENCE = re.compile(r"[.!?。](?=\s|$)|[;；。\n]")
 _PAIRS = {"`": "`", '"': '"', "'": "'", "“": "”", "‘": "’", "「": "」", "『": "』", "«": "»", "<": ">"}
@@ -43,13 +44,15 @@ def after_mark(text: str) -> str | None:
     marks = list(_MARK.finditer(text))
     if not marks:
         return None
-    rest = text[marks[-1].end() :].lstrip(" \t*_")
+    rest = _END_OF_EMPHASIS.sub("", text[marks[-1].end() :]).lstrip(" \t")
     if '"' in marks[-1][0] and (value := _JSON_VALUE.match(rest)):
         return value[0].strip().replace("\\\\", "\\")
     rest = rest.lstrip() if rest.startswith(("\n", "\r")) else rest
     if fence := re.match(r"```.*?```", rest, re.DOTALL):
         return fence[0]
     line = rest.partition("\n")[0].strip()
+    if line.count("**") % 2 and line.endswith("**"):
+        line = line[:-2].rstrip()  # the mark is emphasised with its result
     return line or None
 
 

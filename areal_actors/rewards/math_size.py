@@ -12,9 +12,9 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
-EXACT_DIGITS = 40
+EXACT_DIGITS = 60
 """Digits to which expressions without decimal points are computed."""
-EXACT = 1e-30
+EXACT = 1e-50
 """Largest relative difference of equal expressions without decimal points."""
 ROUNDED = 1e-5
 """Largest relative difference if a decimal point occurs: 0.33333 is a third, 0.3333 is not."""

@@ -43,6 +43,7 @@ _SET_BUILDER = re.compile(
     r"(?:\\mid(?![A-Za-z])|\\vert(?![A-Za-z])|\\colon(?![A-Za-z])|\\(?:,|:)?\s*\||:|\|)\s*"
     r"(?P<condition>(?=[^{}]*(?P=variable))[^|]*?)\s*(?:\\right)?\\\}$"
 )
+_TO_BASE = re.compile(r"(?<![\w.\\])(\d{1,60})_\{?(\d{1,2})\}?(?!\d)")
 _THIN_SPACES = re.compile(r"(?<![\d.,])\d{1,3}(?:\\[,;: ]\d{3})+(?!\d)")
 
 _REWRITES = (
@@ -150,10 +151,18 @@ def normalize_latex(text: str) -> str:
     """
     for pattern in (_OVERLINE, _DOTS, _IN_BRACKETS):
         text = pattern.sub(_fraction, text)
+    text = _TO_BASE.sub(_to_decimal, text)
     text = _THIN_SPACES.sub(lambda match: re.sub(r"\D", "", match[0]), text)
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
     return text
+
+
+def _to_decimal(match: re.Match[str]) -> str:
+    """Returns a number to a base as a decimal one; the library would drop the base."""
+    base = int(match[2])
+    valid = 2 <= base <= 36 and all(int(digit) < base for digit in match[1])
+    return str(int(match[1], base)) if valid else match[0]
 
 
 def _fraction(match: re.Match[str]) -> str:
