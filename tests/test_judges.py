@@ -141,6 +141,7 @@ async def test_equal_texts_are_scored_once_where_scores_are_cached(pool_of):
     pool = pool_of(30.0, cached=2)
     first, again, other = await pool.score(TASK, "1"), await pool.score({**TASK, "id": "t-2"}, "1"), await pool.score(TASK, "2")
     assert [score.metrics["cached"] for score in (first, again, other)] == [0.0, 1.0, 0.0]
+    assert [score.metrics["judge_tokens"] for score in (first, again, other)] == [1000, 0, 1000]
     assert (first, again, other) == (1.0, 1.0, 2.0)
     with pytest.raises(RewardError):
         await pool.score(TASK, "raises")
@@ -159,7 +160,7 @@ async def test_a_process_that_cannot_be_started_is_the_end_of_the_worker_and_no_
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_a_worker_takes_many_scores_of_a_coroutine_at_once_unless_the_recipe_says_otherwise(tmp_path, monkeypatch):
+def test_a_worker_takes_many_scores_of_a_coroutine_at_once_unless_the_recipe_states_a_number(tmp_path, monkeypatch):
     (tmp_path / "judges.py").write_text(JUDGE)
     monkeypatch.chdir(tmp_path)
     recipe = Path(__file__).parent.parent / "recipes" / "gsm8k_grpo.toml"

@@ -26,13 +26,13 @@ UNREADABLE = ["18", "????", r"\frac{1}{2}", r"It is \boxed{3", "July 4", "we lea
 def test_a_reference_that_math_cannot_read_refuses_the_run_and_is_named_with_its_row(tmp_path):
     with pytest.raises(SetupError) as refused:
         references(tmp_path, UNREADABLE, reward="math")
-    told = str(refused.value)
-    assert told.startswith("task.dataset: 3 of 6 references of ")
-    assert "rows 1, 3, 5, counted from 0 (row 1: " in told
-    assert 'task.unreadable_references = "warn"' in told
+    message = str(refused.value)
+    assert message.startswith("task.dataset: 3 of 6 references of ")
+    assert "rows 1, 3, 5, counted from 0 (row 1: " in message
+    assert 'task.unreadable_references = "warn"' in message
 
 
-def test_unreadable_references_are_played_with_a_sentence_where_the_recipe_says_so(tmp_path):
+def test_unreadable_references_are_played_with_a_sentence_where_the_recipe_allows_it(tmp_path):
     (sentence,) = references(tmp_path, UNREADABLE, reward="math", unreadable_references="warn")
     assert "3 of 6 references" in sentence
     assert "so that no answer to them is right" in sentence

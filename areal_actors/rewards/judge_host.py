@@ -163,7 +163,7 @@ class _JudgeProcess:
             self._lose()
 
     def _lose(self) -> None:
-        """End the process, and tell those that wait for it."""
+        """End the process, and fail the scores that wait for it."""
         if not self.lost:
             self.lost = True
             with suppress(OSError, ValueError):

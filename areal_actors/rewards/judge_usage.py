@@ -1,4 +1,4 @@
-"""What a judge spends on one score: its calls of a model, their tokens and cost, which become metrics of the reward."""
+"""Usage of a judge for one score: its calls of a model, their tokens and cost, which become metrics of the reward."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-r"""What a reference or an answer states, and whether two of them state the same.
+r"""Reads the result that a reference or an answer states, and compares two of them.
 
 The place that counts is the last of a box, a line after four hashes and an `<answer>`; without one of them what follows `Answer:`,
 a text that is nothing but its result, or the last formula or number of the text. A result is compared as text first, then as its

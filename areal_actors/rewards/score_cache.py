@@ -14,6 +14,9 @@ from areal_actors.rewards import Score
 CACHED = "cached"
 """Metric: 1 for a score that was not computed again, else 0."""
 
+SPENT = "judge_"
+"""Prefix of metrics of what was spent on a score: 0 for one that was not computed again."""
+
 
 class ScoreCache:
     """The last scores, at most `size` of them; failures are not kept."""
@@ -33,7 +36,8 @@ class ScoreCache:
         if score is None:
             return None
         self._scores.move_to_end(key)
-        return Score(float(score), {**score.metrics, CACHED: 1.0})
+        unspent = {name: 0.0 for name in score.metrics if name.startswith(SPENT)}
+        return Score(float(score), {**score.metrics, **unspent, CACHED: 1.0})
 
     def put(self, key: bytes, score: Score) -> Score:
         """Keep a score; returns it with the metric `cached` = 0."""

@@ -33,7 +33,7 @@ class ReferenceReader(Protocol):
 
 
 class ReferenceCount(msgspec.Struct, frozen=True):
-    """What a rule makes of the references of a dataset."""
+    """References of a dataset by how a rule reads them."""
 
     rows: int
     unreadable: Mapping[int, str]
