@@ -207,27 +207,6 @@ def test_a_call_that_cannot_extend_tokens_has_a_split_reason(messages, fields, p
     assert (prompt.parent, prompt.prefix, prompt.prefix_break_reason) == (parent, "", reason)
 
 
-EFFORT = "{% if reasoning_effort %}effort {{ reasoning_effort }}\n{% endif %}"
-
-
-@pytest.mark.parametrize(
-    ("template", "fields", "prefix", "reason"),
-    [
-        (LETTERS_TEMPLATE, {"template_kwargs": {"reasoning_effort": "high"}}, "call-1", ""),
-        (LETTERS_TEMPLATE, {"tools": ({"type": "function"},)}, "call-1", ""),
-        (EFFORT + LETTERS_TEMPLATE, {"template_kwargs": {"unused": 1}}, "call-1", ""),
-        (EFFORT + LETTERS_TEMPLATE, {"template_kwargs": {"reasoning_effort": "high"}}, "", "the tools or the template's settings changed"),
-        (LETTERS_TEMPLATE + EFFORT, {"template_kwargs": {"reasoning_effort": "high"}}, "call-1", ""),
-    ],
-)
-def test_changed_settings_break_the_prefix_only_where_they_change_its_tokens(template, fields, prefix, reason):
-    talk = Talk(letters(template=template))
-    talk.call([user("a")], "1")
-    prompt = talk.prompt(second := [user("a"), assistant("1"), user("b")], **fields)
-    assert (prompt.parent, prompt.prefix, prompt.prefix_break_reason) == ("call-1", prefix, reason)
-    assert talk.text(prompt.token_ids) == talk.continuations.chat.render(second, fields.get("tools"), **fields.get("template_kwargs", {}))
-
-
 def test_an_answer_cut_by_length_is_continued_with_the_end_of_turn_that_it_lacks():
     talk = Talk()
     talk.call([user("a")], "12", sampled="12", finish_reason="length")

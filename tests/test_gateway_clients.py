@@ -1,4 +1,4 @@
-"""What genuine clients do by themselves, and what the gateway does with it."""
+"""Habits of genuine clients, and what the gateway does with them."""
 
 from __future__ import annotations
 

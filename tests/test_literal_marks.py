@@ -1,4 +1,4 @@
-"""Marks in text: special ids come from the chat template only, whoever writes `<|im_end|>` into a message."""
+"""Marks in text: special ids come from the chat template only, also where a message has `<|im_end|>` into a message."""
 
 from __future__ import annotations
 

@@ -51,8 +51,9 @@ async def test_a_server_without_training_samples_at_any_temperature(send):
     ("asked", "policy", "complaint"),
     [
         (0.0, "error", r"'temperature' is 0, but this run trains at 0.8: leave it out, or set gateway.temperature_policy='as_asked'"),
-        (0.0, "as_asked", r"'temperature' is 0, but tokens are trained at 0.1 or more: .* gateway.temperature_policy='recipe'"),
-        (0.09, "as_asked", r"'temperature' is 0.09, but tokens are trained at 0.1 or more"),
+        (0.0, "as_asked", r"'temperature' is 0, but tokens are trained at 0.1 to 10: .* gateway.temperature_policy='recipe'"),
+        (0.09, "as_asked", r"'temperature' is 0.09, but tokens are trained at 0.1 to 10"),
+        (20.0, "as_asked", r"'temperature' is 20, but tokens are trained at 0.1 to 10"),
     ],
 )
 def test_a_temperature_that_cannot_be_trained_is_refused(asked, policy, complaint):

@@ -166,7 +166,7 @@ class GatewaySettings(Config):
     temperature_policy: TemperaturePolicy = "error"
     """Trained calls whose client sets another `temperature` than `sampling.temperature`: `error` refuses them; `recipe` samples them at
     the recipe's temperature and lists the field in the response header `x-areal-ignored`; `as_asked` samples them at the client's, from
-    0.1 on, and trains their tokens at that temperature. Evaluation and `areal serve` use the client's."""
+    0.1 to 10, and trains their tokens at that temperature. Evaluation and `areal serve` use the client's."""
     unknown_fields: UnknownFields = "list"
     """Fields of requests, items of histories and kinds of tools that the gateway does not know: `list` leaves them out and lists them in
     the response header `x-areal-ignored` and in the log; `refuse` refuses the request by the name of the first. What is known to change

@@ -29,7 +29,7 @@ class LiveStream:
     """
 
     def __init__(self, request: web.Request, headers: Mapping[str, str], sign: bytes, seconds: float) -> None:
-        """`sign` is sent after so many seconds without another event."""
+        """`sign` is sent after this number of seconds without another event."""
         self._request = request
         self.response: web.StreamResponse = EventStream(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache", **headers}

@@ -64,7 +64,7 @@ class CustomTool(RequestStruct, tag_field="type", tag="custom", ignored=("defer_
     allowed_callers: list[Literal["direct"]] | None = None
 
 
-class ProviderTool(RequestStruct, ignored=("environment", "allowed_callers", *HINTS)):
+class ItemTool(RequestStruct, ignored=("environment", "allowed_callers", *HINTS)):
     """A tool that the client runs and whose schema the provider knows."""
 
     type: Text
@@ -86,7 +86,7 @@ class AdditionalTools(RequestStruct, ignored=("id", "status", "role")):
 
 
 OF_TYPE: dict[str, type[RequestStruct]] = {"function": ResponseFunction, "custom": CustomTool, "namespace": NamespaceTool}
-TOOLS: Mapping[str, type[RequestStruct]] = MappingProxyType(OF_TYPE | dict.fromkeys(RESPONSES_TOOLS, ProviderTool))
+TOOLS: Mapping[str, type[RequestStruct]] = MappingProxyType(OF_TYPE | dict.fromkeys(RESPONSES_TOOLS, ItemTool))
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def _definitions(tools: Sequence[dict[str, Any]], where: str, namespace: Namespa
                 group = convert(one, NamespaceTool, field)
                 yield from _definitions(group.tools, f"{field}.tools", group)
             case str() if kind in RESPONSES_TOOLS:
-                convert(one, ProviderTool, field)
+                convert(one, ItemTool, field)
                 yield RESPONSES_TOOLS[kind].definition()
             case _ if not is_hosted(kind, OPENAI):
                 raise unsupported(f"{field}.type", f"it is {kind!r:.60}: send functions or custom tools")
