@@ -28,6 +28,8 @@ AT_ONCE = 512
 """Number of rows looked at together."""
 PLAIN_NUMBER = re.compile(r"-?\d{1,15}(\.\d{1,15})?")
 """References that every built-in rule for mathematics reads."""
+OTHER_DIGITS = re.compile(r"[1-9]")
+"""Digits that are read alike; a zero may be a denominator."""
 NUMERIC_RULES = frozenset({"gsm8k", "math"})
 
 
@@ -100,6 +102,8 @@ class References:
         self.unread = reference_reader(recipe)
         self.causes: dict[str, str] = {}
         """Cause by reference, empty for a readable one."""
+        self.readable_forms: set[str] = set()
+        """Forms of references that were read: others of the same form are readable too, and parsing one takes milliseconds."""
         self.rows: list[str] = []
 
     def add(self, rows: Sequence[Task]) -> None:
@@ -107,7 +111,10 @@ class References:
         for row in rows if self.unread is not None else ():
             answer = str(row.data.get("answer", ""))
             if answer not in self.causes:
-                self.causes[answer] = self.unread(row.data) if self.unread else ""
+                form = OTHER_DIGITS.sub("3", answer)
+                self.causes[answer] = "" if form in self.readable_forms or self.unread is None else self.unread(row.data)
+                if not self.causes[answer]:
+                    self.readable_forms.add(form)
             if self.causes[answer]:
                 self.rows.append(row.id)
 
