@@ -44,7 +44,19 @@ OTHER_NAMES = {"train": "run", "start": "run", "validate": "check", "dry-run": "
 TAKE_RECIPE = ("run", "serve", "check", "launch")
 ROLES = ("inference_worker", "reward_worker", "rollout_worker")
 """Kinds of workers that may join a run of another host."""
-OPTIONS_BESIDE_SETTINGS = ("--help", "--set", "--from", "--devices", "--json", "--static", "--on", "--output", "--dry-run", "--follow")
+OPTIONS_BESIDE_SETTINGS = (
+    "--help",
+    "--set",
+    "--from",
+    "--devices",
+    "--json",
+    "--data",
+    "--static",
+    "--on",
+    "--output",
+    "--dry-run",
+    "--follow",
+)
 """Options of the commands that take a recipe; any other is a setting."""
 
 _SETTINGS_HELP = """\
