@@ -87,12 +87,23 @@ def without_credit():
     return [*events[:-1], TrajectoryExported(trajectory=msgspec.structs.replace(last, interactions=(first, *last.interactions)))]
 
 
+def ended_by_model():
+    """Events of a batch, half of whose episodes the model ended."""
+    return [
+        msgspec.structs.replace(event, trajectory=msgspec.structs.replace(event.trajectory, ended_by="model", end_cause="too many turns"))
+        if isinstance(event, TrajectoryExported) and event.trajectory.episode.endswith(("1", "3"))
+        else event
+        for event in episodes()
+    ]
+
+
 SICK = {
     "equal samples": (episodes(text=lambda group, member: f"same {group}"), {}),
     "constant rewards": (episodes(reward=lambda group, member: 0.0), {}),
     "right answers without reward": (episodes(reward=lambda group, member: float(member == 3), output="so it is 42"), {}),
     "lost tool calls": ([*episodes(), *reported(8, tool_call_error="the call is not closed")], {}),
     "calls without credit": (without_credit(), {"turn_discount": 0.9}),
+    "ended by the model": (ended_by_model(), {}),
     "cut answers": (episodes(finish_reason="length"), {}),
     "roles with one baseline": (solver_and_judge(), {}),
     "failed attempts": ([*episodes(), *(abandoned(f"{number}.0") for number in range(8))], {}),

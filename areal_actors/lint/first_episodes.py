@@ -28,6 +28,8 @@ class Episode:
     truncated: bool
     uncredited: int
     """Number of trained calls that no reward reaches."""
+    end_cause: str
+    """Cause for which the model itself ended it; empty if it did not."""
     role_rewards: dict[str, list[float]]
     """Rewards that were set for calls, by role."""
 
@@ -92,6 +94,7 @@ def _episode(trajectory: Trajectory, credit: Credit) -> Episode:
         sampled=hash(tuple(call.completion.token_ids for call in trajectory.interactions)),
         truncated=last_trained(trajectory.interactions).finish_reason == "length",
         uncredited=len(calls_without_credit(trajectory, credit)),
+        end_cause=(trajectory.end_cause or trajectory.ended_by) if trajectory.ended_by == "model" else "",
         role_rewards=role_rewards,
     )
 

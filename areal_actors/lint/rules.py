@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 
@@ -127,6 +128,20 @@ def find_cut_answers(facts: FirstEpisodes, recipe: Recipe) -> Iterator[LearningF
         )
 
 
+def find_episodes_ended_by_model(facts: FirstEpisodes, recipe: Recipe) -> Iterator[LearningFault]:
+    """Episodes that the model itself ended: its context overflowed, or it broke the agent."""
+    ended = [episode for episode in facts.episodes if episode.end_cause]
+    if len(facts.episodes) >= LEAST_EPISODES and len(ended) >= OFTEN * len(facts.episodes):
+        cause = Counter(episode.end_cause for episode in ended).most_common(1)[0][0]
+        yield LearningFault(
+            name="ended by the model",
+            sentence=f"the model itself ended {len(ended)} of {len(facts.episodes)} episodes, which have task.overflow_reward = "
+            f"{recipe.task.overflow_reward:g}; most often: {cause:.200}",
+            episodes=tuple(episode.name for episode in ended[:EPISODES_NAMED]),
+            setting="task.overflow_reward",
+        )
+
+
 def find_roles_with_one_baseline(facts: FirstEpisodes, recipe: Recipe) -> Iterator[LearningFault]:
     """Roles with rewards of their own that differ more between roles than within one, and share a baseline."""
     by_role: dict[str, list[float]] = {}
@@ -183,6 +198,7 @@ RULES: Sequence[Rule] = (
     find_lost_tool_calls,
     find_calls_without_credit,
     find_cut_answers,
+    find_episodes_ended_by_model,
     find_roles_with_one_baseline,
     find_abandoned_episodes,
     find_rewritten_histories,
