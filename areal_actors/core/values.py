@@ -280,6 +280,7 @@ class Trajectory(Value):
     metrics: dict[str, float] = {}
     """Further numbers from the reward function."""
     ended_by: EndedBy = "agent"
+    """Party that ended the episode."""
     end_cause: str = ""
     """Deed of the model that ended the episode; empty if the agent returned."""
     unanswered_calls: int = 0

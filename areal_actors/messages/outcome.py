@@ -53,6 +53,7 @@ class EpisodeScored(Event):
     """Further numbers from the reward function."""
     output: str = ""
     ended_by: EndedBy = "agent"
+    """Party that ended the episode."""
     end_cause: str = ""
     """Deed of the model that ended the episode; empty if the agent returned."""
 
@@ -85,6 +86,7 @@ class EpisodeEvaluated(Event):
     sampled_by: dict[int, int] = {}
     """Number of its tokens sampled from each weight version."""
     ended_by: EndedBy = "agent"
+    """Party that ended the episode."""
     end_cause: str = ""
     """Deed of the model that ended the episode; empty if the agent returned."""
 
