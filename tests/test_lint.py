@@ -146,7 +146,7 @@ def test_a_healthy_signal_is_not_blamed(name):
 
 def test_lines_come_once_after_the_first_step():
     events, task = SICK["cut answers"]
-    lint = RunLint(recipe(**task), "mine")
+    lint = RunLint(recipe(**task), "areal show mine")
     assert [line for event in events for line in lint.receive(event)] == []
     (line,) = lint.receive(StepCompleted(step=1, metrics={}, sequences_checksum=""))
     assert line.startswith("attention: the last answers of 16 of 16 episodes were cut at sampling.max_tokens = 9")

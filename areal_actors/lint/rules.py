@@ -210,9 +210,9 @@ def findings(facts: FirstEpisodes, recipe: Recipe) -> list[LearningFault]:
     return [finding for rule in RULES for finding in rule(facts, recipe)]
 
 
-def to_lines(found: Sequence[LearningFault], run: str) -> list[str]:
-    """Returns findings as lines: a sentence, and the command that shows an episode."""
-    return [f"attention: {one.sentence}" + (f" (areal show {run} {one.episodes[0]})" if one.episodes else "") for one in found]
+def to_lines(found: Sequence[LearningFault], show: str) -> list[str]:
+    """Returns findings as lines: a sentence, and the command that shows an episode, which is `show` and the episode."""
+    return [f"attention: {one.sentence}" + (f" ({show} {one.episodes[0]})" if one.episodes else "") for one in found]
 
 
 def _most_common(causes: Mapping[str, Sequence[str]]) -> tuple[str, Sequence[str]]:

@@ -13,9 +13,9 @@ from bus.message import Message
 class RunLint:
     """Folds the events of a launch until its first step; then it has the lines once, and folds nothing more."""
 
-    def __init__(self, recipe: Recipe, run: str) -> None:
-        """`run` is the name of the run's folder, for commands."""
-        self._recipe, self._run = recipe, run
+    def __init__(self, recipe: Recipe, show: str) -> None:
+        """`show` is the command that shows an episode of the run."""
+        self._recipe, self._show = recipe, show
         self._facts: FirstEpisodes | None = None if recipe.learns_from_examples() else FirstEpisodes(Credit.of(recipe.task))
 
     def receive(self, message: Message) -> list[str]:
@@ -26,4 +26,4 @@ class RunLint:
         if not isinstance(message, StepCompleted):
             return []
         facts, self._facts = self._facts, None
-        return to_lines(findings(facts, self._recipe), self._run)
+        return to_lines(findings(facts, self._recipe), self._show)

@@ -29,6 +29,7 @@ from areal_actors.replay.in_flight import InFlight
 from areal_actors.replay.time_shares import TimeFold, TimeShares, share
 from areal_actors.run.connections import connected
 from areal_actors.run.monitor import open_log
+from areal_actors.run.next_commands import run_command
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.scaling.balance import Recommendation, combined, recommend
 from areal_actors.sequences.credit import Credit
@@ -78,6 +79,8 @@ class Why(msgspec.Struct, kw_only=True):
     """Causes for which it may not learn."""
     signal: list[LearningFault]
     """The same from its first episodes."""
+    show: str
+    """Command that shows an episode."""
     workers: list[Recommendation]
     """Number of workers of each role that would balance the run; empty if its load was not measured."""
     verdict: str
@@ -101,7 +104,7 @@ class Why(msgspec.Struct, kw_only=True):
         for wait in self.open_waits[:OPEN_WAITS]:
             lines.append(f"{'':<12}{wait.actor} waits {wait.seconds:.0f} s for {wait.name}, for {wait.seconds_left:.0f} s more at most")
         lines += [f"{'attention' if number == 0 else '':<12}{sentence}" for number, sentence in enumerate(self.attention)]
-        lines += to_lines(self.signal, self.run)
+        lines += to_lines(self.signal, self.show)
         return "\n".join([*lines, "", self.verdict, *(f"  - {sentence}" for sentence in self.advice)])
 
     def _in_flight(self) -> Iterator[str]:
@@ -148,6 +151,7 @@ async def _why(run: str, folder: Path) -> Why:
         now=waiting_summary(state) if live else "",
         open_waits=waits,
         attention=attention(state),
+        show=run_command("show", place.path.name if place is not None else state.run, str(folder)),
         signal=[] if recipe.learns_from_examples() else findings(facts, recipe),
         workers=_recommended(loads, recipe),
         verdict=verdict,

@@ -86,7 +86,7 @@ class RunLoop(Launch):
         supervisor = self.supervisor
         self.joining = Joining(recipe, folder, bus, server, self.health, self.publish, supervisor.start) if recipe.bus.host else None
         self.load = LoadWatch(recipe, self.publish)
-        self.lint = RunLint(recipe, folder.path.name)
+        self.lint = RunLint(recipe, run_command("show", folder.path.name, recipe.folder))
         self.signals = 0
         self.state = RunState()
         """State of the run by its log, of this launch and earlier ones; later readers start from its snapshots."""
