@@ -122,7 +122,7 @@ def test_only_the_settings_are_read_where_that_is_wanted(project, capsys):
         ("task.reward=agent.py:infinite", "nan"),
         ("task.reward=agent.py:no_output", "must take the task's row and the output"),
         ("task.reward=agent.py:absent", "absent"),
-        ("task.reward=gsm8k", "####"),
+        ("task.reward=json_schema", "schema"),
         ("batcher.filter_function=agent.py:absent", "filter_function"),
     ],
 )
