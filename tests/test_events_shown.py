@@ -69,7 +69,7 @@ SKIPPED = BatchRefused(step=5, trained_sequences=0, cause="the loss of step 5 is
 BLOCKED = EventLoopBlocked(seconds=8.2, line="agent.py:7", innermost="ssl.py:713 in load_default_certs", episode="3.1", episodes=64)
 BLOCKED_SHOWN = (
     "episode 3.1 and 63 more blocked the event loop for 8.2 s at agent.py:7 (in ssl.py:713 in load_default_certs): "
-    'make it `def run` or use runner = "subprocess"'
+    "make the client once, in the agent's `__init__`, or take `http_client`: each new one loads certificates"
 )
 DAMAGED = CheckpointDamaged(
     step=40, folder="checkpoints/set-aside-step-40", weight_version=20, reason="config.json has 9 bytes, manifest.json says 10"

@@ -65,7 +65,7 @@ def test_check_looks_at_every_row_of_the_data(tmp_path):
     rows = [{"question": f"What is {n}+{n}?", "answer": 2 * n} for n in range(40)]
     rows += [{"question": "What is 0+0?", "answer": 0}, {"question": "Why?", "answer": "unreadable"}]
     (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    checked = areal(tmp_path, "check", "recipe.toml", "--data", "task.held_out=0")
+    checked = areal(tmp_path, "check", "recipe.toml", "--data", "task.held_out=0", "task.unreadable_references=warn")
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert "42 tasks to train on, 0 held out" in checked.stdout
     assert "1 tasks have the prompt of an earlier one, and count that much more: rows-40" in checked.stdout

@@ -6,6 +6,7 @@ import json
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import openai
 import pytest
 from anthropic import beta_async_tool
@@ -357,7 +358,7 @@ async def test_a_real_engine_ends_its_reasoning_before_it_answers_as_it_must(fol
 @pytest.mark.parametrize("seed", [7, None])
 async def test_a_seed_gives_the_same_choices_again_and_each_choice_its_own(folder, seed):
     async with real(folder) as harness:
-        async with clients(await harness.open(RUN)) as (client, _):
+        async with clients(await harness.open(msgspec.structs.replace(RUN, purpose="evaluate"))) as (client, _):
             request = {"model": "m", "messages": [USER], "n": 3, "max_tokens": 12, "seed": seed}
             one, two = [[choice.message.content for choice in (await client.chat.completions.create(**request)).choices] for _ in range(2)]
         assert len(set(one)) == 3

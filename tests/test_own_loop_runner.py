@@ -300,6 +300,6 @@ def test_the_message_has_agent_place_duration_and_remedy():
     blocked = EventLoopBlocked(seconds=8.21, line="agent.py:7", innermost="ssl.py:713 in load_default_certs", episode="3.1", episodes=64)
     assert format_blocked(blocked) == (
         "episode 3.1 and 63 more blocked the event loop for 8.2 s at agent.py:7 (in ssl.py:713 in load_default_certs): "
-        'make it `def run` or use runner = "subprocess"'
+        "make the client once, in the agent's `__init__`, or take `http_client`: each new one loads certificates"
     )
     assert loop_watch.BLOCKED_SECONDS == 1.0

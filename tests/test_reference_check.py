@@ -47,7 +47,7 @@ def test_readable_references_are_counted_and_those_compared_as_text_only_named(t
 def test_held_out_rows_and_the_parts_of_a_sum_are_read_too(tmp_path):
     options = {"gsm8k": {"weight": 1.0}, "math": {"weight": 1.0}}
     with pytest.raises(SetupError, match=r'2 of 3 references of .* cannot be read by task\.reward = "gsm8k".*rows 0, 2'):
-        references(tmp_path, ["18", "#### 18", "????"], held_out=1, reward="weighted", reward_options=options)
+        references(tmp_path, ["eighteen", "#### 18", "????"], held_out=1, reward="weighted", reward_options=options)
 
 
 def test_a_function_of_ones_own_has_no_references(tmp_path):

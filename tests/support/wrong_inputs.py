@@ -214,11 +214,9 @@ WRONG = {
     # the data
     "no such data": recipe("recipe.toml:8: `task.dataset`: ... no such file ... or the path of a .jsonl file", "tasks.jsonl", "task.jsonl"),
     "a mistyped dataset": recipe("recipe.toml:8: `task.dataset`: ... did you mean `arithmetic`?", "tasks.jsonl", "arithmetik"),
-    "CSV": recipe(
-        "recipe.toml:8: `task.dataset`: ... the path of a .jsonl file", "tasks.jsonl", "tasks.csv", **{"tasks.csv": "question,answer\n"}
-    ),
+    "CSV": recipe("tasks.csv: the file has no rows", "tasks.jsonl", "tasks.csv", **{"tasks.csv": "question,answer\n"}),
     "a folder of data": recipe("recipe.toml:8: `task.dataset`: ... known: arithmetic", "tasks.jsonl", "data", **{"data/a.txt": ""}),
-    "an array": recipe("recipe.toml:8: `task.dataset`: ... the path of a .jsonl file", "tasks.jsonl", "tasks.json", **{"tasks.json": "[]"}),
+    "an array": recipe("tasks.json: the file has no rows", "tasks.jsonl", "tasks.json", **{"tasks.json": "[]"}),
     "no rows": rows("tasks.jsonl: the file has no rows; write one object a line", count=0),
     "a row that is not JSON": rows("tasks.jsonl:6: not JSON", 5, "{bad"),
     "a row that is cut off": rows("tasks.jsonl:400: not JSON", 399, '{"question": "x"'),
