@@ -79,7 +79,8 @@ def test_every_name_that_a_step_writes_is_in_the_table(written):
 
 def test_every_name_of_the_table_is_written(written):
     assert f"{REWARD_METRIC}NAME" in documented()
-    code = {name for path in (ROOT / "areal_actors" / "training").rglob("*.py") for name in LITERAL.findall(path.read_text())}
+    places = [path for folder in ("training", "sequences") for path in (ROOT / "areal_actors" / folder).rglob("*.py")]
+    code = {name for path in places for name in LITERAL.findall(path.read_text())}
     unseen = {name for name in documented() - written if "/" not in name and not BY_BOUND.fullmatch(name)}
     assert unseen <= OPTIONAL | {"truncated_masked_frac"}
     assert unseen - code == set()

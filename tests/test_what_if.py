@@ -16,6 +16,9 @@ from bus.recorded import FORMAT_VERSION, LogWriter, read_log
 
 LOG = Path(__file__).parent / "recordings" / f"log-{FORMAT_VERSION}.xz"
 
+LATER = {"ended_by_model", "tool_call_error", "unanswered_calls"}
+"""Metrics that the recorded release did not have."""
+
 
 def asked(*settings, capsys, train=False):
     assert cli.main(["what-if", str(LOG), *settings, "--json", *(["--train"] if train else [])]) == 0
@@ -35,7 +38,9 @@ def test_the_recorded_settings_give_the_recorded_metrics(setting, capsys, record
         steps = found[side]["steps"]
         assert len(steps) == len(recorded_steps) == 4
         for step, metrics in zip(steps, recorded_steps, strict=True):
-            assert step == pytest.approx({name: metrics[name] for name in step}, nan_ok=True)
+            assert step.keys() - metrics.keys() <= LATER
+            known = {name: value for name, value in step.items() if name in metrics}
+            assert known == pytest.approx({name: metrics[name] for name in known}, nan_ok=True)
             assert {"advantage_std", "token_staleness_max", "reward_mean"} <= step.keys()
 
 
