@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from support.samples import letters
 from support.tiny_engine import CONTEXT, SETTINGS, random_qwen, save
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from areal_actors.core.errors import SetupError
 from areal_actors.embedded.decoders import ModelDecoder, SlotDecoder, load_model
 from areal_actors.embedded.fused_decoder import FusedDecoder
-from areal_actors.embedded.start_check import check_decoder, make_decoder, probe_ids, sampled_logprob_difference
+from areal_actors.embedded.start_check import PROBE_TOKENS, check_decoder, make_decoder, probe_ids, sampled_logprob_difference
 from areal_actors.generation.settings import GenerationSettings
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 
@@ -92,3 +93,8 @@ def test_many_layers_in_bfloat16_are_accepted_and_one_wrong_position_is_not(
     monkeypatch.setattr(kind, "decode", lambda self, token_ids, positions: decode(self, token_ids, np.maximum(positions - 1, 0)))
     wrong = check_decoder(kind(model, 4, CONTEXT), model, PROBE)
     assert wrong.difference > wrong.refused
+
+
+def test_a_model_with_fewer_ids_than_its_tokenizer_has_a_probe_all_the_same():
+    probe = probe_ids(letters(), 5)
+    assert (len(probe), set(probe.tolist())) == (PROBE_TOKENS, set(range(5)))

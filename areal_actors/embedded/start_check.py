@@ -50,10 +50,14 @@ class DecodeCheck(NamedTuple):
 
 
 def probe_ids(tokenizer: ChatTokenizer, vocabulary: int) -> NDArray[np.int64]:
-    """Token ids of a short conversation in the model's own template: int64, at most `PROBE_TOKENS`; plain text without a template."""
+    """Token ids of a short conversation in the model's own template: int64, at most `PROBE_TOKENS`; plain text without a template.
+
+    A model with fewer token ids than its tokenizer gets its ids in order instead.
+    """
     text = " ".join(message["content"] for message in CONVERSATION)
     ids = tokenizer.encode(tokenizer.render(list(CONVERSATION)) if tokenizer.template.source else text)
-    return np.array([token for token in ids if token < vocabulary][-PROBE_TOKENS:], dtype=np.int64)
+    known = [token for token in ids if token < vocabulary][-PROBE_TOKENS:]
+    return np.array(known if len(known) > 1 else [token % vocabulary for token in range(PROBE_TOKENS)], dtype=np.int64)
 
 
 def make_decoder(
