@@ -183,6 +183,18 @@ async def test_conversations_that_the_client_names_do_not_touch_each_other(send)
     assert found == ["none", "none"]
 
 
+@pytest.mark.parametrize("named", [True, False])
+async def test_roles_with_rewards_of_their_own_do_not_touch_each_other(send, named):
+    async def solve_and_judge(p):
+        solution = await p.ask(system("solve"), Q, conversation="solver" if named else "")
+        await p.reward(1.0)
+        await p.ask(system("judge"), user(f"is it right? {solution}"), conversation="judge" if named else "")
+        return 5.0
+
+    trajectory, _ = await play(send, solve_and_judge, ["a long solution", "5"])
+    assert returns(trajectory, 0.9) == returns(trajectory, 0.9, "sum") == [1, 5]
+
+
 async def test_a_conversation_with_a_name_is_continued_by_a_call_that_has_its_last_answer(send):
     async def delegate(p):
         first = await p.ask(user("a"), conversation="main")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 from areal_actors.core.values import Trajectory
@@ -43,8 +43,6 @@ class FirstEpisodes:
     calls: int = 0
     lost_calls: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     """Episodes with tool calls that were not read, by their cause."""
-    ignored: Counter[str] = field(default_factory=Counter)
-    """Number of calls with each ignored field."""
     broken: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     """Episodes with calls whose prompts do not extend the tokens of the call before, by the reason."""
     right_by_text: dict[str, float] = field(default_factory=dict)
@@ -53,12 +51,14 @@ class FirstEpisodes:
     """Abandoned attempts, by reason and detail."""
 
     def receive(self, message: Message) -> None:
-        """Fold an event."""
+        """Fold an event; nothing more once there are `MOST_EPISODES`."""
+        if len(self.episodes) >= MOST_EPISODES:
+            return
         for call in recorded_calls(message):
             if call.purpose == "train":
                 self._call(call)
         match message:
-            case TrajectoryExported() if len(self.episodes) < MOST_EPISODES:
+            case TrajectoryExported():
                 self.episodes.append(_episode(message.trajectory, self.credit))
             case EpisodeScored() if message.work.purpose == "train" and message.reward is not None:
                 if ends_with(message.output, reference_of(message.work.task.data)):
@@ -68,7 +68,6 @@ class FirstEpisodes:
 
     def _call(self, call: InteractionRecorded) -> None:
         self.calls += 1
-        self.ignored.update(set(call.ignored))
         if call.tool_call_error:
             self.lost_calls[call.tool_call_error].append(call.episode)
         if call.prefix_break_reason:

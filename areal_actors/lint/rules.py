@@ -41,15 +41,10 @@ def find_equal_samples(facts: FirstEpisodes, recipe: Recipe) -> Iterator[Learnin
     equal = [group for group in groups if len({episode.sampled for episode in group}) == 1]
     if not groups or len(equal) < MOSTLY * len(groups) or recipe.sampling.temperature == 0:
         return
-    seeds = facts.ignored.get("seed", 0)
-    remedy = (
-        "the agent's client sends a fixed `seed` or a temperature of 0: leave them out"
-        if not seeds
-        else "the model's answers hardly differ: raise sampling.temperature, or use harder tasks"
-    )
     yield LearningFault(
         name="equal samples",
-        sentence=f"all episodes of {len(equal)} of {len(groups)} groups sampled the same tokens: nothing to learn from; {remedy}",
+        sentence=f"all episodes of {len(equal)} of {len(groups)} groups sampled the same tokens: nothing to learn from; "
+        "raise sampling.temperature, or use harder tasks",
         episodes=tuple(group[0].name for group in equal[:EPISODES_NAMED]),
         setting="sampling.temperature",
     )

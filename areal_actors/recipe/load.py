@@ -93,12 +93,12 @@ def load(
     if complaints:
         raise RecipeError("\n".join(complaints))
     profile, reason = _choose(written, conditions, cuda)
-    stated = _stated(layers, written, profile)
+    stated = _merge_layers(layers, written, profile)
     layer = _with_implied(stated, serving=serving)
     recipe, complaints = decode(layer, Recipe, directives=DIRECTIVES)
     for other in conditions:
         if other != profile:
-            _, more = decode(_with_implied(_stated(layers, written, other), serving=serving), Recipe, directives=DIRECTIVES)
+            _, more = decode(_with_implied(_merge_layers(layers, written, other), serving=serving), Recipe, directives=DIRECTIVES)
             complaints += [complaint for complaint in more if complaint not in complaints]
     if recipe is None or complaints:
         raise RecipeError("\n".join(complaints))
@@ -214,7 +214,7 @@ def _describe_omissions(written: Layer, profile: str) -> str:
     return f"; without {' and '.join(names)} of [profiles.{profile}], which are for the embedded model and not for {_own_model(written)}"
 
 
-def _stated(layers: Sequence[Layer], written: Layer, profile: str) -> Layer:
+def _merge_layers(layers: Sequence[Layer], written: Layer, profile: str) -> Layer:
     """Merge the files and the overrides, `written` when merged as they are, each with its part of the profile over it.
 
     So a later file wins over the profile of an earlier one.

@@ -44,7 +44,7 @@ def _verl(function: Function, parameters: Mapping[str, inspect.Parameter]) -> Fu
             "extra_info": task.get("extra_info"),
             **options,
         }
-        return _then(function(**_taken(given, parameters)), _of_verl)
+        return _then(function(**_select_arguments(given, parameters)), _of_verl)
 
     return _as_task_and_output(reward)
 
@@ -59,7 +59,7 @@ def _trl(function: Function, parameters: Mapping[str, inspect.Parameter]) -> Fun
             "completions": [[{"role": "assistant", "content": output}] if chat else output],
             **options,
         }
-        return _then(function(**_taken(given, parameters)), _of_trl)
+        return _then(function(**_select_arguments(given, parameters)), _of_trl)
 
     return _as_task_and_output(reward)
 
@@ -70,7 +70,7 @@ def _as_task_and_output(function: Function) -> Function:
     return function
 
 
-def _taken(given: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
+def _select_arguments(given: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
     """The arguments that a function has."""
     if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
         return dict(given)

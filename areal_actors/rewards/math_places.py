@@ -33,7 +33,7 @@ LONGEST_LINE = 200
 """Characters of an output that may be its result alone, without words about it."""
 
 
-def tagged(text: str) -> tuple[int, str] | None:
+def find_tagged(text: str) -> tuple[int, str] | None:
     """Returns the end and the content of the last `<answer>`, also of one that is never closed."""
     tags = list(_TAG.finditer(text))
     return (tags[-1].end(), tags[-1][2]) if tags else None
@@ -61,7 +61,7 @@ def first_sentence(line: str) -> str:
     return _END_OF_SENTENCE.split(line, maxsplit=1)[0].strip()
 
 
-def undecorated(text: str) -> str:
+def remove_decoration(text: str) -> str:
     """Returns a result without code ticks, quotes, emphasis, markup, full-width signs and brackets around all of it."""
     text = _HTML.sub(" ", text.translate(_FULL_WIDTH)).strip()
     for _ in range(4):

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from areal_actors.rewards.checks import optional_package
 from areal_actors.rewards.math_alignment import align_forms, comparable, lists_elements, substitute_imaginary_unit
-from areal_actors.rewards.math_places import after_mark, first_sentence, is_one_line, tagged, undecorated
+from areal_actors.rewards.math_places import after_mark, find_tagged, first_sentence, is_one_line, remove_decoration
 from areal_actors.rewards.math_size import differ_in_size, has_value, is_false_equation
 from areal_actors.rewards.math_statement import boxes, contents, hashes, is_prose, last_list, normalize_latex, without_set_builder
 from areal_actors.rewards.math_text import canonical, in_words, is_readable, kind, same_kind
@@ -75,7 +75,7 @@ def read_reference(solution: str) -> Reference:
     solution = solution.strip()
     statement = _marked(solution)
     if statement is None:
-        texts = tuple(contents(undecorated(solution)))
+        texts = tuple(contents(remove_decoration(solution)))
         prose = is_prose(solution) and not any(kind(text) or amount(text, in_words(text)) for text in texts)
         marked = after_mark(solution) if prose else None
         if marked:
@@ -137,7 +137,7 @@ def _same_text(truth: str, text: str) -> bool:
 
 def _marked(text: str) -> Statement | None:
     """Returns the result in the last box, line after hashes or `<answer>`; None if there is none of them."""
-    found, line, tag = boxes(text), hashes(text), tagged(text)
+    found, line, tag = boxes(text), hashes(text), find_tagged(text)
     last_box = found[-1].end if found else -1
     if tag and tag[0] > last_box and not (line and line[0] > tag[0]):
         return _marked(tag[1]) or _alone(tag[1])
@@ -148,12 +148,12 @@ def _marked(text: str) -> Statement | None:
     if not found:
         return None
     listed = tuple(box.content for box in last_list(text, found))
-    return Statement(tuple(contents(undecorated(found[-1].content))), listed if len(listed) > 1 else ())
+    return Statement(tuple(contents(remove_decoration(found[-1].content))), listed if len(listed) > 1 else ())
 
 
 def _alone(text: str) -> Statement:
     """Returns the result of a text that is a result, or has a formula or a number among its words."""
-    text = undecorated(text.strip())
+    text = remove_decoration(text.strip())
     texts = tuple(contents(text))
     if any(kind(part) or amount(part, in_words(part)) for part in texts) or not is_prose(text):
         return Statement(texts)

@@ -16,7 +16,8 @@ def continuing_calls(interactions: Sequence[Interaction]) -> dict[str, list[str]
     """The calls that continue each call, by id.
 
     A link that was found by time does not count where the messages of another call continue the earlier one after all: the call in
-    between ran beside it. Nor does it between alternatives, which continue the same parent, if the earlier one has a reward of its own.
+    between ran beside it. Nor does it if the earlier call has a reward of its own, and they are alternatives (they continue the same
+    parent) or have different roles: a judge's reward is no part of its solver's.
     """
     known = {call.id: call for call in interactions}
     links = {call.id: _links(call, known) for call in interactions}
@@ -30,7 +31,9 @@ def continuing_calls(interactions: Sequence[Interaction]) -> dict[str, list[str]
 
 
 def _links(call: Interaction, known: Mapping[str, Interaction]) -> tuple[str, ...]:
-    links = tuple(
-        link for link in links_of(call) if link in known and (link == call.parent or not call.parent or known[link].reward is None)
-    )
+    def counts(link: str) -> bool:
+        is_separate = call.parent != "" or known[link].role != call.role
+        return link == call.parent or known[link].reward is None or not is_separate
+
+    links = tuple(link for link in links_of(call) if link in known and counts(link))
     return links or ((call.parent,) if call.parent in known else ())

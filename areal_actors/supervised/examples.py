@@ -205,14 +205,14 @@ def _example(row: dict[str, Any], kind: Kind, place: str) -> Example:
     if form == ("messages",):
         messages = _messages(row["messages"], "assistant", f"{place}: `messages`")
         first = next(index for index, message in enumerate(messages) if message["role"] == "assistant")
-        return Example((ExampleConversation(messages, first, tools, _unlearned(messages, first, place)),), place)
+        return Example((ExampleConversation(messages, first, tools, _find_unlearned(messages, first, place)),), place)
     asked, answered = (row[name] for name in form)
     prompt = _messages(asked, "user", f"{place}: `{form[0]}`")
     messages, first = prompt + _answer(answered, f"{place}: `{form[1]}`"), len(prompt)
-    return Example((ExampleConversation(messages, first, tools, _unlearned(messages, first, place)),), place)
+    return Example((ExampleConversation(messages, first, tools, _find_unlearned(messages, first, place)),), place)
 
 
-def _unlearned(messages: Sequence[Message], first: int, place: str) -> frozenset[int]:
+def _find_unlearned(messages: Sequence[Message], first: int, place: str) -> frozenset[int]:
     """Returns the indices of answers with `weight: 0`, as OpenAI's format for fine-tuning has it."""
     answers = {index: messages[index].get("weight", 1) for index in range(first, len(messages)) if messages[index]["role"] == "assistant"}
     if wrong := [index for index, weight in answers.items() if weight not in (None, 0, 1)]:

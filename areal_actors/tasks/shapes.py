@@ -132,7 +132,7 @@ class ShapedRows:
 
     def row(self, number: int) -> dict[str, Any]:
         """See `DatasetRows`; also raises if a field is missing in this row."""
-        return self._shaped(self.source.row(number), number)
+        return self._convert_row(self.source.row(number), number)
 
     def texts(self, fields: Sequence[str]) -> Iterator[tuple[str, ...]]:
         """See `DatasetRows`; the text of a chat is that of all its messages."""
@@ -141,7 +141,7 @@ class ShapedRows:
             texts = {**row, "question": repr(row["messages"]) if "messages" in row and self.shape.chat else row["question"]}
             yield tuple(texts[field] for field in fields)
 
-    def _shaped(self, row: dict[str, Any], number: int) -> dict[str, Any]:
+    def _convert_row(self, row: dict[str, Any], number: int) -> dict[str, Any]:
         shape, place = self.shape, f"{self.name}, row {number}"
         named = {field: value_at(row, path) for field, path in shape.columns.items()}
         fields = {field: value for field, value in named.items() if value is not MISSING}

@@ -30,7 +30,7 @@ def load_table(path: Path) -> ListedRows:
     """
     kind = path.suffixes[-2] if path.suffix == ".gz" else path.suffix
     text = _text(path)
-    rows = _separated(text, path, SEPARATORS[kind]) if kind in SEPARATORS else _json(text, path)
+    rows = _read_separated(text, path, SEPARATORS[kind]) if kind in SEPARATORS else _json(text, path)
     if not rows:
         raise SetupError(f"{path}: the file has no rows")
     return ListedRows(rows, str(path))
@@ -76,7 +76,7 @@ def _lines(text: str, path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _separated(text: str, path: Path, separator: str) -> list[dict[str, Any]]:
+def _read_separated(text: str, path: Path, separator: str) -> list[dict[str, Any]]:
     csv.field_size_limit(LONGEST_CELL)
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     rows: list[dict[str, Any]] = []
