@@ -45,7 +45,7 @@ def all_at_once(head: nn.Linear, hidden: Tensor, labels: Tensor, slopes: Tensor)
 
 def recomputed(head: nn.Linear, hidden: Tensor, labels: Tensor, slopes: Tensor) -> None:
     """Forward and backward pass of the trainer's head when it is trained."""
-    size, room = max(product.TOKENS, product.LOGITS["cpu"] // head.out_features), product.KEPT["cpu"]
+    size, room = max(product.TOKENS, product.LOGITS["cpu"] // head.out_features), product.SAVED["cpu"]
     logps, _ = product._LinearScores.apply(room, hidden, head.weight, head.bias, labels, 1.0, size, torch.float32)  # noqa: SLF001
     (logps * slopes).sum().backward()
 

@@ -86,7 +86,7 @@ async def test_new_weights_change_the_experts_of_later_positions_only(genuine):
         prompt = prompt_of(6)
         sampling = SamplingParams(max_tokens=80, logit_bias={})
         running = asyncio.create_task(completed(engine, prompt, sampling))
-        await until_it_runs(engine)
+        await until_it_runs(engine, running)
         await asyncio.sleep(0.5)
         await engine.load_weights(genuine.versions[1], 1)
         ids, chunks, routes = await running

@@ -87,7 +87,7 @@ async def test_completions_in_flight_continue_under_the_next_adapter(genuine: Ge
 
         async def versions_rose(version: int) -> bool:
             tasks = [asyncio.create_task(sampled(number)) for number in range(8)]
-            await until_it_runs(engine)
+            await until_it_runs(engine, *tasks)
             await engine.load_weights(genuine.versions[version], version)
             found = await asyncio.gather(*tasks)
             for number, columns in enumerate(found):
@@ -105,7 +105,7 @@ async def test_adapters_are_replaced_while_more_completions_wait_than_run(genuin
     async with serving(genuine, 0) as engine, asyncio.timeout(300):
         prompts = [[*PROMPT, 30 + number] for number in range(40)]
         tasks = [asyncio.create_task(chunks_of(engine, prompt, SamplingParams(max_tokens=60))) for prompt in prompts]
-        await until_it_runs(engine)
+        await until_it_runs(engine, *tasks)
         for version in (1, 2, 1, 2):
             await engine.load_weights(genuine.versions[version], version)
         for prompt, chunks in zip(prompts, await asyncio.gather(*tasks), strict=True):

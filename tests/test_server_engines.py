@@ -215,7 +215,7 @@ async def test_completions_in_flight_continue_under_new_weights_and_every_token_
         async def versions_rose() -> bool:
             """Returns True if a completion has tokens of both weights: a fast server may have ended all of them before the update."""
             tasks = [asyncio.create_task(sampled(number)) for number in range(8)]
-            await until_it_runs(engine)
+            await until_it_runs(engine, *tasks)
             version = 1 + next(rounds) % 2
             await engine.load_weights(genuine.versions[version], version)
             found = await asyncio.gather(*tasks)
@@ -244,7 +244,7 @@ async def test_completions_wait_while_the_engine_sleeps_and_continue_under_the_n
     async with serving(genuine) as engine:
         for version in (1, 2):
             tasks = [asyncio.create_task(chunks_of(engine, [*PROMPT, 20 + number], SamplingParams(max_tokens=60))) for number in range(4)]
-            await until_it_runs(engine)
+            await until_it_runs(engine, *tasks)
             assert await engine.release_memory() == 0
             tasks.append(asyncio.create_task(chunks_of(engine, [*PROMPT, 24], SamplingParams(max_tokens=5))))
             await asyncio.sleep(0.5)
@@ -275,7 +275,7 @@ async def test_a_constrained_completion_is_awaited_before_weights_change(genuine
     async with serving(genuine) as engine:
         sampling = SamplingParams(max_tokens=40, constraint=Constraint(kind="regex", text="[a-d]{30}"))
         running = asyncio.create_task(chunks_of(engine, PROMPT, sampling))
-        await until_it_runs(engine)
+        await until_it_runs(engine, running)
         await engine.load_weights(genuine.versions[1], 1)
         assert running.done() or engine.take_counters().running == 0
         columns = joined(await running)
@@ -347,7 +347,7 @@ async def test_closing_the_engine_fails_what_runs_even_if_the_server_does_not_an
     signal_all(family, signal.SIGSTOP)
     try:
         running = asyncio.create_task(chunks_of(engine, PROMPT, SamplingParams(max_tokens=80)))
-        await until_it_runs(engine)
+        await until_it_runs(engine, running)
         await asyncio.wait_for(engine.close(), 300)
         with pytest.raises(EngineError, match="request: the generation engine is closed"):
             await running
@@ -371,7 +371,7 @@ async def test_a_server_that_was_killed_is_unavailable_and_is_started_again_with
         family = psutil.Process(process._guard.pid).children(recursive=True)
         signal_all(family, signal.SIGSTOP)  # so that no completion ends before the kill
         tasks = [asyncio.create_task(chunks_of(engine, PROMPT, SamplingParams(max_tokens=80))) for _ in range(4)]
-        await until_it_runs(engine)
+        await until_it_runs(engine, *tasks)
         signal_all(family, signal.SIGKILL)
         for task in tasks:
             with pytest.raises(EngineUnavailable):

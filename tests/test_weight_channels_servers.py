@@ -135,7 +135,7 @@ async def test_completions_in_flight_continue_under_what_arrived(genuine: Genuin
 
         async def versions_rose(version: int) -> bool:
             tasks = [asyncio.create_task(sampled(number)) for number in range(8)]
-            await until_it_runs(engine)
+            await until_it_runs(engine, *tasks)
             await engine.load_weights(genuine.versions[version], version)
             assert arrival_of(engine).failure == ""
             found = await asyncio.gather(*tasks)

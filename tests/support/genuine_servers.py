@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -56,9 +56,10 @@ class Genuine(NamedTuple):
         assert np.abs(columns.logprobs_array() - np.array(expected)).max() < EXACT
 
 
-async def until_it_runs(engine: HttpEngine) -> None:
+async def until_it_runs(engine: HttpEngine, *tasks: asyncio.Task[Any]) -> None:
+    """Wait until one of the completions is in progress, or all have ended: on a busy machine a poll may come after the last of them."""
     async with asyncio.timeout(300):
-        while not engine.take_counters().running:  # noqa: ASYNC110 - the engine has no event for it
+        while not (engine.take_counters().running or all(task.done() for task in tasks)):  # noqa: ASYNC110 - it has no event for it
             await asyncio.sleep(0.001)
 
 
