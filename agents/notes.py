@@ -11,7 +11,7 @@ NAMES = ["Ana", "Ben", "Cleo", "Dan", "Eva", "Finn", "Gia", "Hugo"]
 ITEMS = ["apples", "pens", "cards", "shells", "coins", "books", "eggs", "stamps"]
 COMPACTIONS = 3
 CARELESS_SHARE = 0.4
-"""Share of the demonstrations with any number."""
+"""Share of the demonstrated notes with any number."""
 LONGEST_NOTE = 40
 """Characters of an answer that are kept."""
 
@@ -59,12 +59,14 @@ def _task(name: str, number: str, item: str) -> dict[str, Any]:
 
 
 def demonstrations() -> list[dict[str, Any]]:
-    """Single conversations as a careless person has them: many answers are any number."""
+    """Single conversations as a careless person has them: many notes are any number, but a question is answered as the note has it."""
     rng = random.Random("careless")
     return [_demonstration(task, rng) for task in tasks()]
 
 
 def _demonstration(task: Mapping[str, Any], rng: random.Random) -> dict[str, Any]:
-    written = str(rng.randint(2, 20)) if rng.random() < CARELESS_SHARE else task["answer"]
-    question = ask(task["name"], task["answer"], task["item"], is_last=rng.random() < 0.5)
+    is_last = rng.random() < 0.5
+    is_careless = not is_last and rng.random() < CARELESS_SHARE
+    written = str(rng.randint(2, 20)) if is_careless else task["answer"]
+    question = ask(task["name"], task["answer"], task["item"], is_last=is_last)
     return {"messages": [{"role": "user", "content": question}, {"role": "assistant", "content": f"#### {written}"}]}

@@ -1,11 +1,12 @@
 """Tokens per second and weight updates of the embedded engine, SGLang and vLLM, through the same interface, side by side.
 
-    python benchmarks/servers.py [--engines transformers sglang vllm] [--tokens 64] [--repeats 3]
+    python benchmarks/servers.py [--engines transformers sglang vllm] [--shape small] [--tokens 64] [--repeats 3]
 
 The engines live at the same time, runs of them and of `generate` alternate, and the fastest of each counts: compare the columns, which
 share the machine. Servers run in processes of their own, with one thread for the model, as the embedded engine has. `update` is from the
 order to load new weights to the first token that they sampled, while as many completions run. Servers need their environments
-(`just environments sglang vllm`); an engine without one is left out.
+(`just environments sglang vllm`); an engine without one is left out. The weights are random: `small` is the shape of benchmarks/engine.py,
+`135M` that of SmolLM2.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from engine import PROMPT, VOCABULARY, engine_seconds, generate_seconds, make_folder
+from genuine_model import SHAPE
 from history import append, parse_arguments
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -39,6 +41,7 @@ CONTEXT = 256
 WEIGHTS_SECONDS = 600.0
 """Time limit of a server for a version: the machine may be busy."""
 ENGINES = {**ENGINES_WITHOUT_TORCH, "transformers": TransformersEngine}
+SHAPES: dict[str, dict[str, int]] = {"small": {"head_dim": HEAD}, "135M": {"head_dim": 64, **SHAPE}}
 QUICK = {"tokens": 8, "repeats": 1, "together": [1, 4], "engines": ["transformers"]}
 
 
@@ -113,7 +116,7 @@ async def measure(options: argparse.Namespace, report: Callable[[str], None]) ->
     """All levels of concurrency, reported line by line and returned as one table."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as temporary:
-        folder = make_folder(Path(temporary), HEAD)
+        folder = make_folder(Path(temporary), **SHAPES[options.shape])
         model = AutoModelForCausalLM.from_pretrained(folder).eval()
         location = write_weights(model.state_dict(), Path(temporary) / "weights" / "v1", folder)
         async with AsyncExitStack() as stack:
@@ -135,13 +138,14 @@ async def measure(options: argparse.Namespace, report: Callable[[str], None]) ->
                 rows.append({"together": together, **figures})
                 speeds = "".join(f"{figures[name]:>20,.0f}" for name in columns)
                 report(f"{together:>10}{speeds}" + "".join(f"{figures[f'{name} update']:>24.3f}" for name in engines))
-    return {"start_seconds": starts, "cases": rows}
+    return {"shape": options.shape, "start_seconds": starts, "cases": rows}
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", nargs="+", default=["transformers", *SERVER_ENGINES], help="engines to compare")
+    parser.add_argument("--shape", choices=SHAPES, default="small", help="shape of the model")
     parser.add_argument("--tokens", type=int, default=64, help="new tokens per completion")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--together", type=int, nargs="+", default=[1, 8, 32, 128], help="completions decoded together")

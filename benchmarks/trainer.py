@@ -3,9 +3,10 @@
     python -m venv .environments/trl                                                           # once
     .environments/trl/bin/python -m pip install -r benchmarks/environments/trl.txt             # once
     python benchmarks/trainer.py [embedded] [50M] [135M] [--trl .environments/trl/bin/python] [--steps 4] [--tokens 4096]
+                                [--dtype float32]
 
-Measured: tokens of rows (prompt and completion, no padding) per CPU second and per wall second, on one thread, in float32: the
-fastest step after the first. `trainer_trl.py` and `trainer_ours.py` define a step; both exclude generation and rewards. Both use
+Measured: tokens of rows (prompt and completion, no padding) per CPU second and per wall second, on one thread: the fastest
+step after the first. `trainer_trl.py` and `trainer_ours.py` define a step; both exclude generation and rewards. Both use
 micro-batches of about the same number of tokens. The gradient norms of the first step are printed as a check that both compute the
 same. `trainer_plain.py` is a loop as one would write it by hand. Memory is the peak of the process, and its increase over the state
 before the first step. `--rows` sets TRL's rows per micro-batch; without it the fastest of 8, 32 and all is used. `--quick` measures ours
@@ -59,16 +60,19 @@ def compare(name: str, options: argparse.Namespace) -> dict[str, object]:
         folder, batch = Path(temporary) / "model", Path(temporary) / "batch.json"
         folder.mkdir()
         parameters, tokens = write_model(size, folder), write_batch(size, batch)
-        ours = compute_figures(run_steps("trainer_ours.py", sys.executable, folder, batch, options.steps, options.tokens), tokens)
+        ours = compute_figures(
+            run_steps("trainer_ours.py", sys.executable, folder, batch, options.steps, options.tokens, options.dtype), tokens
+        )
         print(f"\n{name}: {parameters / 1e6:.1f} M parameters, {size.groups} groups of 8 rows, {tokens:,} tokens in rows")
         if options.quick:
             print(table(["", *ours], [["ours", *ours.values()]]))
             return {}
         rows = [options.rows] if options.rows else sorted({8, 32, size.groups * 8})
         theirs = {
-            each: compute_figures(run_steps("trainer_trl.py", options.trl, folder, batch, options.steps, each), tokens) for each in rows
+            each: compute_figures(run_steps("trainer_trl.py", options.trl, folder, batch, options.steps, each, options.dtype), tokens)
+            for each in rows
         }
-        plain = compute_figures(run_steps("trainer_plain.py", sys.executable, folder, batch, options.steps, 8), tokens)
+        plain = compute_figures(run_steps("trainer_plain.py", sys.executable, folder, batch, options.steps, 8, options.dtype), tokens)
     header = ["", "tokens/CPU s", "tokens/s", "peak MB", "of them in steps", "computed tokens", "gradient norm"]
     columns = ("tokens_per_cpu_second", "tokens_per_second", "peak_megabytes", "step_megabytes", "computed_tokens")
     sides = {"ours": ours, "a plain loop, 8 rows at once": plain} | {
@@ -91,6 +95,7 @@ def main() -> None:
     parser.add_argument("--trl", default=str(ROOT / ".environments/trl/bin/python"), help="the interpreter that has TRL")
     parser.add_argument("--steps", type=int, default=4, help="two at least: the first is not counted")
     parser.add_argument("--tokens", type=int, default=4096, help="of our micro-batches")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of products; weights are in float32")
     parser.add_argument("--rows", type=int, help="of TRL's micro-batches")
     options = parse_arguments(parser, {"sizes": ["embedded"], "steps": 2})
     if not options.quick and not Path(options.trl).exists():
@@ -99,7 +104,7 @@ def main() -> None:
         parser.error(f"there is no size `{unknown[0]}`; there are {', '.join(SIZES)}")
     figures = [compare(name, options) for name in options.sizes or SIZES]
     if not options.no_history:
-        append("trainer", {"sizes": figures})
+        append("trainer", {"dtype": options.dtype, "sizes": figures})
 
 
 if __name__ == "__main__":

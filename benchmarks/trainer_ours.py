@@ -1,6 +1,6 @@
 """Steps of our trainer on a prepared batch; one process of `trainer.py`.
 
-    python benchmarks/trainer_ours.py MODEL_FOLDER BATCH.json STEPS TOKENS
+    python benchmarks/trainer_ours.py MODEL_FOLDER BATCH.json STEPS TOKENS DTYPE
 
 A step is `TorchTrainer.step(rows)`: advantages from rewards, micro-batches of TOKENS tokens, forward and backward passes,
 metrics, gradient clipping and the optimizer. The parity check is off, as TRL has none.
@@ -20,7 +20,7 @@ import torch
 from areal_actors.core.values import TrainingSequence
 from areal_actors.training.algorithms import Grpo
 from areal_actors.training.packing.tensors import make_micro_batches
-from areal_actors.training.settings import OptimizerSettings, TrainerSettings
+from areal_actors.training.settings import TrainerSettings
 from areal_actors.training.torch_trainer import TorchTrainer
 
 GROUP_SIZE = 8
@@ -64,10 +64,19 @@ def on_policy(trainer: TorchTrainer, rows: list[TrainingSequence]) -> list[Train
     return filled
 
 
-def main(folder: str, batch_file: str, steps: int, tokens: int) -> None:
+def main(folder: str, batch_file: str, steps: int, tokens: int, dtype: str) -> None:
     """Train and print one line of figures."""
     torch.set_num_threads(1)
-    settings = TrainerSettings(device="cpu", logprob_check_sequences=0, microbatch_tokens=tokens, optimizer=OptimizerSettings(lr=1e-4))
+    settings = msgspec.convert(
+        {
+            "device": "cpu",
+            "dtype": dtype,
+            "logprob_check_sequences": 0,
+            "microbatch_tokens": tokens,
+            "optimizer": {"lr": 1e-4},
+        },
+        TrainerSettings,
+    )
     trainer = TorchTrainer(folder, Grpo(), settings, total_steps=steps)
     rows = on_policy(trainer, sequences_of(batch_file))
     before = memory("VmRSS")
@@ -83,4 +92,4 @@ def main(folder: str, batch_file: str, steps: int, tokens: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])

@@ -1,9 +1,9 @@
 """Steps of a plain training loop over transformers and torch on a prepared batch; one process of `trainer.py`.
 
-    python benchmarks/trainer_plain.py MODEL_FOLDER BATCH.json STEPS ROWS
+    python benchmarks/trainer_plain.py MODEL_FOLDER BATCH.json STEPS ROWS DTYPE
 
 As one would write it by hand: micro-batches of ROWS rows padded on the right, logits of all positions, log-softmax, the
-policy gradient of GRPO's advantages with token weights of the whole batch, gradient clipping, fused AdamW.
+policy gradient of GRPO's advantages with token weights of the whole batch, gradient clipping, fused AdamW; bfloat16 is autocast.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from trainer_ours import GROUP_SIZE, memory
 from transformers import AutoModelForCausalLM
 
 
-def main(folder: str, batch_file: str, steps: int, rows: int) -> None:
+def main(folder: str, batch_file: str, steps: int, rows: int, dtype: str) -> None:
     """Train and print one line of figures."""
     torch.set_num_threads(1)
     batch = json.loads(Path(batch_file).read_text())
@@ -43,8 +43,9 @@ def main(folder: str, batch_file: str, steps: int, rows: int) -> None:
             scored = torch.tensor(
                 [[len(batch["prompts"][row]) <= place < len(sequences[row]) for place in range(1, longest)] for row in chosen]
             )
-            logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1]
-            logps = logits.log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1)
+            with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bfloat16"):
+                logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1]
+            logps = logits.float().log_softmax(-1).gather(-1, ids[:, 1:, None]).squeeze(-1)
             gains = torch.tensor([advantages[row] for row in chosen], dtype=torch.float32)[:, None]
             loss = -((logps - logps.detach()).exp() * gains * scored).sum() / trained
             loss.backward()
@@ -58,4 +59,4 @@ def main(folder: str, batch_file: str, steps: int, rows: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])

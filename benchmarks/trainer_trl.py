@@ -1,6 +1,6 @@
 """Steps of TRL's GRPOTrainer on a prepared batch; one process of `trainer.py`, in a separate environment.
 
-    python benchmarks/trainer_trl.py MODEL_FOLDER BATCH.json STEPS ROWS
+    python benchmarks/trainer_trl.py MODEL_FOLDER BATCH.json STEPS ROWS DTYPE
 
 Its own `train()` runs. `_generate_and_score_completions` is replaced by one that returns the prepared batch, padded over the whole
 batch like the original: generation, rewards and advantages have no cost. A step is counted from on_step_begin to on_step_end: forward
@@ -68,7 +68,7 @@ def padded(sequences: list[list[int]], *, left: bool) -> tuple[torch.Tensor, tor
     return torch.tensor([ids for ids, _ in rows]), torch.tensor([mask for _, mask in rows])
 
 
-def main(folder: str, batch_file: str, steps: int, rows: int) -> None:
+def main(folder: str, batch_file: str, steps: int, rows: int, dtype: str) -> None:
     """Train and print one line of figures."""
     torch.set_num_threads(1)
     batch = json.loads(Path(batch_file).read_text())
@@ -93,7 +93,7 @@ def main(folder: str, batch_file: str, steps: int, rows: int) -> None:
             optim="adamw_torch_fused",
             loss_type="dapo",
             beta=0.0,
-            bf16=False,
+            bf16=dtype == "bfloat16",
             gradient_checkpointing=False,
             use_cpu=True,
             logging_steps=1,
@@ -124,4 +124,4 @@ def main(folder: str, batch_file: str, steps: int, rows: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5])
