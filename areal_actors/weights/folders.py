@@ -16,8 +16,8 @@ SHARE = ".share"
 """File beside the versions by which another process of the host recognises the folder."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the one place where a file is memory that other processes can map
 
-SPARE_VERSIONS = 2
-"""Versions kept beyond the maximum staleness, for slow inference workers."""
+SPARE_VERSIONS = 1
+"""Versions kept beyond the maximum staleness while one is written, for an inference worker that loads the one before it."""
 ADAPTER_CONFIG = "adapter_config.json"
 """File in the folder of an adapter, in peft's format."""
 
