@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from areal_actors.cli.arguments import Options, parsed
 from areal_actors.core.errors import ArealError, RecipeError
+from areal_actors.core.foreign_text import show_controls
 from areal_actors.core.module_command import load_module
 from bus.errors import BusError
 
@@ -27,10 +28,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with _json_alone(options):
             return _command(options)(options)
     except RecipeError as error:
-        print(error, file=sys.stderr)
+        print(show_controls(str(error)), file=sys.stderr)
         return WRONG_RECIPE
     except (ArealError, BusError) as error:
-        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        print(show_controls(f"{type(error).__name__}: {error}"), file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         print("interrupted by Ctrl-C", file=sys.stderr)

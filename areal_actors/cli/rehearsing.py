@@ -7,6 +7,7 @@ from collections.abc import Generator, Sequence
 
 from areal_actors.cli.arguments import Options
 from areal_actors.cli.checking import resolve
+from areal_actors.core.foreign_text import show_controls
 from areal_actors.recipe import plan
 from areal_actors.recipe.budget import Lengths, describe_budget
 from areal_actors.recipe.measured import expected_lengths
@@ -31,7 +32,7 @@ def check(options: Options) -> int:
     if options.data:
         print("\n# ---- Data: every row", flush=True)
         for line in check_data(resolved.recipe):
-            print(f"# {line}", flush=True)
+            print(show_controls(f"# {line}"), flush=True)
     if resolved.calibration is not None:
         print("\n# ---- Budget on this machine", flush=True)
         lengths = lengths_of(resolved.recipe, played)
@@ -44,7 +45,7 @@ def print_lines(rehearsal: Generator[str, None, list[Played]]) -> list[Played]:
     """Print the lines of a rehearsal as they come; returns its episodes."""
     while True:
         try:
-            print(f"# {next(rehearsal)}", flush=True)
+            print(show_controls(f"# {next(rehearsal)}"), flush=True)
         except StopIteration as end:
             played: list[Played] = end.value
             return played

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import msgspec
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -21,6 +21,7 @@ from areal_actors.display.attention import attention
 from areal_actors.display.curves import draw_curves
 from areal_actors.display.recall import AUDIT, restore_fold, trimmed_notice
 from areal_actors.display.run_state import RunState
+from areal_actors.display.safe_console import SafeConsole
 from areal_actors.display.sentences import ACCURACY, MEASURED, best_checkpoint, bus_outages, counted, duration, held_out_scores, left_out
 from areal_actors.display.throughput import busy_while_training, overlap_share
 from areal_actors.display.view import MODES, blocked, injected, refusals, refused_sequences
@@ -72,7 +73,7 @@ async def write_summary(
 def _write(state: RunState, picture: RenderableType, folder: Path) -> None:
     """Write the text, and draw the curve under a temporary name, so that no partial file remains."""
     text = io.StringIO()
-    Console(file=text, width=FILE_COLUMNS).print(picture)
+    SafeConsole(file=text, width=FILE_COLUMNS).print(picture)
     atomic_write(folder / "summary.txt", text.getvalue().encode())
     name = "loss.png" if state.learns_from_examples() else "reward.png"
     partial = folder / f".partial.{name}"

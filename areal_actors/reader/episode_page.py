@@ -15,6 +15,7 @@ from rich.table import Table as ScreenTable
 from rich.text import Text
 
 from areal_actors.core.errors import SetupError
+from areal_actors.core.foreign_text import escape_controls
 from areal_actors.display.sentences import counted
 from areal_actors.reader.listing import output
 from areal_actors.reader.records import EndedEpisode
@@ -82,7 +83,7 @@ def show(
         raise SetupError(_not_found(opened, episode))
     if as_json:
         for row in _rows(opened, found):
-            screen.print(json.dumps(row, ensure_ascii=False, default=str), markup=False, highlight=False, soft_wrap=True)
+            screen.print(escape_controls(json.dumps(row, ensure_ascii=False, default=str)), markup=False, highlight=False, soft_wrap=True)
     elif episode:
         for ended in found:
             screen.print(_page(opened, ended, tokens=tokens))

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from areal_actors.core.errors import SetupError
+from areal_actors.display.safe_console import SafeConsole
 from areal_actors.display.sentences import duration, held_out_scores
 from areal_actors.reader.run_files import RunFiles, read_run_files
 from areal_actors.run.run_folder import RunFolder
@@ -45,8 +46,8 @@ def list_runs(folder: Path, *, as_json: bool = False, console: Console | None = 
 
 def output() -> Console:
     """Returns a console on standard output; wide where that is a file or a pipe, so that tables keep their columns."""
-    console = Console()
-    return console if console.is_terminal else Console(width=PIPE_COLUMNS)
+    console = SafeConsole()
+    return console if console.is_terminal else SafeConsole(width=PIPE_COLUMNS)
 
 
 def _runs(folder: Path) -> Iterator[RunFiles]:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.console import Console
 
 from areal_actors.audit.report import report
 from areal_actors.core.errors import SetupError
+from areal_actors.display.safe_console import SafeConsole
 from areal_actors.reader.run_files import run_folder
 from areal_actors.replay.control import ControlReplay
 from areal_actors.replay.fold import FoldReplay, LogDifference
@@ -170,6 +170,6 @@ def replay_trainer(run: str, *, folder: Path) -> int:
         BusError: its log cannot be opened.
     """
     began = time.perf_counter()
-    found = asyncio.run(audit_run(run, folder=folder, recompute=True, console=Console(stderr=True)))
+    found = asyncio.run(audit_run(run, folder=folder, recompute=True, console=SafeConsole(stderr=True)))
     sys.stdout.write(f"{report(found)}\nreplayed {found.steps} steps of the trainer in {time.perf_counter() - began:.1f} s\n")
     return DIFFERENT if found.all_faults() else EQUAL

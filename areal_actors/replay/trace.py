@@ -16,6 +16,7 @@ from rich.text import Text
 
 from areal_actors.core.durable_files import atomic_write
 from areal_actors.core.errors import SetupError
+from areal_actors.core.foreign_text import escape_controls
 from areal_actors.display.sentences import counted
 from areal_actors.reader.listing import output
 from areal_actors.reader.run import open_run
@@ -62,7 +63,7 @@ def trace(
             raise SetupError(f"--html: {html} cannot be written: {error.strerror or error}") from error
         sys.stdout.write(f"{html.absolute()}\n")
     elif as_json:
-        sys.stdout.write(f"{msgspec.json.encode(found).decode()}\n")
+        sys.stdout.write(f"{escape_controls(msgspec.json.encode(found).decode())}\n")
     else:
         (console or output()).print(page(found))
     return 0

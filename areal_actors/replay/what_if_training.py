@@ -8,9 +8,9 @@ from contextlib import aclosing
 from pathlib import Path
 
 import msgspec
-from rich.console import Console
 
 from areal_actors.core.errors import SetupError
+from areal_actors.display.safe_console import SafeConsole
 from areal_actors.messages import (
     BatchFormed,
     RunResumed,
@@ -71,7 +71,7 @@ async def _repeated(log: Callable[[], AsyncGenerator[Envelope, None]], found: Re
         with tempfile.TemporaryDirectory(prefix="areal-what-if-") as scratch:
             path, steps = Path(scratch) / "log", len(found.batches)
             await _write_log(path, log, found)
-            with Console(stderr=True).status("training on the recorded episodes") as shown:
+            with SafeConsole(stderr=True).status("training on the recorded episodes") as shown:
                 async for one in recomputed(path, place or path, steps):
                     if one.error:
                         raise SetupError(f"the trainer stopped: {one.error}")

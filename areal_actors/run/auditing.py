@@ -21,6 +21,7 @@ from areal_actors.core.errors import SetupError
 from areal_actors.core.module_command import module_command
 from areal_actors.core.snapshots import SnapshotStore
 from areal_actors.display.recall import AUDIT, restore_fold
+from areal_actors.display.safe_console import SafeConsole
 from areal_actors.messages import RunResumed, RunStarted, StepCompleted
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.monitor import open_log
@@ -98,7 +99,7 @@ def audit(run: str, *, folder: Path, recompute: bool = False, console: Console |
         SetupError: there is no such run.
         BusError: its log cannot be opened.
     """
-    screen = console or Console()
+    screen = console or SafeConsole()
     found = asyncio.run(audit_run(run, folder=folder, recompute=recompute, console=screen))
     screen.print(report(found), highlight=False, markup=False, soft_wrap=True)
     return FAULTY if found.all_faults() else SOUND

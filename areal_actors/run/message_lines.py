@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from areal_actors.core.foreign_text import escape_controls
 from areal_actors.messages.fields import fields_of
 from bus.base import Bus, Envelope
 from bus.subjects import matches
@@ -65,7 +66,7 @@ def json_line(envelope: Envelope) -> str:
         "claim": envelope.claim,
         "message": None if envelope.claim else fields_of(envelope),
     }
-    return msgspec.json.encode(described).decode()
+    return escape_controls(msgspec.json.encode(described).decode())
 
 
 def clock(at: float) -> str:

@@ -16,6 +16,7 @@ from areal_actors.core.errors import SetupError
 from areal_actors.core.snapshots import SnapshotStore
 from areal_actors.display.recall import restore_fold, trimmed_notice
 from areal_actors.display.run_state import RunState
+from areal_actors.display.safe_console import SafeConsole
 from areal_actors.display.sentences import plain_line
 from areal_actors.display.view import RunView
 from areal_actors.display.whole_screen import full_screen, is_screen
@@ -160,7 +161,7 @@ def attach(
         SetupError: no such run is live; the message lists the live ones. Or the address for `prometheus` cannot be used.
         BusError: its bus cannot be reached.
     """
-    screen = console or Console()
+    screen = console or SafeConsole()
 
     async def watch(bus: Bus, snapshots: SnapshotStore | None) -> None:
         if prometheus:

@@ -19,6 +19,7 @@ from areal_actors.core.snapshots import SnapshotStore
 from areal_actors.core.values import Value
 from areal_actors.display.recall import AUDIT, RUN_STATE
 from areal_actors.display.run_state import RunState
+from areal_actors.display.safe_console import SafeConsole
 from areal_actors.display.summary import write_summary
 from areal_actors.display.view import RunView
 from areal_actors.display.whole_screen import is_screen
@@ -126,7 +127,7 @@ class RunLoop(Launch):
         if isinstance(opening, RunResumed):
             await self._catch_up()
         await self.publish(opening)
-        console = Console(file=sys.stdout)
+        console = SafeConsole(file=sys.stdout)
         on_interrupt(self.interrupted, self._answer_signal)
         showing = asyncio.create_task(self._show(console))
         if described := self.recipe.chaos.described():
