@@ -22,6 +22,7 @@ from areal_actors.embedded.kept_models import kept_model
 from areal_actors.embedded.settings import WarmStart
 from areal_actors.run.launch import on_interrupt
 from areal_actors.run.logs import log_to_terminal
+from areal_actors.tinker.access import ANY_KEY, TinkerAccess
 from areal_actors.tinker.command import EMBEDDED, TinkerOptions
 from areal_actors.tinker.samplers import ModelSampler
 from areal_actors.tinker.server import TinkerRoutes
@@ -38,7 +39,7 @@ BANNER = """\
 serving {name} at {root}; checkpoints in {state}; Ctrl-C ends
 in the shell of a client:
 
-    export TINKER_BASE_URL={root} TINKER_API_KEY=tml-local
+    export TINKER_BASE_URL={root} TINKER_API_KEY={key}
 """
 
 
@@ -76,12 +77,13 @@ async def run_server(options: TinkerOptions, folder: str, state: Path, temporary
     sampler = ModelSampler(folder, device, options.threads)
     service = TinkerService(names, folder, state, temporary, sampler, device, options.threads)
     sweep = asyncio.create_task(service.sweep())
-    runner = TinkerRoutes(service).runner()
+    access = TinkerAccess(options.host)
+    runner = TinkerRoutes(service, access).runner()
     try:
         await runner.setup()
         await web.SockSite(runner, listening).start()
         root = f"http://{options.host}:{listening.getsockname()[1]}"
-        sys.stdout.write(BANNER.format(name=" or ".join(names), root=root, state=state))
+        sys.stdout.write(BANNER.format(name=" or ".join(names), root=root, state=state, key=access.key or ANY_KEY))
         sys.stdout.flush()
         await interrupted.wait()
     finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import structlog
@@ -12,12 +12,14 @@ from areal_actors.core.errors import RequestError
 logger = structlog.get_logger(__name__)
 
 Body = TypeVar("Body", bound=msgspec.Struct)
+LARGEST_RANK = 1024
+LARGEST_RATE = 1.0
 
 
 class LoraRequest(msgspec.Struct, frozen=True, kw_only=True):
     """`lora_config`."""
 
-    rank: int
+    rank: Annotated[int, msgspec.Meta(le=LARGEST_RANK)]
     seed: int | None = None
     train_unembed: bool = True
     """Accepted; the unembedding is not adapted."""
@@ -28,7 +30,7 @@ class LoraRequest(msgspec.Struct, frozen=True, kw_only=True):
 class AdamParams(msgspec.Struct, frozen=True, kw_only=True):
     """`adam_params` of an optimizer step."""
 
-    learning_rate: float = 1e-4
+    learning_rate: Annotated[float, msgspec.Meta(ge=0, le=LARGEST_RATE)] = 1e-4
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1e-12
@@ -204,7 +206,7 @@ class UnknownFields:
         try:
             body = msgspec.json.decode(data or b"{}")
             found = msgspec.convert(body, kind)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise RequestError(f"the body is no valid {kind.__name__}: {error}") from error
         for name in body.keys() - set(kind.__struct_fields__):
             if (kind.__name__, name) not in self._seen:

@@ -1,6 +1,6 @@
 """The HTTP endpoints of Tinker's API: JSON, and Protocol Buffers for training data and its results.
 
-Every API key is accepted: the server is for the programs of one machine. A failed request is a result with `error` and `category`; a
+Who may use it is decided in `access.py`. A failed request is a result with `error` and `category`; a
 request that cannot be accepted is refused with a status and the reason as `detail`.
 """
 
@@ -14,6 +14,7 @@ import structlog
 from aiohttp import web
 
 from areal_actors.core.errors import ArealError, CheckpointError, RequestError, SetupError
+from areal_actors.tinker.access import TinkerAccess
 from areal_actors.tinker.datums import forward_of_json, forward_of_message
 from areal_actors.tinker.futures import RequestFailure, Result
 from areal_actors.tinker.protobuf import WireMessage
@@ -57,8 +58,9 @@ _ENCODER = msgspec.json.Encoder()
 class TinkerRoutes:
     """Handlers of all endpoints."""
 
-    def __init__(self, service: TinkerService) -> None:
+    def __init__(self, service: TinkerService, access: TinkerAccess | None = None) -> None:
         self._service = service
+        self._access = access or TinkerAccess()
         self._fields = UnknownFields()
 
     def runner(self) -> web.AppRunner:
@@ -66,7 +68,7 @@ class TinkerRoutes:
         return web.AppRunner(self._application(), access_log=None, shutdown_timeout=SHUTDOWN_SECONDS, auto_decompress=False)
 
     def _application(self) -> web.Application:
-        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[errors_as_detail])
+        app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[errors_as_detail, self._check_access])
         for path, post in self._posts().items():
             app.router.add_post(f"/api/v1/{path}", post)
         for path, get in self._gets().items():
@@ -111,6 +113,13 @@ class TinkerRoutes:
             "training_runs/{run}/checkpoints": self.list_checkpoints,
             "checkpoints": self.list_checkpoints,
         }
+
+    @web.middleware
+    async def _check_access(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if (refusal := self._access.refuse(request)) is not None:
+            status, reason = refusal
+            return respond({"detail": reason}, status=status)
+        return await handler(request)
 
     # ------------------------------------------------------------ server and sessions
 
@@ -185,7 +194,7 @@ class TinkerRoutes:
             model_id, seq_id = message.text(1), message.number(2) or None
             return promise(self._service.forward(model_id, seq_id, lambda: forward_of_message(message)), model_id)
         body = json_object(data)
-        model_id, seq_id = str(body.get("model_id", "")), body.get("seq_id")
+        model_id, seq_id = str(body.get("model_id", "")), whole_number(body, "seq_id")
         only = request.path.endswith("/forward")
         return promise(self._service.forward(model_id, seq_id, lambda: forward_of_json(body, forward_only=only)), model_id)
 
@@ -327,8 +336,20 @@ def json_object(data: bytes) -> dict[str, Any]:
     """
     try:
         return msgspec.json.decode(data, type=dict[str, Any])
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise RequestError(f"the body is no JSON object: {error}") from error
+
+
+def whole_number(body: Mapping[str, Any], name: str) -> int | None:
+    """Read a whole number that may be missing.
+
+    Raises:
+        RequestError: it is something else.
+    """
+    value = body.get(name)
+    if value is None or (isinstance(value, int) and not isinstance(value, bool)):
+        return value
+    raise RequestError(f"{name} is a whole number; found {type(value).__name__}", name)
 
 
 def page(items: list[Item], request: web.Request) -> tuple[list[Item], Mapping[str, int]]:

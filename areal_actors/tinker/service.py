@@ -34,7 +34,7 @@ from areal_actors.tinker.requests import (
     Sample,
     SaveWeights,
 )
-from areal_actors.tinker.samplers import ModelSampler
+from areal_actors.tinker.samplers import MOST_SAMPLES, ModelSampler
 from areal_actors.tinker.sessions import LoadedModel, SamplingSession, TinkerSession
 from areal_actors.tinker.training_model import TrainingModel
 from areal_actors.weights.transfer import location_of
@@ -258,7 +258,7 @@ class TinkerService:
             number = uuid4().hex if request.seq_id is None else request.seq_id
             request_id = f"{request.sampling_session_id}:{number}"
         self.futures.start(request_id, self.sampler.sample(weights, request_id, request))
-        return request_id, [f"{request_id}:{number}" for number in range(max(request.num_samples, 0))]
+        return request_id, [f"{request_id}:{number}" for number in range(min(max(request.num_samples, 0), MOST_SAMPLES))]
 
     # ------------------------------------------------------------ within
 
