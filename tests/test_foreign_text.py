@@ -10,12 +10,14 @@ import textwrap
 import unicodedata
 
 import pytest
+import structlog
 from rich.table import Table
 from rich.text import Text
 from support.live_run import ROOT, LiveRun
 
 from areal_actors.core.foreign_text import HARMFUL, escape_controls, show_controls
 from areal_actors.display.safe_console import SafeConsole
+from areal_actors.run.logs import logging_to_terminal
 
 ATTACKS = (
     "\x1b]0;TITLE\x07\x1b]52;c;ZWNobw==\x07",  # title and clipboard
@@ -64,6 +66,18 @@ def test_the_consoles_own_colours_reach_a_terminal() -> None:
     file = io.StringIO()
     SafeConsole(file=file, force_terminal=True, color_system="standard").print(Text("\x1b[2Jbad", style="red"))
     assert file.getvalue() == "\x1b[31m␛[2Jbad\x1b[0m\n"
+
+
+def test_warnings_on_a_terminal_and_their_tracebacks_hold_none_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+    with logging_to_terminal():
+        try:
+            raise ValueError(ATTACKS[0])
+        except ValueError:
+            structlog.get_logger("test").warning(ATTACKS[1], answer=ATTACKS[2], exc_info=True)
+    shown = capsys.readouterr().err
+    assert "␛[2J" in shown
+    assert "ValueError: ␛]0;TITLE␇" in shown
+    assert not HARMFUL.search(shown)
 
 
 @pytest.mark.slow

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from areal_actors.core.errors import SetupError
+from areal_actors.core.foreign_text import escape_controls
 from areal_actors.display.curves import SMOOTH_STEPS
 from areal_actors.display.run_state import RunState
 from areal_actors.display.sentences import ACCURACY, duration, held_out_scores
@@ -67,7 +68,7 @@ def compare(
             "results": {label: dict(zip(named, values, strict=True)) for label, values in _results(found)},
             "metrics": {name: {one: run.state.history(name) for one, run in zip(named, found, strict=True)} for name in shown},
         }
-        screen.print(json.dumps(made, indent=1, default=str), markup=False, highlight=False, soft_wrap=True)
+        screen.print(escape_controls(json.dumps(made, indent=1, default=str)), markup=False, highlight=False, soft_wrap=True)
     else:
         screen.print(_page(named, found, shown, bars=max(MIN_BARS, min(MAX_BARS, screen.width // len(found) - WITHOUT_BARS))))
     if plot is not None:

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from areal_actors.core.errors import SetupError
+from areal_actors.core.foreign_text import escape_controls
 from areal_actors.display.safe_console import SafeConsole
 from areal_actors.display.sentences import duration, held_out_scores
 from areal_actors.reader.run_files import RunFiles, read_run_files
@@ -36,7 +37,7 @@ def list_runs(folder: Path, *, as_json: bool = False, console: Console | None = 
     found = [facts(run) for run in sorted(_runs(folder), key=lambda run: run.state.started_at)]
     screen = console or output()
     if as_json:
-        screen.print(json.dumps(found, indent=1), markup=False, highlight=False, soft_wrap=True)
+        screen.print(escape_controls(json.dumps(found, indent=1)), markup=False, highlight=False, soft_wrap=True)
     elif not found:
         screen.print(f"no run in {folder.absolute()}; start one with `areal run RECIPE`", markup=False, highlight=False, soft_wrap=True)
     else:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import structlog
+
+from areal_actors.core.foreign_text import show_controls
 
 _SHARED: list[Any] = [
     structlog.contextvars.merge_contextvars,
@@ -41,9 +44,21 @@ def log_to_terminal() -> None:
     """Send warnings and errors to standard error in readable form."""
     _install(
         logging.StreamHandler(sys.stderr),
-        [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)],
+        [_show_controls, structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=_write_traceback)],
         logging.WARNING,
     )
+
+
+def _show_controls(_: Any, __: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """Replace control characters in the texts of an event, which may be those of models and agents."""
+    event.update({name: show_controls(value) for name, value in event.items() if isinstance(value, str)})
+    return event
+
+
+def _write_traceback(stream: TextIO, exception: Any) -> None:
+    text = io.StringIO()
+    structlog.dev.plain_traceback(text, exception)
+    stream.write(show_controls(text.getvalue()))
 
 
 @contextmanager

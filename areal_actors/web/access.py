@@ -31,6 +31,12 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def host_name(host: str) -> str:
+    """Return the name in a `Host` header, without port and brackets."""
+    name = host.rpartition(":")[0] if ":" in host and not host.endswith("]") else host
+    return name.strip("[]")
+
+
 class Access:
     """Decides who may read the page."""
 
@@ -42,8 +48,8 @@ class Access:
         """Returns the refusal of a request; None if it may be answered."""
         if not self.token:
             # a page of another host may have its own name resolved to this machine: the browser then sends that name
-            name = request.host.rpartition(":")[0] if not request.host.endswith("]") and ":" in request.host else request.host
-            if is_loopback(name.strip("[]")):
+            name = host_name(request.host)
+            if is_loopback(name):
                 return None
             return web.Response(status=403, text=f"This page is served to this machine only, as 127.0.0.1; found the name {name}.\n")
         if any(self._equal(given) for given in (request.query.get("token", ""), request.cookies.get(COOKIE, ""), _bearer(request))):

@@ -58,6 +58,7 @@ class Genuine(NamedTuple):
 
 async def until_it_runs(engine: HttpEngine, *tasks: asyncio.Task[Any]) -> None:
     """Wait until one of the completions is in progress, or all have ended: on a busy machine a poll may come after the last of them."""
+    assert tasks, "the completions that are awaited"
     async with asyncio.timeout(300):
         while not (engine.take_counters().running or all(task.done() for task in tasks)):  # noqa: ASYNC110 - it has no event for it
             await asyncio.sleep(0.001)
