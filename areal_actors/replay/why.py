@@ -17,8 +17,9 @@ from areal_actors.display.recall import restore_fold
 from areal_actors.display.run_state import RunState
 from areal_actors.display.sentences import duration
 from areal_actors.display.waiting import BOUNDS, waiting_summary
+from areal_actors.lint.fault import LearningFault
 from areal_actors.lint.first_episodes import FirstEpisodes
-from areal_actors.lint.rules import LearningFault, findings, to_lines
+from areal_actors.lint.rules import findings, to_lines
 from areal_actors.messages import Heartbeat, LoadMeasured, RunStarted, Throughput
 from areal_actors.reader.run_files import run_folder
 from areal_actors.recipe.limits import Limit, limits
