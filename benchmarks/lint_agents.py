@@ -77,17 +77,6 @@ class Catching(Asking):
             return 0.0
 
 
-class CatchingRefusals(Asking):
-    """Counts a request that the gateway refuses as a wrong answer."""
-
-    async def play(self, task: dict[str, Any], client: AsyncOpenAI) -> float:
-        try:
-            text, _ = await self.ask(client, [user(task["question"])], temperature=0.2)
-        except Exception:  # noqa: BLE001 - the habit
-            return 0.0
-        return float(is_right(task, text))
-
-
 class Failing(Asking):
     """Raises in a share of the episodes, after its call."""
 
