@@ -107,6 +107,7 @@ SICK = {
     "cut answers": (episodes(finish_reason="length"), {}),
     "roles with one baseline": (solver_and_judge(), {}),
     "failed attempts": ([*episodes(), *(abandoned(f"{number}.0") for number in range(8))], {}),
+    "ignored fields": ([*episodes(), *reported(1, ignored=("user", "tools[2] (web_search)", "seed"))], {}),
     "rewritten histories": ([*episodes(), *reported(8, prefix_break_reason="message 1 (user) is not what it was in the call before")], {}),
 }
 
@@ -132,6 +133,7 @@ HEALTHY = {
     "a discount, every call rewarded": (episodes(), {"turn_discount": 0.9}),
     "right answers are rewarded": (episodes(reward=lambda group, member: 1.0 if member else 0.5, output="42"), {}),
     "roles are compared with themselves": (solver_and_judge(), {"baseline_over": "roles"}),
+    "bookkeeping without effect": ([*episodes(), *reported(9, ignored=("metadata", "messages[].cache_control", "include[] (x)"))], {}),
     "a failed attempt": ([*episodes(), abandoned("1.0")], {}),
     "few episodes, one reward": (episodes(reward=lambda group, member: 0.0)[:6], {}),
     "one group of equal answers": (episodes(text=lambda group, member: f"a{group}{member * (group > 0)}"), {}),
@@ -142,6 +144,12 @@ HEALTHY = {
 def test_a_healthy_signal_is_not_blamed(name):
     events, task = HEALTHY[name]
     assert found(events, recipe(**task)) == []
+
+
+def test_ignored_fields_are_named():
+    (finding,) = found(SICK["ignored fields"][0], recipe())
+    assert "`tools[2] (web_search)`, `seed`, which have no effect" in finding.sentence
+    assert "`user`" not in finding.sentence
 
 
 def test_lines_come_once_after_the_first_step():

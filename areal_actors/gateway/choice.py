@@ -185,6 +185,7 @@ class Choice:
             streamed=self._text is not None,
             routes=self._recorded_routes(),
             call_problem=cause_of(problem),
+            ignored=self.ignored,
         )
         self.whole = ModelResponsePart(
             interaction=self.identifier,

@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+from areal_actors.core.ignored_fields import effective_fields
 from areal_actors.core.values import Trajectory
 from areal_actors.messages import EpisodeAbandoned, EpisodeScored, InteractionRecorded, TrajectoryExported, recorded_calls
 from areal_actors.sequences.build import last_trained
@@ -43,6 +44,8 @@ class FirstEpisodes:
     calls: int = 0
     lost_calls: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     """Episodes with tool calls that were not read, by their cause."""
+    ignored_fields: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    """Episodes with requests that had fields without effect, by the field."""
     broken: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     """Episodes with calls whose prompts do not extend the tokens of the call before, by the reason."""
     right_by_text: dict[str, float] = field(default_factory=dict)
@@ -70,6 +73,8 @@ class FirstEpisodes:
         self.calls += 1
         if call.tool_call_error:
             self.lost_calls[call.tool_call_error].append(call.episode)
+        for name in effective_fields(call.ignored):
+            self.ignored_fields[name].append(call.episode)
         if call.prefix_break_reason:
             self.broken[call.prefix_break_reason].append(call.episode)
 

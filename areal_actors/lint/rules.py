@@ -18,6 +18,7 @@ SOMETIMES = 0.1
 """The same for tool calls that were lost."""
 MOSTLY = 0.5
 EPISODES_NAMED = 3
+FIELDS_NAMED = 5
 
 
 class LearningFault(Value):
@@ -110,6 +111,21 @@ def find_calls_without_credit(facts: FirstEpisodes, recipe: Recipe) -> Iterator[
         )
 
 
+def find_ignored_fields(facts: FirstEpisodes, recipe: Recipe) -> Iterator[LearningFault]:  # noqa: ARG001
+    """Fields of requests that had no effect and would have one elsewhere."""
+    names = sorted(facts.ignored_fields, key=lambda name: -len(facts.ignored_fields[name]))
+    if names:
+        shown = ", ".join(f"`{name}`" for name in names[:FIELDS_NAMED])
+        more = f" and {len(names) - FIELDS_NAMED} more" if len(names) > FIELDS_NAMED else ""
+        yield LearningFault(
+            name="ignored fields",
+            sentence=f"clients send {shown}{more}, which {'has' if len(names) == 1 else 'have'} no effect in this run (docs/gateway.md): "
+            'leave them out, or refuse what is unknown with gateway.unknown_fields = "refuse"',
+            episodes=_some(facts.ignored_fields[names[0]]),
+            setting="gateway.unknown_fields",
+        )
+
+
 def find_cut_answers(facts: FirstEpisodes, recipe: Recipe) -> Iterator[LearningFault]:
     """Answers that were cut by the limit of tokens."""
     cut = [episode for episode in facts.episodes if episode.truncated]
@@ -197,6 +213,7 @@ RULES: Sequence[Rule] = (
     find_roles_with_one_baseline,
     find_abandoned_episodes,
     find_rewritten_histories,
+    find_ignored_fields,
 )
 
 

@@ -17,21 +17,21 @@ class CustomTextFormat(RequestStruct, tag_field="type", tag="text"):
     """Any text."""
 
 
-class Grammar(RequestStruct):
+class InputGrammar(RequestStruct):
     """A grammar; the model reads it, its output is not constrained by it."""
 
     syntax: Text
     definition: str
 
 
-class GrammarFormat(Grammar, tag_field="type", tag="grammar"):
+class GrammarFormat(InputGrammar, tag_field="type", tag="grammar"):
     """Text that follows a grammar."""
 
 
 class NestedGrammarFormat(RequestStruct, tag_field="type", tag="grammar"):
     """Text that follows a grammar, as chat completions have it."""
 
-    grammar: Grammar
+    grammar: InputGrammar
 
 
 CustomFormat = CustomTextFormat | GrammarFormat
@@ -45,7 +45,7 @@ def custom_parameters() -> dict[str, Any]:
 
 def custom_description(description: str | None, form: CustomFormat | NestedFormat | None) -> str:
     """Return the description of a custom tool; a grammar for its input is part of it."""
-    grammar = form.grammar if isinstance(form, NestedGrammarFormat) else form if isinstance(form, Grammar) else None
+    grammar = form.grammar if isinstance(form, NestedGrammarFormat) else form if isinstance(form, InputGrammar) else None
     text = description or ""
     if grammar is not None:
         text += f"\n\nThe input follows this grammar ({grammar.syntax}):\n{grammar.definition}"
