@@ -1,4 +1,4 @@
-"""Which fields of clients' requests without effect are bookkeeping, and which would have changed an answer where they have one."""
+"""Fields of clients' requests without effect: bookkeeping, and those that change an answer where they are honoured."""
 
 from __future__ import annotations
 
