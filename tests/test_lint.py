@@ -138,6 +138,7 @@ SICK = {
     "cut answers": (episodes(finish_reason="length"), {}),
     "roles with one baseline": (solver_and_judge(), {}),
     "failed attempts": ([*episodes(), *(abandoned(f"{number}.0") for number in range(8))], {}),
+    "ignored fields": ([*episodes(), *reported(1, ignored=("user", "tools[2] (web_search)", "seed"))], {}),
     "rewritten histories": ([*episodes(), *reported(8, prefix_break_reason="message 1 (user) is not what it was in the call before")], {}),
 }
 
@@ -163,6 +164,7 @@ HEALTHY = {
     "a discount, every call rewarded": (episodes(), {"turn_discount": 0.9}),
     "right answers are rewarded": (episodes(reward=lambda group, member: 1.0 if member else 0.5, output="42"), {}),
     "roles are compared with themselves": (solver_and_judge(), {"baseline_over": "roles"}),
+    "bookkeeping without effect": ([*episodes(), *reported(9, ignored=("metadata", "messages[].cache_control", "include[] (x)"))], {}),
     "a failed attempt": ([*episodes(), abandoned("1.0")], {}),
     "marks that are read as text": (recorded(episodes(), work=msgspec.structs.replace(work(), task=FORGED)), {}),
     "a reward function that fails once, with a reference that it can read": ([*episodes(), unscored(0, "#### 4")], {}),
@@ -206,6 +208,12 @@ def test_a_run_that_ends_before_its_first_step_has_the_lines_at_its_end():
 )
 def test_the_reference_of_a_task_is_found_in_its_usual_columns(task, expected):
     assert reference_of(task) == expected
+
+
+def test_ignored_fields_are_named():
+    (finding,) = found(SICK["ignored fields"][0], recipe())
+    assert "`tools[2] (web_search)`, `seed`, which have no effect" in finding.sentence
+    assert "`user`" not in finding.sentence
 
 
 def test_lines_come_once_after_the_first_step():

@@ -9,6 +9,7 @@ from areal_actors.lint.fault import EPISODES_NAMED, LEAST_EPISODES, MOSTLY, OFTE
 from areal_actors.lint.first_episodes import FirstEpisodes
 from areal_actors.recipe.recipe import Recipe
 
+FIELDS_NAMED = 5
 LEAST_TASKS = 3
 """Tasks from which equal prompts are no coincidence."""
 
@@ -38,6 +39,21 @@ def find_calls_without_credit(facts: FirstEpisodes, recipe: Recipe) -> Iterator[
             f"no reward follows them (task.turn_discount = {recipe.task.turn_discount}): reward every conversation that the client names",
             episodes=tuple(episode.name for episode in missing[:EPISODES_NAMED]),
             setting="task.turn_discount",
+        )
+
+
+def find_ignored_fields(facts: FirstEpisodes, recipe: Recipe) -> Iterator[LearningFault]:  # noqa: ARG001 - a rule
+    """Fields of requests that had no effect and would have one elsewhere."""
+    names = sorted(facts.ignored_fields, key=lambda name: -len(facts.ignored_fields[name]))
+    if names:
+        shown = ", ".join(f"`{name}`" for name in names[:FIELDS_NAMED])
+        more = f" and {len(names) - FIELDS_NAMED} more" if len(names) > FIELDS_NAMED else ""
+        yield LearningFault(
+            name="ignored fields",
+            sentence=f"clients send {shown}{more}, which {'has' if len(names) == 1 else 'have'} no effect in this run (docs/gateway.md): "
+            'leave them out, or refuse what is unknown with gateway.unknown_fields = "refuse"',
+            episodes=some_of(facts.ignored_fields[names[0]]),
+            setting="gateway.unknown_fields",
         )
 
 

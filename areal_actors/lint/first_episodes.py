@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from areal_actors.core.ignored_fields import effective_fields
 from areal_actors.core.values import Trajectory
 from areal_actors.lint.stated_answers import reference_of, states_reference
 from areal_actors.messages import EpisodeAbandoned, EpisodeScored, InteractionRecorded, TrajectoryExported, recorded_calls
@@ -56,6 +57,8 @@ class FirstEpisodes:
     calls: int = 0
     lost_calls: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     """Episodes with tool calls that were not read, by their cause."""
+    ignored_fields: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    """Episodes with requests that had fields without effect, by the field."""
     broken: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     """Episodes with calls whose prompts do not extend the tokens of the call before, by the reason."""
     right_by_text: dict[str, float] = field(default_factory=dict)
@@ -95,6 +98,8 @@ class FirstEpisodes:
         self.calls += 1
         if call.tool_call_error:
             self.lost_calls[call.tool_call_error].append(call.episode)
+        for name in effective_fields(call.ignored):
+            self.ignored_fields[name].append(call.episode)
         if call.prefix_break_reason:
             self.broken[call.prefix_break_reason].append(call.episode)
 

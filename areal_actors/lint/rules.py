@@ -12,6 +12,7 @@ from areal_actors.lint.call_rules import (
     find_episodes_ended_by_model,
     find_equal_prompts,
     find_forged_marks,
+    find_ignored_fields,
     find_lost_tool_calls,
     find_rewritten_histories,
 )
@@ -43,6 +44,7 @@ RULES: Sequence[Rule] = (
     find_forged_marks,
     find_abandoned_episodes,
     find_rewritten_histories,
+    find_ignored_fields,
 )
 
 

@@ -26,6 +26,7 @@ from areal_actors.tokenization.tool_parsers.base import (
     ToolDefinition,
     call_problem,
     declared_tools,
+    withheld_call,
 )
 from areal_actors.tokenization.tool_parsers.frames import NAME, AnswerFrame
 from areal_actors.tokenization.tool_parsers.grammar import MARK, Grammar
@@ -57,9 +58,11 @@ class DelimitedFormat(AnswerFormat):
         """Matches any opening delimiter of a call."""
         self._reasoning_openings = tuple(delimiters.opening for delimiters in reasoning)
 
-    def stream(self, tools: Sequence[ToolDefinition], *, in_reasoning: bool = False) -> StreamParser:
+    def stream(
+        self, tools: Sequence[ToolDefinition], *, in_reasoning: bool = False, withheld: frozenset[str] = frozenset()
+    ) -> StreamParser:
         """Return a parser for a completion that is being sampled."""
-        return DelimitedStreamParser(self, declared_tools(tools), in_reasoning=in_reasoning)
+        return DelimitedStreamParser(self, declared_tools(tools), withheld, in_reasoning=in_reasoning)
 
     def _grammar(self, grammar: Grammar, declared: DeclaredTools, *, parallel: bool, in_reasoning: bool) -> str:
         calls = self._framed_calls(grammar, declared, parallel=parallel)
@@ -92,8 +95,8 @@ class DelimitedFormat(AnswerFormat):
 class DelimitedStreamParser(StreamParser):
     """Parses a completion of a delimited format while it is sampled."""
 
-    def __init__(self, of: DelimitedFormat, declared: DeclaredTools, *, in_reasoning: bool) -> None:
-        super().__init__(declared)
+    def __init__(self, of: DelimitedFormat, declared: DeclaredTools, withheld: frozenset[str], *, in_reasoning: bool) -> None:
+        super().__init__(declared, withheld)
         self._syntax = of.syntax if declared else of.syntax._replace(openings=(), bare="", newlines=0)
         self._openings = of.openings if declared else None
         self._frame = of.frame.texts(declared) if of.frame else ()
@@ -228,13 +231,20 @@ class DelimitedStreamParser(StreamParser):
         if not final and self._syntax.closing and self._pending.find(self._syntax.closing, at) < 0:
             return None
         try:
-            return self._syntax.read(self._pending, at, self._declared)
+            return self._without_withheld(self._syntax.read(self._pending, at, self._declared))
         except IncompleteCall as incomplete:
             if not final:
                 return None
-            return incomplete.at_end or self._malformed_block(at, MalformedCall("it is incomplete", len(self._pending)), final=True)
+            if incomplete.at_end:
+                return self._without_withheld(incomplete.at_end)
+            return self._malformed_block(at, MalformedCall("it is incomplete", len(self._pending)), final=True)
         except MalformedCall as error:
             return self._malformed_block(at, error, final=final)
+
+    def _without_withheld(self, block: ParsedCalls) -> ParsedCalls:
+        """Return calls as text, with the reason, if one is of a tool that may not be called."""
+        withheld = next((call.name for call in block.calls if call.name in self._withheld), None)
+        return block if withheld is None else ParsedCalls(block.end, (), withheld_call(withheld))
 
     def _malformed_block(self, at: int, error: MalformedCall, *, final: bool) -> ParsedCalls | None:
         """Return a malformed call as text: all up to the closing delimiter, or the opening one alone if there is no closing one."""
