@@ -9,8 +9,8 @@ import pytest
 from support.dialect_harness import CHAT_TOOL, LEAST, MESSAGES, RESPONSES, SCHEMA, USER, called, response_parts, serving, tool_pieces
 
 from areal_actors.gateway.protocols import CHAT
+from areal_actors.gateway.protocols.custom_tools import custom_arguments, custom_input
 from areal_actors.gateway.protocols.hosted_tools import ANTHROPIC, OPENAI, is_hosted
-from areal_actors.gateway.protocols.responses_tools import custom_arguments, custom_input
 
 EPHEMERAL = {"type": "ephemeral"}
 FUNCTION = {"type": "function", "name": "f", "parameters": SCHEMA}

@@ -13,6 +13,7 @@ from support.dialect_harness import CALL, CHAT_TOOL, LEAST, MESSAGES, PIXEL, RES
 
 from areal_actors.core.errors import RequestError
 from areal_actors.gateway.protocols import CHAT, DIALECTS, dialect_of_path
+from areal_actors.gateway.protocols.lenient import accept
 from areal_actors.gateway.protocols.openapi import Endpoint, openapi
 from areal_actors.messages import ModelRequest
 
@@ -273,12 +274,30 @@ def test_the_description_holds_every_endpoint_and_every_reference():
     assert "text/event-stream" not in described["paths"]["/v1/messages/count_tokens"]["post"]["responses"]["200"]["content"]
 
 
+@pytest.mark.parametrize("unknown_fields", ["list", "refuse"])
 @pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.name)
-def test_a_body_that_the_description_allows_is_decoded_and_one_that_it_forbids_is_not(dialect):
-    described = openapi("1.2")
+def test_a_body_that_the_description_allows_is_decoded_and_one_that_it_forbids_is_not(dialect, unknown_fields):
+    described = openapi("1.2", unknown_fields=unknown_fields)
     schema = described["paths"][f"/v1/{dialect.path}"]["post"]["requestBody"]["content"]["application/json"]["schema"]
     validator = jsonschema.Draft202012Validator({**schema, "components": described["components"]})
     least = LEAST[dialect.name]
-    assert validator.is_valid(least)
-    assert not validator.is_valid(least | {"frobnicate": 1})
-    assert not validator.is_valid({})
+
+    def is_taken(body):
+        try:
+            if unknown_fields == "list":
+                accept(dialect, json.dumps(body).encode(), "s")
+            else:
+                dialect.call(dialect.decode(json.dumps(body).encode()), "s")
+        except RequestError:
+            return False
+        return True
+
+    bodies = [least, {}, least | {"frobnicate": 1}, least | {"min_tokens": 5}, least | {"min_tokens": 0}, least | {"n": "x"}]
+    if dialect.name in ("chat_completions", "messages", "count_tokens"):
+        for content in ([{"type": "mystery"}, {"type": "text", "text": "t"}], [{"type": "video"}], [{"type": "text", "text": "t", "x": 1}]):
+            bodies += [least | {"messages": [{"role": "user", "content": content}]}]
+        bodies += [least | {"messages": [{"role": "user", "content": "t", "partial": flag}]} for flag in (True, False)]
+    if dialect.name == "chat_completions":
+        bodies += [least | {"tools": [{"type": "web_search"}]}, least | {"tools": [{"type": "custom", "custom": {"name": "x", "y": 1}}]}]
+    assert [validator.is_valid(body) for body in bodies] == [is_taken(body) for body in bodies]
+    assert validator.is_valid(least | {"frobnicate": 1}) is (unknown_fields == "list")

@@ -16,7 +16,7 @@ from areal_actors.batching.assembler import BatcherConfig, group_filter, has_sig
 from areal_actors.core.errors import RecipeError, RewardError, SetupError
 from areal_actors.rewards.acceptance import Acceptance
 from areal_actors.rewards.checks import check_reward
-from areal_actors.supervised.example_sequences import trained_segments
+from areal_actors.supervised.example_sequences import sequences_of_example, trained_segments
 from areal_actors.supervised.examples import open_examples
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.training.algorithms import groups
@@ -103,10 +103,10 @@ async def test_true_is_a_reward_over_http():
         assert (await harness.trajectory(session, reward=None)).interactions[0].reward == 1.0
 
 
-def rows(tmp_path, *lines):
+def rows(tmp_path, *lines, kind="demonstrations"):
     path = tmp_path / "rows.jsonl"
     path.write_bytes(b"\n".join(msgspec.json.encode(line) for line in lines))
-    return open_examples(str(path), "demonstrations", seed=0, held_out=0, columns={}).train
+    return open_examples(str(path), kind, seed=0, held_out=0, columns={}).train
 
 
 def test_messages_of_weight_0_are_context_and_not_trained(tmp_path):
@@ -121,6 +121,39 @@ def test_messages_of_weight_0_are_context_and_not_trained(tmp_path):
     trained = chat.decode([number for number, is_learned in zip(ids, learned, strict=True) if is_learned], skip_special=False)
     assert trained.startswith("right")
     assert "wrong" in chat.decode(ids)
+
+
+def pair(**rejected):
+    begun = [{"role": "user", "content": "a"}]
+    sides = [
+        [
+            *begun,
+            {"role": "assistant", "content": text, "weight": 0},
+            {"role": "user", "content": "b"},
+            {"role": "assistant", "content": end},
+        ]
+        for text, end in (("wrong", "right"), ("bad", "worse"))
+    ]
+    sides[1][-1] |= rejected
+    return {"chosen": sides[0], "rejected": sides[1]}
+
+
+def test_messages_of_weight_0_of_a_preference_pair_are_context_and_not_compared(tmp_path):
+    chat = chat_tokenizer()
+    example = rows(tmp_path, pair(), kind="pairs")[0]
+    trained = [chat.decode(made.token_ids[made.loss_mask].tolist(), skip_special=False) for made in sequences_of_example(example, 0, chat)]
+    assert [text.startswith(end) for text, end in zip(trained, ("right", "worse"), strict=True)] == [True, True]
+    with pytest.raises(SetupError, match="message 1 has weight 0, which has no meaning where a reward model scores"):
+        sequences_of_example(example, 0, chat, scored=True)
+
+
+def test_a_pair_whose_sides_differ_in_their_weights_only_or_learn_nothing_is_refused(tmp_path):
+    with pytest.raises(SetupError, match="`rejected`: every assistant message has weight 0"):
+        rows(tmp_path, pair(weight=0), kind="pairs")[0]
+    same = pair()
+    same["rejected"] = [*same["chosen"][:-1], {**same["chosen"][-1], "weight": 1}]
+    with pytest.raises(SetupError, match="are the same"):
+        rows(tmp_path, same, kind="pairs")[0]
 
 
 @pytest.mark.parametrize(("weight", "complaint"), [(0, "every assistant message has weight 0"), (0.5, "has weight 0.5; write 1")])

@@ -142,6 +142,14 @@ async def test_googles_protocol_is_named_as_not_served(harness, verb):
     assert "Google's protocol (generateContent) is not served" in body["error"]["message"]
 
 
+async def test_a_call_whose_request_had_a_field_without_effect_is_marked_unless_the_field_is_bookkeeping(harness):
+    async with client(harness.opened) as clients:
+        for more in ({"metadata": {"a": "b"}, "user": "me"}, {"verbosity": "low", "user": "me"}, {"extra_body": {"next_years_field": 1}}):
+            await clients.chat.completions.create(model="m", messages=HELLO, **more)
+    made = await harness.trajectory(harness.opened)
+    assert [call.fields_ignored for call in made.interactions] == [False, True, True]
+
+
 async def test_a_client_that_always_sends_one_seed_has_it_listed_as_ignored_in_training(harness):
     async with client(harness.opened) as clients:
         answered = await clients.chat.completions.with_raw_response.create(model="m", messages=HELLO, seed=42)

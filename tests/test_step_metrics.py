@@ -61,6 +61,13 @@ def test_calls_whose_tool_call_was_not_read_are_counted_by_cause():
     assert batch_metrics(rows(*TWO, oldest=4), FORMED)["tool_call_error"] == 0.0
 
 
+def test_calls_whose_requests_had_fields_without_effect_are_counted():
+    call = msgspec.structs.replace(TWO[0].interactions[0], fields_ignored=True)
+    metrics = batch_metrics(rows(msgspec.structs.replace(TWO[0], interactions=(call,)), TWO[1], oldest=4), FORMED)
+    assert metrics["calls_with_ignored_fields"] == 1.0
+    assert "calls_with_ignored_fields" not in batch_metrics(rows(*TWO, oldest=4), FORMED)
+
+
 def test_a_batch_of_which_every_token_is_masked_has_no_token_staleness():
     metrics = batch_metrics(rows(*TWO, oldest=9), FORMED)
     assert "token_staleness_mean" not in metrics

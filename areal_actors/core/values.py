@@ -227,6 +227,8 @@ class Interaction(Value):
     if it has none, to the token before its last. Each as first computed. Empty if they were not recorded."""
     call_problem: str = ""
     """Name of the cause for which a tool call that the model wrote did not reach the agent as one; empty if there is none."""
+    fields_ignored: bool = False
+    """True if its request had fields, tools or items without effect that are no bookkeeping (`core/ignored_fields.py`)."""
     images: tuple[ImageRef, ...] = ()
     """Images in `prompt_suffix`, by position; `start` counts from the beginning of the suffix."""
     id_planes: IdPlanes = 0
@@ -342,6 +344,8 @@ class SequenceCall(Value, array_like=True):
     """Role whose samples it is compared with in its group; empty with all of them."""
     call_problem: str = ""
     """Name of the cause for which a tool call in it did not reach the agent as one; empty if there is none."""
+    fields_ignored: bool = False
+    """True if its request had fields without effect that are no bookkeeping."""
 
 
 class TrainingSequence(msgspec.Struct, frozen=True):

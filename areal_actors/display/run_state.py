@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, get_type_hints
 
 import msgspec
 
-from areal_actors.display.sentences import FAULTS, refused_batch
+from areal_actors.display.sentences import FAULTS, model_deed, refused_batch
 from areal_actors.messages import (
     KINDS,
     ActorFailed,
@@ -73,6 +73,9 @@ class CompletedStep(msgspec.Struct, frozen=True):
 TELEMETRY = frozenset({"beats", "beaten_at", "throughputs", "telemetry_since"})
 """Fields of a `RunState` that come from telemetry: a snapshot has all others."""
 
+LATER = frozenset({"model_ends"})
+"""Counters that snapshots of earlier releases do not have."""
+
 
 @dataclass(eq=False)
 class RunState:
@@ -109,6 +112,8 @@ class RunState:
     members: dict[str, str] = field(default_factory=dict)
     """Host of each worker of another host that is part of the run."""
     exported: int = 0
+    model_ends: Counter[str] = field(default_factory=Counter)
+    """Exported episodes that the model itself ended, by its deed."""
     dropped: Counter[str] = field(default_factory=Counter)
     discarding: bool = False
     """True if trajectories were dropped since the last step: exported ones are then no progress."""
@@ -209,6 +214,8 @@ class RunState:
                 if not self.discarding:
                     self._progressed()
                 self.exported += 1
+                if message.trajectory.ended_by == "model":
+                    self.model_ends[model_deed(message.trajectory.end_cause)] += 1
             case TrajectoryDropped():
                 self.discarding = True
                 self.dropped[message.reason] += 1
@@ -333,8 +340,9 @@ RunState.state_type = msgspec.defstruct(
     [
         (name, dict[str, int] if kind == Counter[str] else kind)
         for name, kind in get_type_hints(RunState).items()
-        if name not in TELEMETRY | {"state_type", "state_version"}
-    ],
+        if name not in TELEMETRY | LATER | {"state_type", "state_version"}
+    ]
+    + [(name, dict[str, int], {}) for name in sorted(LATER)],
     kw_only=True,
     frozen=True,
 )

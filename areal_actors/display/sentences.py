@@ -49,6 +49,8 @@ from bus.message import Message
 
 ACCURACY = "accuracy"
 ROUNDING = 1e-9
+LONGEST_DEED = 100
+"""Characters of the deed by which a model ended an episode."""
 MEASURED = ("loss", "accuracy", "margin")
 """Metrics shown for held-out examples; the last two exist only for pairs."""
 STEP_METRICS = {
@@ -90,6 +92,18 @@ def without_credit(metrics: Mapping[str, float]) -> str:
     """Returns how many calls of a step no reward reaches under the recipe's discount; empty if none."""
     calls = int(metrics.get("calls_without_credit", 0))
     return f"no reward follows {counted(calls, 'call')}, trained with 0 (docs/rewards.md)" if calls else ""
+
+
+def model_deed(cause: str) -> str:
+    """Returns the kind of a deed by which a model ended its episode, without the details of the episode."""
+    return cause.partition(": ")[0][:LONGEST_DEED]
+
+
+def ended_by_model(deeds: Mapping[str, int], episodes: int) -> str:
+    """Returns how many episodes the model itself ended, by its deed; empty if there are none."""
+    count = sum(deeds.values())
+    causes = ", ".join(f"{deed} ({number})" for deed, number in sorted(deeds.items(), key=lambda one: -one[1]))
+    return f"the model itself ended {count} of {counted(episodes, 'episode')} ({count / max(episodes, 1):.0%}): {causes}" if count else ""
 
 
 def counted(number: int, thing: str) -> str:
@@ -167,7 +181,9 @@ def _log_recovered(event: LogRecovered) -> str:
 
 
 def _step(event: StepCompleted) -> str:
-    parts = (*present(STEP_METRICS, event.metrics), equal_groups(event.metrics), without_credit(event.metrics))
+    share = event.metrics.get("ended_by_model", 0.0)
+    ended = f"{share:.0%} ended by the model" if share else ""
+    parts = (*present(STEP_METRICS, event.metrics), ended, equal_groups(event.metrics), without_credit(event.metrics))
     return f"step {event.step}: {', '.join(filter(None, parts))}"
 
 

@@ -22,7 +22,17 @@ from areal_actors.display.curves import draw_curves
 from areal_actors.display.recall import AUDIT, restore_fold, trimmed_notice
 from areal_actors.display.run_state import RunState
 from areal_actors.display.safe_console import SafeConsole
-from areal_actors.display.sentences import ACCURACY, MEASURED, best_checkpoint, bus_outages, counted, duration, held_out_scores, left_out
+from areal_actors.display.sentences import (
+    ACCURACY,
+    MEASURED,
+    best_checkpoint,
+    bus_outages,
+    counted,
+    duration,
+    ended_by_model,
+    held_out_scores,
+    left_out,
+)
 from areal_actors.display.throughput import busy_while_training, overlap_share
 from areal_actors.display.view import MODES, blocked, injected, refusals, refused_sequences
 from areal_actors.messages import EvaluationCompleted, Throughput
@@ -151,6 +161,7 @@ def _rows(state: RunState, throughputs: list[Throughput]) -> Iterator[tuple[str,
 
 def _episodes(state: RunState) -> Iterator[tuple[str, str]]:
     """Yields the rows about learning from rewards."""
+    yield "ended", ended_by_model(state.model_ends, state.exported)
     yield "trained", f"{state.exported:,} episodes exported, {sum(state.history('trained_tokens')):,.0f} tokens trained"
     for mode in MODES:
         if found := state.accuracy(mode):

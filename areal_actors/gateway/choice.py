@@ -42,6 +42,7 @@ class Choice:
         stream: bool,
         logprobs: bool,
         parallel_tool_calls: bool = True,
+        withheld: frozenset[str] = frozenset(),
         issued_ids: frozenset[str] = frozenset(),
         published: PublishedVersions,
         vocabulary: int = 0,
@@ -51,6 +52,7 @@ class Choice:
     ) -> None:
         """`temperature` is that of training, if it is not the recipe's; `ignored` are fields of the request without effect.
 
+        `withheld`: names of declared tools whose calls are text.
         `routes`: mixtures of experts whose choices are recorded.
         """
         self._routes = routes
@@ -68,7 +70,8 @@ class Choice:
         self.whole = ModelResponsePart()
         """The whole answer in one part, once the choice has ended."""
         self._text = TextStream(chat, sampling.stop, special=chat.shows_special) if stream else None
-        self._answer = chat.format.stream(tools, in_reasoning=prompt.opens_reasoning) if stream else None
+        self._withheld = withheld
+        self._answer = chat.format.stream(tools, in_reasoning=prompt.opens_reasoning, withheld=withheld) if stream else None
         self._calls: list[str] = []
         """Ids of the tool calls begun so far."""
         self._has_emitted = False
@@ -166,7 +169,7 @@ class Choice:
         """The last answer parts, and the turn as recorded in the conversation; sets `whole`."""
         columns = joined_columns([part.columns for part in self.parts])
         text, stop = self._text_and_stop(columns)
-        answer = self.chat.format.parse(text, self.tools, in_reasoning=self.prompt.opens_reasoning)
+        answer = self.chat.format.parse(text, self.tools, in_reasoning=self.prompt.opens_reasoning, withheld=self._withheld)
         finish_reason = "tool_calls" if answer.tool_calls and self.finish_reason == "stop" else self.finish_reason
         problem = answer.tool_call_error or self._call_problem(answer)
         worker = next(iter(self.workers)) if len(self.workers) == 1 else ""
@@ -182,6 +185,7 @@ class Choice:
             streamed=self._text is not None,
             routes=self._recorded_routes(),
             call_problem=cause_of(problem),
+            ignored=self.ignored,
         )
         self.whole = ModelResponsePart(
             interaction=self.identifier,

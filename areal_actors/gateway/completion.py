@@ -80,6 +80,7 @@ class ModelCall:
         self._issued_ids = frozenset(call["id"] for turn in session.turns for call in turn.answer.get("tool_calls") or ())
         request = with_history(known, with_references(known, request))
         tools = callable_tools(request)
+        self._withheld = withheld_tools(request)
         if tools and served.tools.error:
             raise RequestError(tools_refused(served.tools), "tools")
         field = "messages" if request.messages else "prompt"
@@ -125,6 +126,7 @@ class ModelCall:
             stream=self.request.stream,
             logprobs=self.request.logprobs,
             parallel_tool_calls=self.request.parallel_tool_calls,
+            withheld=self._withheld,
             issued_ids=self._issued_ids,
             published=self.served.published,
             vocabulary=self.served.vocabulary,
@@ -199,13 +201,20 @@ def callable_tools(request: ModelRequest) -> Sequence[ToolDefinition]:
     if request.tool_choice == "required" and not request.tools:
         raise RequestError("'tool_choice' is required, but there are no tools; send 'tools'", "tool_choice")
     if not request.tool_choice.startswith("function:"):
-        return request.tools
+        allowed = request.allowed_tools
+        return [tool for tool in request.tools if tool["function"]["name"] in allowed] if allowed else request.tools
     name = request.tool_choice.removeprefix("function:")
     named = [tool for tool in request.tools if tool["function"]["name"] == name]
     if not named:
         known = ", ".join(tool["function"]["name"] for tool in request.tools) or "none"
         raise RequestError(f"'tool_choice' names the function '{name}', which is not in 'tools' ({known})", "tool_choice")
     return named
+
+
+def withheld_tools(request: ModelRequest) -> frozenset[str]:
+    """Names of tools in the prompt that `allowed_tools` leaves out: a call of one is text."""
+    allowed = request.allowed_tools
+    return frozenset(name for tool in request.tools if (name := tool["function"]["name"]) not in allowed) if allowed else frozenset()
 
 
 def tools_refused(support: ToolSupport) -> str:

@@ -149,7 +149,7 @@ class Gateway:
 
     async def description(self, _: web.Request) -> web.Response:
         """The OpenAPI description."""
-        return as_json(openapi(areal_actors.__version__, [*GATEWAY_ENDPOINTS, *ENDPOINTS]))
+        return as_json(openapi(areal_actors.__version__, [*GATEWAY_ENDPOINTS, *ENDPOINTS], self.config.unknown_fields))
 
     async def models(self, request: web.Request) -> web.Response:
         """The one model behind this gateway."""

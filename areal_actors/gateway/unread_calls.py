@@ -45,12 +45,22 @@ SENTENCES: Mapping[str, str] = {
 _CAUSES = (
     (re.compile(r"^a tool call does not parse"), "malformed"),
     (re.compile(r"^no tool is named"), "undeclared"),
+    (re.compile(r"^tool_choice does not allow"), "not_allowed"),
     (re.compile(r"^\d+ tool calls although"), "not_parallel"),
     (re.compile(r"^argument .* of the wrong type"), "wrong_type"),
     (re.compile(r"is not read: (\w+)"), ""),
 )
 OTHER = "other"
-CAUSES = ("malformed", "undeclared", "not_parallel", "wrong_type", *SENTENCES, *(f"{form}_in_reasoning" for form in SENTENCES), OTHER)
+CAUSES = (
+    "malformed",
+    "undeclared",
+    "not_allowed",
+    "not_parallel",
+    "wrong_type",
+    *SENTENCES,
+    *(f"{form}_in_reasoning" for form in SENTENCES),
+    OTHER,
+)
 """Names of all causes, as in the metrics `tool_call_error/NAME`."""
 
 

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
+from areal_actors.core.ignored_fields import effective_fields
 from areal_actors.core.values import Trajectory
+from areal_actors.lint.stated_answers import reference_of, states_reference
 from areal_actors.messages import EpisodeAbandoned, EpisodeScored, InteractionRecorded, TrajectoryExported, recorded_calls
 from areal_actors.sequences.build import last_trained
 from areal_actors.sequences.credit import Credit, calls_without_credit
@@ -14,6 +18,8 @@ from bus.message import Message
 
 MOST_EPISODES = 512
 """Episodes whose facts are kept."""
+MARK = re.compile(r"<\|[A-Za-z_]{2,40}\|>|\[/?INST\]|<(?:start|end)_of_turn>")
+"""Marks with which chat templates separate turns."""
 
 
 @dataclass
@@ -23,8 +29,16 @@ class Episode:
     name: str
     group: str
     reward: float
+    task: str
+    """Id of its task."""
     sampled: int
     """Hash of all sampled token ids."""
+    prompts: int
+    """Hash of the new tokens of all prompts."""
+    calls: int
+    """Number of its calls."""
+    is_empty: bool
+    """True if its last trained call ended at once, with one token at most."""
     truncated: bool
     uncredited: int
     """Number of trained calls that no reward reaches."""
@@ -43,10 +57,16 @@ class FirstEpisodes:
     calls: int = 0
     lost_calls: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     """Episodes with tool calls that were not read, by their cause."""
+    ignored_fields: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    """Episodes with requests that had fields without effect, by the field."""
     broken: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     """Episodes with calls whose prompts do not extend the tokens of the call before, by the reason."""
     right_by_text: dict[str, float] = field(default_factory=dict)
-    """Rewards of episodes whose output ends with the task's reference."""
+    """Rewards of episodes whose output states the task's reference as its result."""
+    unscored: dict[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
+    """An episode and the row of each task at which a reward function failed, by the task's id."""
+    marked: list[str] = field(default_factory=list)
+    """Episodes with the mark of a chat template in the texts of their task, or in their output."""
     abandoned: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     """Abandoned attempts, by reason and detail."""
 
@@ -60,16 +80,26 @@ class FirstEpisodes:
         match message:
             case TrajectoryExported():
                 self.episodes.append(_episode(message.trajectory, self.credit))
-            case EpisodeScored() if message.work.purpose == "train" and message.reward is not None:
-                if ends_with(message.output, reference_of(message.work.task.data)):
-                    self.right_by_text[message.work.episode] = message.reward
+            case EpisodeScored() if message.work.purpose == "train":
+                self._scored(message)
             case EpisodeAbandoned() if message.work.purpose == "train" and message.reason not in {"rejected", "surplus"}:
                 self.abandoned[f"{message.reason}: {message.detail}"].append(message.work.episode)
+                if message.reason == "reward":
+                    self.unscored.setdefault(message.work.task.id, (message.work.episode, message.work.task.data))
+
+    def _scored(self, event: EpisodeScored) -> None:
+        name, data = event.work.episode, event.work.task.data
+        if event.reward is not None and states_reference(event.output, reference_of(data)):
+            self.right_by_text[name] = event.reward
+        if any(MARK.search(text) for text in (event.output, *_texts(data))):
+            self.marked.append(name)
 
     def _call(self, call: InteractionRecorded) -> None:
         self.calls += 1
         if call.tool_call_error:
             self.lost_calls[call.tool_call_error].append(call.episode)
+        for name in effective_fields(call.ignored):
+            self.ignored_fields[name].append(call.episode)
         if call.prefix_break_reason:
             self.broken[call.prefix_break_reason].append(call.episode)
 
@@ -86,32 +116,30 @@ def _episode(trajectory: Trajectory, credit: Credit) -> Episode:
     for call in trajectory.interactions:
         if call.reward is not None and call.trained:
             role_rewards.setdefault(call.role, []).append(call.reward)
+    last = last_trained(trajectory.interactions)
     return Episode(
         name=trajectory.episode,
         group=trajectory.group,
         reward=trajectory.reward,
+        task=trajectory.task,
         sampled=hash(tuple(call.completion.token_ids for call in trajectory.interactions)),
-        truncated=last_trained(trajectory.interactions).finish_reason == "length",
+        prompts=hash(tuple(call.prompt_suffix for call in trajectory.interactions)),
+        calls=len(trajectory.interactions),
+        is_empty=last.finish_reason == "stop" and len(last.completion) <= 1,
+        truncated=last.finish_reason == "length",
         uncredited=len(calls_without_credit(trajectory, credit)),
         end_cause=(trajectory.end_cause or trajectory.ended_by) if trajectory.ended_by == "model" else "",
         role_rewards=role_rewards,
     )
 
 
-def reference_of(task: dict[str, object]) -> str:
-    """Returns the result in a task's `answer`: all of it, or the text after `####`; empty if there is none."""
-    answer = task.get("answer")
-    if not isinstance(answer, str | int | float) or isinstance(answer, bool):
-        return ""
-    return str(answer).rpartition("####")[2].strip()
-
-
-def ends_with(output: str, reference: str) -> bool:
-    """True if the last result in an output, a number or the last line's words, is the reference."""
-    if not reference or not output.strip():
-        return False
-    if re.fullmatch(r"-?[\d.,]+", reference):
-        numbers = re.findall(r"-?\d[\d,]*(?:\.\d+)?", output)
-        return bool(numbers) and numbers[-1].replace(",", "") == reference.replace(",", "").rstrip(".")
-    last = output.strip().splitlines()[-1].strip(" .*`\"'()$").casefold()
-    return last.endswith(reference.casefold())
+def _texts(value: object) -> Iterator[str]:
+    """Texts of a task."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from _texts(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _texts(inner)

@@ -193,6 +193,8 @@ class ModelRequest(Request[ModelResponsePart]):
     """`{"type": "function", "function": {"name", "description", "parameters"}}`."""
     tool_choice: str = "auto"
     """`auto`, `none`, `required`, or `function:NAME`."""
+    allowed_tools: tuple[str, ...] = ()
+    """Names of the tools that may be called, of those in the prompt; empty for all."""
     parallel_tool_calls: bool = True
     """False to allow at most one tool call in an answer."""
     constraint: Constraint | None = None

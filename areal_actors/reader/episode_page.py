@@ -150,6 +150,7 @@ def _facts(run: Run, ended: EndedEpisode) -> RenderableType:
         "task": ended.task_id + (f"  {json.dumps(ended.work.task.data, ensure_ascii=False, default=str)}" if ended.work else ""),
         "outcome": run.records.outcome_of(ended) + detail,
         "reward": "" if ended.reward is None else f"{ended.reward:g}",
+        "ended by": ended.model_end,
         "ended": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ended.time))
         + (f", {ended.seconds:.1f} s after its group was granted" if ended.seconds is not None else ""),
     }

@@ -89,6 +89,12 @@ class EndedEpisode(msgspec.Struct, frozen=True):
         return self.event.subject.partition(".")[2]
 
     @property
+    def model_end(self) -> str:
+        """`the model: ` and its deed, if the model itself ended the episode; empty otherwise."""
+        end = self.event if isinstance(self.event, EpisodeEvaluated) else self.trajectory
+        return f"the model: {end.end_cause}" if end is not None and end.ended_by == "model" else ""
+
+    @property
     def trajectory(self) -> Trajectory | None:
         """The trajectory, if it was exported."""
         return self.event.trajectory if isinstance(self.event, TrajectoryExported) else None

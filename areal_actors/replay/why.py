@@ -15,10 +15,11 @@ from areal_actors.core.snapshots import SnapshotStore
 from areal_actors.display.attention import attention
 from areal_actors.display.recall import restore_fold
 from areal_actors.display.run_state import RunState
-from areal_actors.display.sentences import duration
+from areal_actors.display.sentences import duration, ended_by_model
 from areal_actors.display.waiting import BOUNDS, waiting_summary
+from areal_actors.lint.fault import LearningFault
 from areal_actors.lint.first_episodes import FirstEpisodes
-from areal_actors.lint.rules import LearningFault, findings, to_lines
+from areal_actors.lint.rules import findings, to_lines
 from areal_actors.messages import Heartbeat, LoadMeasured, RunStarted, Throughput
 from areal_actors.reader.run_files import run_folder
 from areal_actors.recipe.limits import Limit, limits
@@ -77,6 +78,8 @@ class Why(msgspec.Struct, kw_only=True):
     open_waits: list[OpenWait]
     attention: list[str]
     """Causes for which it may not learn."""
+    ended_by_model: str
+    """Sentence about the episodes that the model itself ended; empty if there are none."""
     signal: list[LearningFault]
     """The same from its first episodes."""
     show: str
@@ -103,6 +106,7 @@ class Why(msgspec.Struct, kw_only=True):
         lines += [f"{'now':<12}{self.now}"] if self.now else []
         for wait in self.open_waits[:OPEN_WAITS]:
             lines.append(f"{'':<12}{wait.actor} waits {wait.seconds:.0f} s for {wait.name}, for {wait.seconds_left:.0f} s more at most")
+        lines += [f"{'ended':<12}{self.ended_by_model}"] if self.ended_by_model else []
         lines += [f"{'attention' if number == 0 else '':<12}{sentence}" for number, sentence in enumerate(self.attention)]
         lines += to_lines(self.signal, self.show)
         return "\n".join([*lines, "", self.verdict, *(f"  - {sentence}" for sentence in self.advice)])
@@ -151,6 +155,7 @@ async def _why(run: str, folder: Path) -> Why:
         now=waiting_summary(state) if live else "",
         open_waits=waits,
         attention=attention(state),
+        ended_by_model=ended_by_model(state.model_ends, state.exported),
         show=run_command("show", place.path.name if place is not None else state.run, str(folder)),
         signal=[] if recipe.learns_from_examples() else findings(facts, recipe),
         workers=_recommended(loads, recipe),

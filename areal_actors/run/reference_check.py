@@ -6,30 +6,20 @@ A row whose reference the rule cannot read is played and abandoned whenever it i
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from areal_actors.core.errors import RewardError, SetupError
 from areal_actors.core.settings import TaskSettings
-from areal_actors.rewards import REWARDS, WEIGHTED, resolve_reward
 from areal_actors.rewards.math_reading import Reference
+from areal_actors.rewards.reference_readers import ReferenceReader, reference_readers
 from areal_actors.tasks.datasets import ARITHMETIC, Dataset, Tasks
 
 ROWS_NAMED = 10
 """Rows that a sentence names, of those that cannot be read."""
 PARSE_SECONDS = 3.0
 """CPU seconds to find out which references are no expressions; those beyond are not examined for it."""
-
-
-@runtime_checkable
-class ReferenceReader(Protocol):
-    """A rule with a reference in every task."""
-
-    def read_reference(self, task: Mapping[str, Any]) -> object:
-        """Returns it; raises RewardError if it cannot be read."""
-        ...
 
 
 class ReferenceCount(msgspec.Struct, frozen=True):
@@ -71,17 +61,6 @@ def _splits(dataset: Dataset) -> list[tuple[str, Tasks, Sequence[int]]]:
         return [("", train, sorted((*train.numbers, *held_out.numbers)))]
     parts = [("", train, train.numbers), ("held-out ", held_out, held_out.numbers)]
     return [part for part in parts if part[2]]
-
-
-def reference_readers(task: TaskSettings) -> Iterator[tuple[str, ReferenceReader]]:
-    """Yields the built-in rules of a reward that have a reference in every task, by name."""
-    parts: dict[str, Mapping[str, Any]] = {task.reward: task.reward_options}
-    if task.reward == WEIGHTED:
-        parts = {name: {key: value for key, value in table.items() if key != "weight"} for name, table in task.reward_options.items()}
-    for name, options in parts.items():
-        rule: object = resolve_reward(name, options=options) if name in REWARDS else None
-        if isinstance(rule, ReferenceReader):
-            yield name, rule
 
 
 def count_references(reader: ReferenceReader, tasks: Tasks, numbers: Sequence[int]) -> ReferenceCount:

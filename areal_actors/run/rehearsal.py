@@ -6,8 +6,10 @@ Agent, gateway and reward are those of a run, on an in-memory bus in this proces
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -35,6 +37,7 @@ from areal_actors.run.fold_actors import open_tasks
 from areal_actors.run.process import acceptance_of
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.tasks.attempts import first_attempt
+from areal_actors.tasks.environment_tasks import list_environment
 from areal_actors.tasks.sources import is_on_hub
 from areal_actors.tokenization.byte_pairs import byte_characters
 from areal_actors.tokenization.tokenizer import ChatTokenizer
@@ -49,6 +52,8 @@ LEASE_SECONDS = 3600.0
 SPARE_SECONDS = 60.0
 """Time for processes to start and for the reward, beyond the timeout of an episode."""
 OTHER_ANSWER = "I do not know."
+NO_ACTION = "NoActionInAnswer"
+"""Error of an environment that works, and finds no action in a given answer."""
 BYTES = 2**20
 """Longest completion in bytes where the model's tokenizer is not known."""
 TOKEN_BYTES = 16
@@ -89,17 +94,43 @@ def rehearse(recipe: Recipe) -> Generator[str, None, list[Played]]:
         yield f"not played: {reason}"
         return []
     exempt_from_proxies(recipe.gateway.url(0))
-    tasks = open_tasks(recipe, RunFolder(Path(recipe.folder) / recipe.run)).train
-    task, tokenizer = tasks.task(0), model_tokenizer(recipe.model)
-    own = task.data.get("answer")
-    played = asyncio.run(_play(recipe, task, [*([own] if isinstance(own, str) and own else []), OTHER_ANSWER], tokenizer))
-    if all(one.failure for one in played):
-        raise SetupError(f"task '{task.id}', played with the answer '{played[-1].answer}': {played[-1].failure}")
+    with _tasks_folder(recipe) as folder:
+        tasks = open_tasks(recipe, folder).train
+        task = tasks.task(0)
+    tokenizer = model_tokenizer(recipe.model)
+    own = own_answer(task)
+    played = asyncio.run(_play(recipe, task, [*([own] if own else []), OTHER_ANSWER], tokenizer))
+    if all(one.failure and NO_ACTION not in one.failure for one in played):
+        field = "task.environment: " if recipe.plays_environment() else ""
+        raise SetupError(f"{field}task '{task.id}', played with the answer '{played[-1].answer}': {played[-1].failure}")
     yield from (_described(task, one) for one in played)
-    if tokenizer is not None:
+    if tokenizer is not None and not recipe.plays_environment():
         rows = (tasks.task(number) for number in range(len(tasks)))
         yield from filter(None, [describe_long_answers(rows, tokenizer, recipe.sampling.max_tokens)])
     return played
+
+
+@contextmanager
+def _tasks_folder(recipe: Recipe) -> Iterator[RunFolder]:
+    """The folder that has the recipe's tasks: a temporary one, to which its environment lists them, or that of the run.
+
+    Raises:
+        SetupError: the environment is missing, fails, or has no tasks.
+    """
+    if not recipe.plays_environment():
+        yield RunFolder(Path(recipe.folder) / recipe.run)
+        return
+    with TemporaryDirectory(prefix="areal-check-") as place:
+        folder = RunFolder(Path(place))
+        list_environment(recipe.task, folder.tasks, Path.cwd())
+        yield folder
+
+
+def own_answer(task: Task) -> str:
+    """Return the answer that a task has, itself or in the data of its environment; empty if it has none."""
+    inner = task.data.get("task")
+    answers = (task.data.get("answer"), inner.get("answer") if isinstance(inner, Mapping) else None)
+    return next((answer for answer in answers if isinstance(answer, str) and answer), "")
 
 
 def _unplayable(recipe: Recipe) -> str:
@@ -108,8 +139,6 @@ def _unplayable(recipe: Recipe) -> str:
         return "there are no episodes"
     if recipe.is_online():
         return "agents are external"
-    if recipe.plays_environment():
-        return "the environment lists its tasks when the run starts"
     if is_on_hub(recipe.task.dataset):
         return f"{recipe.task.dataset} would be downloaded"
     if has_vision(recipe.model):
@@ -153,6 +182,7 @@ async def _play(recipe: Recipe, task: Task, answers: Sequence[str], known: ChatT
             timeout_seconds=settings.timeout_seconds,
             acceptance=acceptance_of(settings),
             overflow_reward=settings.overflow_reward,
+            plays_environment=recipe.plays_environment(),
         )
         await host.serve("rollout_worker-0", worker)
         location = WeightsLocation(folder=recipe.model, checksum="", model=recipe.model)

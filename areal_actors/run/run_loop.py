@@ -162,6 +162,8 @@ class RunLoop(Launch):
             audit = run_command("audit", self.folder.path.name, self.recipe.folder)
             console.print(await write_summary(self.bus, self.folder.path, self._following, audit), crop=False)
         if error:
+            for line in self.lint.conclude():
+                sys.stderr.write(f"{line}\n")
             sys.stderr.write(f"run '{self.recipe.run}' ended early: {error}\n")
             if self.known or self.steps:
                 sys.stderr.write(f"to resume: {run_command('resume', self.folder.path.name, self.recipe.folder)}\n")

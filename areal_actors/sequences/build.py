@@ -62,6 +62,7 @@ def sequences_of(trajectory: Trajectory, group: int, oldest_version: int, credit
                 temperature=call.temperature,
                 credited=call.id not in uncredited,
                 call_problem=call.call_problem,
+                fields_ignored=call.fields_ignored,
             )
             for call, start, end_of_call in call_places(path)
             if call.id not in context

@@ -38,7 +38,7 @@ def batch_metrics(sequences: Sequence[TrainingSequence], batch: BatchFormed) -> 
     Every sampled token counts once, in the sequence that trains its call; `masked_frac` is the share of them that no sequence
     trains. `length_bias` is the mean length of trained trajectories over that of trained and dropped ones
     together; below 1, dropping favours short answers. `calls_without_credit` is the number of calls whose reward is 0 since nothing
-    that continues them has one (`task.turn_discount`).
+    that continues them has one (`task.turn_discount`), `calls_with_ignored_fields` of those whose request had fields without effect.
     """
     episodes = sequences_by_episode(sequences)
     sampled = [np.concatenate([sequence.versions[own_tokens(sequence)] for sequence in episode]) for episode in episodes]
@@ -61,6 +61,7 @@ def batch_metrics(sequences: Sequence[TrainingSequence], batch: BatchFormed) -> 
         "unanswered_calls": float(sum(episode[0].unanswered_calls for episode in episodes)),
         "reward_mean": float(np.mean([episode[0].reward for episode in episodes])),
         **_unread_call_shares(sequences),
+        **_ignored_fields(sequences),
     }
 
 
@@ -85,6 +86,12 @@ def _credit(sequences: Sequence[TrainingSequence]) -> dict[str, float]:
     """Number of trained calls that no reward reaches under the recipe's discount; nothing if there is none."""
     missing = sum(not call.credited for sequence in sequences for call in calls_of(sequence))
     return {"calls_without_credit": float(missing)} if missing else {}
+
+
+def _ignored_fields(sequences: Sequence[TrainingSequence]) -> dict[str, float]:
+    """Number of trained calls whose requests had fields without effect; nothing if there is none."""
+    count = sum(call.fields_ignored for sequence in sequences for call in calls_of(sequence))
+    return {"calls_with_ignored_fields": float(count)} if count else {}
 
 
 def _length_bias(batch: BatchFormed) -> float:

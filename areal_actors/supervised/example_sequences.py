@@ -118,10 +118,15 @@ def sequences_of_example(example: Example, group: int, tokenizer: ChatTokenizer,
     """Sequences of a demonstration or a pair.
 
     Raises:
-        SetupError: the chat template cannot render it, or rewrites earlier turns of a pair; names the example.
+        SetupError: the chat template cannot render it, or rewrites earlier turns of a pair, or a scored one has weights; names the example.
     """
     sequences: list[TrainingSequence] = []
     for number, conversation in enumerate(example.conversations):
+        if scored and conversation.unlearned:
+            raise SetupError(
+                f"{example.place}: message {min(conversation.unlearned)} has weight 0, which has no meaning where a reward model scores "
+                "the whole conversation; leave the weight out"
+            )
         try:
             parts = [scored_segment(conversation, tokenizer)] if scored else trained_segments(conversation, tokenizer)
         except (RequestError, SetupError) as error:

@@ -226,18 +226,23 @@ def _find_unlearned(messages: Sequence[Message], first: int, place: str) -> froz
 def _pair(row: dict[str, Any], place: str) -> list[ExampleConversation]:
     names = FORMS["pairs"][0]
     answers = [_answer(row[name], f"{place}: `{name}`") for name in names]
-    if answers[0] == answers[1]:
+    unweighted = [[{name: value for name, value in message.items() if name != "weight"} for message in answer] for answer in answers]
+    if unweighted[0] == unweighted[1]:
         raise SetupError(f"{place}: `chosen` and `rejected` are the same; leave the row out")
     if all(answer[0]["role"] == "assistant" for answer in answers):
         if "prompt" not in row:
             raise SetupError(f"{place}: `prompt` is missing, and `chosen` is not a whole conversation; add the prompt")
         prompt = _messages(row["prompt"], "user", f"{place}: `prompt`")
-        return [ExampleConversation(prompt + answer, len(prompt)) for answer in answers]
-    together = zip(*answers, strict=False)
+        return [_side(prompt + answer, len(prompt), f"{place}: `{name}`") for name, answer in zip(names, answers, strict=True)]
+    together = zip(*unweighted, strict=False)
     first = next((index for index, (one, other) in enumerate(together) if one != other), min(map(len, answers)))
     if first == min(map(len, answers)):
         raise SetupError(f"{place}: one of `chosen` and `rejected` is a prefix of the other; each needs its own answer")
-    return [ExampleConversation(answer, first) for answer in answers]
+    return [_side(answer, first, f"{place}: `{name}`") for name, answer in zip(names, answers, strict=True)]
+
+
+def _side(messages: tuple[Message, ...], first: int, place: str) -> ExampleConversation:
+    return ExampleConversation(messages, first, unlearned=_find_unlearned(messages, first, place))
 
 
 def _answer(found: Any, place: str) -> tuple[Message, ...]:

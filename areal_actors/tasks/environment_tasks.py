@@ -23,6 +23,8 @@ LIST_SECONDS = 600.0
 ERROR = "environment error: "
 """Beginning of the line in which the lister reports what the environment raised."""
 SHOWN_CHARACTERS = 2000
+UNKNOWN_IDS = ("NameNotFound", "NamespaceNotFound", "VersionNotFound")
+"""Errors of Gymnasium about ids that are not registered."""
 
 
 def list_environment(task: TaskSettings, folder: Path, root: Path) -> None:
@@ -88,6 +90,8 @@ def _explanation(printed: str, host: EnvironmentHost) -> str:
     shown = (reason if found else reason.splitlines()[-1])[-SHOWN_CHARACTERS:]
     if not found and "ModuleNotFoundError" in shown:
         return f"{shown}; {_remedy(host)}"
+    if host.library == "gymnasium" and shown.startswith(UNKNOWN_IDS):
+        return f'{shown.rstrip(".")}; name an id that `gymnasium.make` knows in that interpreter, or "gymnasium:PATH.py:ENV_ID" of a file'
     if "taskset" in shown and "not found" in shown:
         return (
             f"{shown}; install the environment's package with that interpreter's pip, or with `prime env install OWNER/NAME`, or name "

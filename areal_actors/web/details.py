@@ -48,6 +48,7 @@ class LogDetails:
         depths = tree({call.id: call.parent for call in trajectory.interactions})
         calls = {call.id: call for call in trajectory.interactions}
         found["metrics"] = trajectory.metrics
+        found["ended_by"], found["end_cause"] = trajectory.ended_by, trajectory.end_cause
         for name, depth in depths:
             call = calls[name]
             ids = call.completion.ids_array().tolist()
@@ -74,7 +75,7 @@ class LogDetails:
         return [self._answer(row) | {"row": row} for row in rows]
 
     def _answer(self, row: EpisodeRow) -> dict[str, Any]:
-        found: dict[str, Any] = {"task": {}, "output": "", "detail": "", "metrics": {}}
+        found: dict[str, Any] = {"task": {}, "output": "", "detail": "", "metrics": {}, "ended_by": "", "end_cause": ""}
         for position in (row.scored, row.ended):
             envelope = self._source.copy.read(position) if position else None
             if envelope is None:
@@ -85,9 +86,11 @@ class LogDetails:
             elif envelope.subject == EpisodeEvaluated.subject:
                 evaluated = envelope.open(EpisodeEvaluated)
                 found |= {"task": evaluated.work.task.data, "output": evaluated.output[:LONGEST_TEXT], "metrics": evaluated.metrics}
+                found |= {"ended_by": evaluated.ended_by, "end_cause": evaluated.end_cause}
             elif envelope.subject == EpisodeAbandoned.subject:
                 abandoned = envelope.open(EpisodeAbandoned)
                 found |= {"task": abandoned.work.task.data, "detail": abandoned.detail[:LONGEST_TEXT]}
+                found |= {"ended_by": abandoned.ended_by()}
         return found
 
     async def trained(self, row: EpisodeRow) -> bytes:

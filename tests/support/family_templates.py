@@ -1,31 +1,11 @@
 """Small chat templates in the call syntax of model families, and a known call as each writes it. `⏎` is a line break."""
 
+from support.tagged_templates import TAGGED, TAGGED_CALLS
+from support.template_parts import COMMA, END, FOR_ARGUMENTS, FOR_CALLS, JSON, PLAIN, chat_template
+
 from areal_actors.tokenization.chat_template import ChatTemplate
 from areal_actors.tokenization.tool_parsers.round_trip import tool_support
 
-FOR_CALLS = "{%- for call in message.tool_calls %}{% set it = call.function %}"
-FOR_ARGUMENTS = "{%- for key, value in it.arguments.items() %}"
-END = "{%- endfor %}"
-PLAIN = "{{ value if value is string else value | tojson }}"
-JSON = "{{ it.arguments | tojson }}"
-COMMA = "{% if not loop.last %}, {% endif %}"
-
-
-def chat_template(turn, end, calls, *, tool="tool", tools="{{ tools | tojson }}", open_end=None):
-    """The source of a template: the opening of a turn (with ROLE), its end, and the calls of a message."""
-    closing = end if open_end is None else open_end
-    source = (
-        f"{{%- if tools %}}{turn.replace('ROLE', 'system')}{tools}{end}{{% endif %}}"
-        "{%- for message in messages %}"
-        f"{{%- if message.role == 'tool' %}}{turn.replace('ROLE', tool)}{{{{ message.content }}}}{end}"
-        f"{{%- elif message.tool_calls %}}{turn.replace('ROLE', 'assistant')}{{{{ message.content }}}}{calls}{closing}"
-        f"{{%- else %}}{turn.replace('ROLE', '{{ message.role }}')}{{{{ message.content }}}}{end}{{% endif %}}{END}"
-        f"{{%- if add_generation_prompt %}}{turn.replace('ROLE', 'assistant')}{{% endif %}}"
-    )
-    return source.replace("⏎", "{{ '\\n' }}")
-
-
-CHATML = ("<|im_start|>ROLE⏎", "<|im_end|>⏎")
 GEMMA_VALUE = (
     '{%- macro written(value) %}{% if value is string %}<|"|>{{ value }}<|"|>{% elif value is mapping %}{{ "{" }}'
     '{% for key, one in value | dictsort %}{{ key }}:{{ written(one) }}{% if not loop.last %},{% endif %}{% endfor %}{{ "}" }}'
@@ -118,6 +98,7 @@ TEMPLATES = {
         f"<|tool_call:end|>{END}",
         open_end="<|calls|>",
     ),
+    **TAGGED,
 }
 STOPS = {"solar_open": ("<|calls|>", "<|end|>"), "gemma4": ("<turn|>", "<|tool_response>")}
 """Texts of stop tokens; the others end with the end of their turns."""
@@ -143,6 +124,7 @@ ONE_CALL = {
     "seed_oss": "<seed:tool_call>\n<function=weather>\n<parameter=city>Paris</parameter>\n"
     "<parameter=days>3</parameter>\n</function>\n</seed:tool_call>",
     "solar_open": f"<|tool_calls|><|tool_call:begin|>callP1a2r<|tool_call:name|>weather<|tool_call:args|>{PARIS}<|tool_call:end|>",
+    **TAGGED_CALLS,
 }
 """A call of `weather` in every family's syntax."""
 

@@ -170,18 +170,16 @@ def _parameters(function: Agent) -> Mapping[str, inspect.Parameter]:
 def address_arguments(function: Agent, base_url: str, api_key: str) -> dict[str, Any]:
     """The address as keyword arguments for an agent's function: none if it takes the task alone.
 
-    One that takes any keyword argument may ignore the key, and one without a parameter for the key does: its URL has the key in place
-    of the session's name.
+    The URL has the key in place of the session's name: an agent may ignore the key, or make its client with another one.
     """
+    base_url = keyed_url(base_url, api_key)
     if takes_any(function):
-        return {"base_url": keyed_url(base_url, api_key), "api_key": api_key}
-    if "api_key" not in _parameters(function):
-        base_url = keyed_url(base_url, api_key)
+        return {"base_url": base_url, "api_key": api_key}
     return {name: value for name, value in (("base_url", base_url), ("api_key", api_key)) if name in _parameters(function)}
 
 
 def keyed_url(base_url: str, api_key: str) -> str:
-    """The base URL with the session's key in place of its name; such a request needs no other key."""
+    """The base URL with the session's key in place of its name; the key in the header of such a request is not read."""
     root, _, version = base_url.rpartition("/")
     return f"{root.rpartition('/')[0]}/{api_key}/{version}"
 
@@ -205,7 +203,7 @@ def check_end(engine: SimpleNamespace) -> None:
 
 def make_engine(task: dict[str, Any], base_url: str, api_key: str) -> SimpleNamespace:
     """The engine argument of a workflow: address and key of its model, the task, and checks to call at its end."""
-    return SimpleNamespace(base_url=base_url, api_key=api_key, task=task, at_end=[])
+    return SimpleNamespace(base_url=keyed_url(base_url, api_key), api_key=api_key, task=task, at_end=[])
 
 
 def _check_run(function: Any, subject: str, options: Mapping[str, Any], *, environment: bool) -> None:

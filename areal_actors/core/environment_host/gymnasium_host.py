@@ -89,6 +89,12 @@ class TextEnvironment:
         )
         return f"{self.args['instructions'] or default}\n\n{self.text(observation, info)}"
 
+    def first_answer(self) -> str:
+        """An answer that names the first action, with which the environment can be tried; empty if its form is not known."""
+        names = [str(name) for name in self.args["actions"]] or list(self.actions)
+        answer = f"Action: {names[0]}" if names else ""
+        return answer if answer and self.action(answer)[0] else ""
+
     def text(self, observation: Any, info: Any) -> str:
         """An observation as a text.
 
@@ -141,7 +147,8 @@ def rows(environment: TextEnvironment, limit: int) -> Iterator[dict[str, Any]]:
     first = environment.args["first_seed"]
     for seed in range(first, first + limit):
         content = json.dumps([environment.environment, environment.args["make"], seed], sort_keys=True)
-        yield {"key": hashlib.sha256(content.encode()).hexdigest(), "question": environment.opening(seed), "task": {"seed": seed}}
+        row = {"key": hashlib.sha256(content.encode()).hexdigest(), "question": environment.opening(seed), "task": {"seed": seed}}
+        yield {**row, "answer": environment.first_answer()}
 
 
 def list_tasks(request: Mapping[str, Any]) -> None:

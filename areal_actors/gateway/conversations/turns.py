@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from areal_actors.core.ignored_fields import effective_fields
 from areal_actors.core.values import ImageRef, Interaction, TokenColumns, unpack_ids
 from areal_actors.gateway.conversations.prompt_images import suffix_images
 from areal_actors.tokenization.tokenizer import ChatTokenizer
@@ -86,6 +87,7 @@ def record_turn(
     streamed: bool = False,
     routes: bytes = b"",
     call_problem: str = "",
+    ignored: Sequence[str] = (),
 ) -> ConversationTurn:
     """Create the turn of a call that `worker` sampled; `trained = False` keeps it as context only."""
     interaction = Interaction(
@@ -100,6 +102,7 @@ def record_turn(
         temperature=temperature,
         routes=routes,
         call_problem=call_problem,
+        fields_ignored=bool(effective_fields(ignored)),
         images=prompt.images and suffix_images(prompt.images, prompt.cached_tokens),
     )
     return ConversationTurn(

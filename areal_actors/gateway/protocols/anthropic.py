@@ -13,7 +13,7 @@ from areal_actors.gateway.protocols.anthropic_answer import MessageAnswer, Token
 from areal_actors.gateway.protocols.anthropic_messages import AnthropicMessage, AssistantTurn, TextBlock, has_cache_hints
 from areal_actors.gateway.protocols.base import Dialect, named_event
 from areal_actors.gateway.protocols.call_fields import NAMED_TOOL, json_constraint, sampling, template_kwargs, tool_definition, tool_fields
-from areal_actors.gateway.protocols.client_tools import anthropic_tool
+from areal_actors.gateway.protocols.client_tools import anthropic_tool, screen_note
 from areal_actors.gateway.protocols.fields import (
     Flag,
     Ignored,
@@ -201,8 +201,7 @@ def _tools(request: CountTokensRequest) -> Iterator[dict[str, Any]]:
         kind = one.get("type")
         if (known := anthropic_tool(kind)) is not None:
             given = convert(one, ProviderTool, f"tools[{index}]")
-            size = f" The screen has {given.display_width_px} x {given.display_height_px} pixels." if given.display_width_px else ""
-            yield known.definition(given.name, size)
+            yield known.definition(given.name, screen_note(given.display_width_px, given.display_height_px))
             continue
         if kind not in (None, "custom"):
             if not is_hosted(kind, ANTHROPIC):

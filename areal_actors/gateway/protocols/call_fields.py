@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -113,11 +113,15 @@ def tool_definition(name: str, description: str | None, parameters: dict[str, An
     return {"type": "function", "function": function}
 
 
-def tool_fields(definitions: Iterable[dict[str, Any]], choice: str, *, continued: bool = False) -> dict[str, Any]:
-    """Return `tools` and `tool_choice` of a `ModelRequest`; a call that continues another may omit its tools and inherit the other's.
+def tool_fields(
+    definitions: Iterable[dict[str, Any]], choice: str, *, allowed: Sequence[str] | None = None, continued: bool = False
+) -> dict[str, Any]:
+    """Return the fields of a `ModelRequest` about tools; a call that continues another may omit its tools and inherit the other's.
+
+    `allowed` are the names of the tools that may be called; None for all.
 
     Raises:
-        RequestError: two tools have the same name, or the choice requires a missing tool.
+        RequestError: two tools have the same name, or the choice names a missing tool.
     """
     tools = tuple(definitions)
     names: set[str] = set()
@@ -130,7 +134,10 @@ def tool_fields(definitions: Iterable[dict[str, Any]], choice: str, *, continued
         check_encodable(tools, "tools")
     if names or not continued:
         _check_choice(choice, names)
-    return {"tools": tools, "tool_choice": choice}
+    for name in allowed or ():
+        if name not in names:
+            raise _unknown_tool(name)
+    return {"tools": tools, "tool_choice": choice, "allowed_tools": tuple(dict.fromkeys(allowed or ()))}
 
 
 def _check_choice(choice: str, names: set[str]) -> None:
@@ -138,4 +145,8 @@ def _check_choice(choice: str, names: set[str]) -> None:
     if choice == "required" and not names:
         raise RequestError(f"'{field}' requires a tool call, but there are no tools; send 'tools' or leave it out", field)
     if choice.startswith(NAMED_TOOL) and choice.removeprefix(NAMED_TOOL) not in names:
-        raise RequestError(f"'{field}' names {choice.removeprefix(NAMED_TOOL)!r:.80}, which is not among 'tools'", field)
+        raise _unknown_tool(choice.removeprefix(NAMED_TOOL))
+
+
+def _unknown_tool(name: str) -> RequestError:
+    return RequestError(f"'tool_choice' names {name!r:.80}, which is not among 'tools'", "tool_choice")

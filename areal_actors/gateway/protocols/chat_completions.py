@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import chain
 from typing import Annotated, Any, Literal
 
@@ -11,13 +12,21 @@ from areal_actors.core.errors import RequestError
 from areal_actors.core.values import Constraint
 from areal_actors.gateway.protocols import openai_common as openai
 from areal_actors.gateway.protocols.base import Dialect
-from areal_actors.gateway.protocols.call_fields import NAMED_TOOL, json_constraint, sampling, template_kwargs, tool_definition, tool_fields
+from areal_actors.gateway.protocols.call_fields import json_constraint, sampling, template_kwargs, tool_fields
 from areal_actors.gateway.protocols.chat_messages import ChatMessage
+from areal_actors.gateway.protocols.chat_tools import (
+    ChatTool,
+    Choice,
+    chat_definitions,
+    chat_tool_type,
+    choice_fields,
+    custom_call,
+    custom_names,
+)
+from areal_actors.gateway.protocols.custom_tools import custom_input, is_complete
 from areal_actors.gateway.protocols.fields import (
     Flag,
-    Ignored,
     RequestStruct,
-    Text,
     TokenLimit,
     TopLogprobs,
     UnsupportedList,
@@ -25,33 +34,6 @@ from areal_actors.gateway.protocols.fields import (
 )
 from areal_actors.gateway.protocols.message_builder import MessageBuilder, tool_call
 from areal_actors.messages import ModelRequest, ModelResponsePart, ToolCallPart
-
-
-class ChatFunction(RequestStruct):
-    """A function that the model may call."""
-
-    name: Text
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: Ignored = None
-
-
-class ChatTool(RequestStruct, tag_field="type", tag="function", ignored=("cache_control",)):
-    """A tool."""
-
-    function: ChatFunction
-
-
-class ChatChoiceFunction(RequestStruct):
-    """The name of a function."""
-
-    name: Text
-
-
-class ChatToolChoice(RequestStruct, tag_field="type", tag="function"):
-    """The model must call this tool."""
-
-    function: ChatChoiceFunction
 
 
 class NamedSchema(RequestStruct, ignored=("description", "strict")):
@@ -88,7 +70,7 @@ class ChatRequest(
     max_tokens: TokenLimit | None = None
     max_completion_tokens: TokenLimit | None = None
     tools: list[ChatTool] | None = None
-    tool_choice: Literal["auto", "none", "required"] | ChatToolChoice | None = None
+    tool_choice: Choice | None = None
     parallel_tool_calls: Flag = None
     response_format: openai.TextFormat | openai.JsonFormat | SchemaFormat | None = None
     logprobs: Flag = None
@@ -109,6 +91,9 @@ class ChatAnswer(openai.ChoicesAnswer):
     def __init__(self, request: ChatRequest, created: int) -> None:
         super().__init__(request, created)
         self._begun: set[int] = set()
+        self._custom = custom_names(request.tools or ())
+        self._inputs: dict[tuple[int, int], str] = {}
+        """Arguments of calls of custom tools that are not complete, by choice and index of the call."""
 
     def choice(self, part: ModelResponsePart) -> dict[str, Any]:
         """See `ChoicesAnswer`."""
@@ -116,7 +101,7 @@ class ChatAnswer(openai.ChoicesAnswer):
         if part.reasoning:
             message["reasoning_content"] = part.reasoning
         if part.tool_calls:
-            message["tool_calls"] = [tool_call(call.id, call.name, call.arguments) for call in part.tool_calls]
+            message["tool_calls"] = [self._call(call) for call in part.tool_calls]
         return {"message": message, "logprobs": _logprobs(part)}
 
     def delta(self, part: ModelResponsePart) -> dict[str, Any]:
@@ -129,25 +114,45 @@ class ChatAnswer(openai.ChoicesAnswer):
             delta["reasoning_content"] = part.reasoning
         if part.text:
             delta["content"] = part.text
-        if part.tool_calls:
-            delta["tool_calls"] = [{"index": call.index, **_call_delta(call)} for call in part.tool_calls]
+        if calls := [*self._call_deltas(part)]:
+            delta["tool_calls"] = calls
         return {"delta": delta, "logprobs": _logprobs(part)}
 
+    def _call(self, call: ToolCallPart) -> dict[str, Any]:
+        if call.name in self._custom:
+            return custom_call(call.id, call.name, custom_input(call.arguments))
+        return tool_call(call.id, call.name, call.arguments)
 
-def _call_delta(call: ToolCallPart) -> dict[str, Any]:
-    return tool_call(call.id, call.name, call.arguments) if call.id else {"function": {"arguments": call.arguments}}
+    def _call_deltas(self, part: ModelResponsePart) -> Iterator[dict[str, Any]]:
+        """Yield the deltas of calls; the text of a custom tool's call comes when its arguments, JSON around it, are complete."""
+        for call in part.tool_calls:
+            key = (part.choice, call.index)
+            if call.id and call.name in self._custom:
+                self._inputs[key] = ""
+                yield {"index": call.index, **custom_call(call.id, call.name, "")}
+            if key in self._inputs:
+                self._inputs[key] += call.arguments
+                if is_complete(self._inputs[key]):
+                    yield _input_delta(call.index, self._inputs.pop(key))
+            elif call.id:
+                yield {"index": call.index, **tool_call(call.id, call.name, call.arguments)}
+            else:
+                yield {"index": call.index, "function": {"arguments": call.arguments}}
+        if part.finish_reason:
+            for choice, index in [key for key in self._inputs if key[0] == part.choice]:
+                yield _input_delta(index, self._inputs.pop((choice, index)))
+
+
+def _input_delta(index: int, arguments: str) -> dict[str, Any]:
+    return {"index": index, "custom": {"input": custom_input(arguments)}}
 
 
 def _call(request: ChatRequest, session: str) -> ModelRequest:
-    functions = [one.function for one in request.tools or ()]
-    choice = request.tool_choice
+    choice, allowed = choice_fields(request.tool_choice)
     return ModelRequest(
         session=session,
         messages=MessageBuilder().add_all(request.messages, "messages"),
-        **tool_fields(
-            [tool_definition(one.name, one.description, one.parameters) for one in functions],
-            NAMED_TOOL + choice.function.name if isinstance(choice, ChatToolChoice) else choice or "auto",
-        ),
+        **tool_fields(chat_definitions(request.tools or ()), choice, allowed=allowed),
         parallel_tool_calls=request.parallel_tool_calls is not False,
         constraint=_constraint(request),
         template_kwargs=template_kwargs(request.chat_template_kwargs, request.reasoning_effort),
@@ -183,7 +188,7 @@ def _ignored(request: ChatRequest) -> list[str]:
     mixed = [one.content for one in request.messages if one.content and not isinstance(one.content, str)]
     if (tools or mixed) and any(getattr(one, "cache_control", None) for one in chain(tools, *mixed)):
         found.append("cache_control")
-    if any(tool.function.strict for tool in tools):
+    if any(tool.function and tool.function.strict for tool in tools):
         found.append("tools[].function.strict")
     return found
 
@@ -201,4 +206,5 @@ CHAT = Dialect(
     answer=ChatAnswer,
     error=openai.error,
     ignored=_ignored,
+    element_types={"tools": chat_tool_type},
 )

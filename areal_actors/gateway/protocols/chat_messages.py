@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar, Literal
 
+from areal_actors.gateway.protocols.chat_tools import missing
+from areal_actors.gateway.protocols.custom_tools import custom_arguments
 from areal_actors.gateway.protocols.fields import RequestStruct, Text
 from areal_actors.gateway.protocols.message_builder import MessageBuilder, TextContent, content, image_part
 
@@ -36,12 +38,33 @@ class ChatFunctionCall(RequestStruct, ignored=("parsed_arguments",)):
     arguments: str
 
 
+class ChatCustomCall(RequestStruct):
+    """Name and input of a custom tool's call."""
+
+    name: Text
+    input: str
+
+
 class ChatToolCall(RequestStruct, ignored=("index",)):
     """A tool call of an assistant message."""
 
     id: Text
-    function: ChatFunctionCall
-    type: Literal["function"] = "function"
+    function: ChatFunctionCall | None = None
+    custom: ChatCustomCall | None = None
+    type: Literal["function", "custom"] = "function"
+
+    def add_to(self, builder: MessageBuilder, message: dict[str, Any], where: str) -> None:
+        """Add the call to its message.
+
+        Raises:
+            RequestError: it lacks the object of its type, or another pending call has its id.
+        """
+        if self.type == "custom" and self.custom is not None:
+            builder.add_call(message, self.id, self.custom.name, custom_arguments(self.custom.input), f"{where}.id")
+        elif self.type == "function" and self.function is not None:
+            builder.add_call(message, self.id, self.function.name, self.function.arguments, f"{where}.id")
+        else:
+            raise missing(f"{where}.{self.type}")
 
 
 class NamedMessage(RequestStruct):
@@ -110,7 +133,7 @@ class AssistantMessage(
         if reasoning := self.reasoning_content or self.reasoning:
             message["reasoning_content"] = reasoning
         for index, call in enumerate(self.tool_calls or ()):
-            builder.add_call(message, call.id, call.function.name, call.function.arguments, f"{where}.tool_calls[{index}].id")
+            call.add_to(builder, message, f"{where}.tool_calls[{index}]")
         return message
 
 

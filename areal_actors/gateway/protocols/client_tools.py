@@ -42,17 +42,27 @@ class ClientRunTool(NamedTuple):
     field: str = ""
     """Field of such an item with the arguments."""
 
-    def from_arguments(self, arguments: str) -> dict[str, Any]:
+    is_list: bool = False
+    """True if that field is a list, and the only argument."""
+    extra: Mapping[str, Any] = MappingProxyType({})
+    """Other fields that clients expect in such an item."""
+
+    def from_arguments(self, arguments: str) -> dict[str, Any] | list[Any]:
         """Return the field of an item from the arguments of a call; those that are no object are its only entry."""
         try:
             value = msgspec.json.decode(arguments)
         except (msgspec.DecodeError, RecursionError):
             value = None
         value = value if isinstance(value, dict) else {"arguments": arguments}
+        if self.is_list:
+            inner = value.get(self.field)
+            return inner if isinstance(inner, list) else [value]
         return {"type": "exec", "env": {}, **value} if self.name == "local_shell" else value
 
-    def to_arguments(self, value: Mapping[str, Any]) -> str:
+    def to_arguments(self, value: Mapping[str, Any] | Sequence[Any]) -> str:
         """Return the arguments of a call from the field of an item that the client sends back."""
+        if not isinstance(value, Mapping):
+            return JSON.encode({self.field: value}).decode()
         given = {name: inner for name, inner in value.items() if inner is not None and (name in self.parameters["properties"])}
         if self.name == "local_shell" and not given.get("env"):
             given.pop("env", None)
@@ -111,8 +121,32 @@ ANTHROPIC_TOOLS: Mapping[str, ClientRunTool] = MappingProxyType(
 """By the beginning of their type, which ends with a date."""
 DATED = re.compile(r"(bash|text_editor|memory|computer)_\d{8}", re.ASCII)
 
+SCREEN_ACTION = _schema(
+    ("type",),
+    type=_choice("click", "double_click", "drag", "keypress", "move", "screenshot", "scroll", "type", "wait"),
+    x=WHOLE,
+    y=WHOLE,
+    button=_choice("left", "right", "wheel", "back", "forward"),
+    keys={"type": "array", "items": TEXT},
+    path={"type": "array", "items": _schema(("x", "y"), x=WHOLE, y=WHOLE)},
+    scroll_x=WHOLE,
+    scroll_y=WHOLE,
+    text=TEXT,
+)
+"""An action of a `computer_call`; coordinates and distances are in pixels."""
+COMPUTER = "Uses a screen, a mouse and a keyboard; the result is a screenshot."
+SAFETY: Mapping[str, Any] = MappingProxyType({"pending_safety_checks": ()})
 RESPONSES_TOOLS: Mapping[str, ClientRunTool] = MappingProxyType(
     {
+        "computer": ClientRunTool(
+            "computer",
+            COMPUTER,
+            _schema(("actions",), actions={"type": "array", "items": SCREEN_ACTION}),
+            *("computer_call", "actions"),
+            is_list=True,
+            extra=SAFETY,
+        ),
+        "computer_use_preview": ClientRunTool("computer", COMPUTER, SCREEN_ACTION, "computer_call", "action", extra=SAFETY),
         "shell": ClientRunTool(
             "shell",
             "Runs shell commands.",
@@ -136,6 +170,11 @@ RESPONSES_TOOLS: Mapping[str, ClientRunTool] = MappingProxyType(
     }
 )
 """By their type."""
+
+
+def screen_note(width: int | None, height: int | None) -> str:
+    """Return the sentence about the screen of a computer for its description; empty without a size."""
+    return f" The screen has {width} x {height} pixels." if width and height else ""
 
 
 def anthropic_tool(kind: object) -> ClientRunTool | None:

@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from areal_actors.core.settings import UnknownFields
 from areal_actors.gateway.protocols import DIALECTS, MESSAGES, dialect_of_path
+from areal_actors.gateway.protocols.lenient_openapi import REFERENCE, allow_unknown
 
 JSON_TYPE = "application/json"
 EVENTS_TYPE = "text/event-stream"
@@ -81,12 +83,19 @@ MODEL_ENDPOINTS = (
 """Endpoints of the dialects, and the list of models."""
 
 
-def openapi(version: str, endpoints: Iterable[Endpoint] = ()) -> dict[str, Any]:
-    """Return the OpenAPI description of the model endpoints and these; `version` is the package's."""
+def openapi(version: str, endpoints: Iterable[Endpoint] = (), unknown_fields: UnknownFields = "list") -> dict[str, Any]:
+    """Return the OpenAPI description of the model endpoints and these; `version` is the package's.
+
+    Requests of the model endpoints are described with what `unknown_fields` accepts.
+    """
     everything = [*MODEL_ENDPOINTS, *endpoints]
     requests = list(dict.fromkeys(one.request for one in everything if one.request is not None))
-    schemas, components = msgspec.json.schema_components(requests, ref_template="#/components/schemas/{name}")
+    schemas, components = msgspec.json.schema_components(requests, ref_template=f"{REFERENCE}{{name}}")
     _relax_tags(components)
+    if unknown_fields == "list":
+        names = [str(reference["$ref"]).removeprefix(REFERENCE) for reference in schemas]
+        _, ours = msgspec.json.schema_components([dialect.request_type for dialect in DIALECTS], ref_template=f"{REFERENCE}{{name}}")
+        allow_unknown({name: schema for name, schema in components.items() if name in ours}, names)
     references = dict(zip(requests, schemas, strict=True))
     paths: dict[str, dict[str, Any]] = {}
     for one in everything:

@@ -10,7 +10,6 @@ from areal_actors.core.values import Constraint
 from areal_actors.gateway.protocols import openai_common as openai
 from areal_actors.gateway.protocols.base import Dialect
 from areal_actors.gateway.protocols.call_fields import (
-    NAMED_TOOL,
     check_encodable,
     json_constraint,
     sampling,
@@ -19,6 +18,7 @@ from areal_actors.gateway.protocols.call_fields import (
 )
 from areal_actors.gateway.protocols.fields import Flag, RequestStruct, Text, TokenLimit, TopLogprobs, ignored_fields, unsupported
 from areal_actors.gateway.protocols.responses_answer import ResponseAnswer
+from areal_actors.gateway.protocols.responses_choice import Choice, choice_fields, ignored_choices
 from areal_actors.gateway.protocols.responses_input import input_fields, item_type
 from areal_actors.gateway.protocols.responses_tools import client_tools, declared_tools, definitions, ignored, shown_tools, tool_type
 from areal_actors.messages import ModelRequest
@@ -27,18 +27,6 @@ LOGPROBS = "message.output_text.logprobs"
 ENCRYPTED_REASONING = "reasoning.encrypted_content"
 WIRE_NAMES = {"continues": "previous_response_id", "max_tokens": "max_output_tokens", "response_format": "text.format", "messages": "input"}
 """Fields of `ModelRequest` that have another name in this dialect."""
-
-
-class ResponseToolChoice(RequestStruct, tag_field="type", tag="function"):
-    """The model must call this function."""
-
-    name: Text
-
-
-class ResponseCustomChoice(RequestStruct, tag_field="type", tag="custom"):
-    """The model must call this custom tool."""
-
-    name: Text
 
 
 class ResponseSchemaFormat(RequestStruct, tag_field="type", tag="json_schema"):
@@ -87,7 +75,7 @@ class ResponseRequest(
     instructions: str | None = None
     previous_response_id: Text | None = None
     tools: Annotated[list[dict[str, Any]], msgspec.Meta(description="Functions, custom tools, namespaces, hosted tools.")] | None = None
-    tool_choice: Literal["auto", "none", "required"] | ResponseToolChoice | ResponseCustomChoice | None = None
+    tool_choice: Choice | None = None
     parallel_tool_calls: Flag = None
     text: ResponseText | None = None
     reasoning: ResponseReasoning | None = None
@@ -105,10 +93,10 @@ def _call(request: ResponseRequest, session: str) -> ModelRequest:
     if request.background:
         raise unsupported("background")
     continues = request.previous_response_id or ""
-    choice = request.tool_choice
+    choice, allowed = choice_fields(request.tool_choice)
     check_encodable(request.metadata, "metadata")  # the answer repeats it
     declared = definitions(declared_tools(request.tools, request.input))
-    tools = tool_fields(declared, choice or "auto" if isinstance(choice, str | None) else NAMED_TOOL + choice.name)
+    tools = tool_fields(declared, choice, allowed=allowed)
     return ModelRequest(
         session=session,
         continues=continues,
@@ -151,7 +139,7 @@ def _ignored(request: ResponseRequest) -> list[str]:
     found += [f"include[] ({name})" for name in request.include or () if name not in (LOGPROBS, ENCRYPTED_REASONING) and name.isprintable()]
     if request.truncation == "auto":
         found.append("truncation")
-    return [*found, *ignored(declared_tools(request.tools, request.input))]
+    return [*found, *ignored_choices(request.tool_choice), *ignored(declared_tools(request.tools, request.input))]
 
 
 def _head(request: ResponseRequest, created: int) -> dict[str, Any]:

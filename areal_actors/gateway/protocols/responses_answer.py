@@ -13,8 +13,9 @@ from typing import Any
 from areal_actors.gateway.protocols import openai_common as openai
 from areal_actors.gateway.protocols.base import named_event
 from areal_actors.gateway.protocols.client_tools import ClientRunTool
+from areal_actors.gateway.protocols.custom_tools import custom_input
 from areal_actors.gateway.protocols.responses_input import encode_reasoning
-from areal_actors.gateway.protocols.responses_tools import ClientTool, custom_input
+from areal_actors.gateway.protocols.responses_tools import ClientTool
 from areal_actors.messages import ModelResponsePart, TokenLogprob, ToolCallPart
 
 Event = tuple[str, dict[str, Any]]
@@ -98,10 +99,10 @@ class CustomCall(OutputItem):
 
 
 class ProviderCall(OutputItem):
-    """The call of a tool whose schema the provider knows: an item of its own type, with the arguments as an object in one field."""
+    """The call of a tool whose schema the provider knows: an item of its own type, with the arguments in one field."""
 
     def __init__(self, index: int, fields: dict[str, Any], tool: ClientRunTool) -> None:
-        super().__init__(index, tool.item, fields | {tool.field: {}})
+        super().__init__(index, tool.item, {**fields, tool.field: [] if tool.is_list else {}, **tool.extra})
         self._arguments, self._tool = "", tool
 
     def add_arguments(self, arguments: str) -> Iterator[Event]:

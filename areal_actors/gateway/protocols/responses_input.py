@@ -16,9 +16,10 @@ from areal_actors.core.errors import RequestError
 from areal_actors.gateway.protocols.base import JSON
 from areal_actors.gateway.protocols.call_fields import check_encodable
 from areal_actors.gateway.protocols.client_tools import RESPONSES_TOOLS
+from areal_actors.gateway.protocols.custom_tools import custom_arguments
 from areal_actors.gateway.protocols.fields import RequestStruct, Text, convert, unsupported
 from areal_actors.gateway.protocols.message_builder import MessageBuilder, TextContent, content, image_part
-from areal_actors.gateway.protocols.responses_tools import ADDITIONAL, AdditionalTools, custom_arguments, joined
+from areal_actors.gateway.protocols.responses_tools import ADDITIONAL, AdditionalTools, joined
 
 ENCRYPTED_PREFIX = "areal:"
 """Prefix of reasoning sent as `encrypted_content`: opaque to clients, not secret."""
@@ -104,18 +105,20 @@ class CustomCallItem(InputItem, ignored=("caller",)):
         builder.add_call(builder.assistant(), self.call_id, name, arguments, f"{where}.call_id")
 
 
-class ProviderCallItem(InputItem, ignored=("caller", "environment", "created_by", "max_output_length")):
+class ProviderCallItem(InputItem, ignored=("caller", "environment", "created_by", "max_output_length", "pending_safety_checks")):
     """A call of a tool whose schema the provider knows."""
 
     call_id: Text
-    type: Literal["shell_call", "local_shell_call", "apply_patch_call"]
+    type: Literal["shell_call", "local_shell_call", "apply_patch_call", "computer_call"]
     action: dict[str, Any] | None = None
+    actions: list[dict[str, Any]] | None = None
     operation: dict[str, Any] | None = None
 
     def add_to(self, builder: MessageBuilder, where: str) -> None:
         """See `Turn`."""
-        tool = RESPONSES_TOOLS[self.type.removesuffix("_call")]
-        given = self.action if tool.field == "action" else self.operation
+        kind = self.type.removesuffix("_call")
+        tool = RESPONSES_TOOLS["computer_use_preview" if kind == "computer" and self.actions is None else kind]
+        given = getattr(self, tool.field)
         if given is None:
             raise RequestError(f"'{where}.{tool.field}' is missing; this item requires it", f"{where}.{tool.field}")
         check_encodable(given, f"{where}.{tool.field}")
@@ -139,6 +142,31 @@ class ProviderOutputItem(RequestStruct, ignored=("caller", "max_output_length", 
         check_encodable(self.output, f"{where}.output")
         text = self.output if isinstance(self.output, str) else JSON.encode(self.output or {"status": self.status}).decode()
         builder.add_result(identifier, text, f"{where}.call_id")
+
+
+class Screenshot(
+    RequestStruct, tag_field="type", tag="computer_screenshot", ignored=("detail", "prompt_cache_breakpoint"), unsupported=("file_id",)
+):
+    """An image of the screen."""
+
+    image_url: Text
+
+    def part(self) -> dict[str, Any]:
+        """Convert to a content part."""
+        return image_part(self.image_url)
+
+
+class ComputerOutputItem(InputItem, ignored=("acknowledged_safety_checks", "created_by", "caller", "current_url")):
+    """The result of a computer's call: a screenshot, or text."""
+
+    call_id: Text
+    output: str | Screenshot | InputText | InputImage | list[Screenshot | InputText | InputImage]
+    type: Literal["computer_call_output"]
+
+    def add_to(self, builder: MessageBuilder, where: str) -> None:
+        """See `Turn`."""
+        parts = self.output if isinstance(self.output, str | list) else [self.output]
+        builder.add_result(self.call_id, content(parts), f"{where}.call_id")
 
 
 class FunctionOutputItem(InputItem, ignored=("name", "namespace", "caller")):
@@ -217,6 +245,7 @@ Item = (
     | ReferenceItem
     | ProviderCallItem
     | ProviderOutputItem
+    | ComputerOutputItem
 )
 ITEMS: dict[str, type[Item]] = {
     "message": MessageItem,
@@ -227,6 +256,7 @@ ITEMS: dict[str, type[Item]] = {
     "reasoning": ReasoningItem,
     **dict.fromkeys([tool.item for tool in RESPONSES_TOOLS.values()], ProviderCallItem),
     **dict.fromkeys([f"{tool.item}_output" for tool in RESPONSES_TOOLS.values()], ProviderOutputItem),
+    "computer_call_output": ComputerOutputItem,
     "item_reference": ReferenceItem,
 }
 

@@ -11,11 +11,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
-import msgspec
-
-from areal_actors.gateway.protocols.base import JSON
 from areal_actors.gateway.protocols.call_fields import check_encodable, tool_definition
-from areal_actors.gateway.protocols.client_tools import RESPONSES_TOOLS, ClientRunTool
+from areal_actors.gateway.protocols.client_tools import RESPONSES_TOOLS, ClientRunTool, screen_note
+from areal_actors.gateway.protocols.custom_tools import CustomFormat, custom_description, custom_parameters
 from areal_actors.gateway.protocols.fields import Ignored, RequestStruct, Text, convert, unsupported
 from areal_actors.gateway.protocols.hosted_tools import OPENAI, ignored_tools, is_hosted
 
@@ -24,8 +22,6 @@ HINTS = ("strict", "defer_loading", "format", "output_schema")
 ADDITIONAL = "additional_tools"
 """Type of the input items with more tools."""
 SEPARATOR = "__"
-INPUT = "input"
-"""The argument of a custom tool."""
 SHOWN = {"type": "function", "description": None, "parameters": None, "strict": None}
 """Fields that every function of an answer's `tools` has."""
 
@@ -44,30 +40,21 @@ class ResponseFunction(RequestStruct, tag_field="type", tag="function", ignored=
     output_schema: Ignored = None
 
 
-class CustomTextFormat(RequestStruct, tag_field="type", tag="text"):
-    """Any text."""
-
-
-class GrammarFormat(RequestStruct, tag_field="type", tag="grammar"):
-    """Text that follows a grammar; the model reads it, its output is not constrained by it."""
-
-    syntax: Text
-    definition: str
-
-
 class CustomTool(RequestStruct, tag_field="type", tag="custom", ignored=("defer_loading",)):
     """A tool that takes text."""
 
     name: Text
     description: str | None = None
-    format: CustomTextFormat | GrammarFormat | None = None
+    format: CustomFormat | None = None
     allowed_callers: list[Literal["direct"]] | None = None
 
 
 class ItemTool(RequestStruct, ignored=("environment", "allowed_callers", *HINTS)):
-    """A tool that the client runs and whose schema the provider knows."""
+    """A tool that the client runs and whose schema the provider knows; a computer has the size of its screen in pixels."""
 
     type: Text
+    display_width: int | None = None
+    display_height: int | None = None
 
 
 class NamespaceTool(RequestStruct, tag_field="type", tag="namespace"):
@@ -150,19 +137,15 @@ def _definitions(tools: Sequence[dict[str, Any]], where: str, namespace: Namespa
                 group = convert(one, NamespaceTool, field)
                 yield from _definitions(group.tools, f"{field}.tools", group)
             case str() if kind in RESPONSES_TOOLS:
-                convert(one, ItemTool, field)
-                yield RESPONSES_TOOLS[kind].definition()
+                given = convert(one, ItemTool, field)
+                yield RESPONSES_TOOLS[kind].definition(note=screen_note(given.display_width, given.display_height))
             case _ if not is_hosted(kind, OPENAI):
                 raise unsupported(f"{field}.type", f"it is {kind!r:.60}: send functions or custom tools")
 
 
 def _custom(tool: CustomTool, namespace: NamespaceTool | None, *, first: bool) -> dict[str, Any]:
-    grammar = tool.format if isinstance(tool.format, GrammarFormat) else None
-    description = tool.description or ""
-    if grammar is not None:
-        description += f"\n\nThe input follows this grammar ({grammar.syntax}):\n{grammar.definition}"
-    parameters = {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT], "additionalProperties": False}
-    return _definition(tool.name, description.strip(), parameters, namespace, first=first)
+    description = custom_description(tool.description, tool.format)
+    return _definition(tool.name, description, custom_parameters(), namespace, first=first)
 
 
 def _definition(
@@ -207,18 +190,3 @@ def ignored(declared: ToolLists) -> Iterator[str]:
         for index, one in enumerate(tools):
             if one.get("type") == "namespace":
                 yield from ignored_tools(one["tools"], OPENAI, HINTS, f"{where}[{index}].tools")
-
-
-def custom_arguments(text: str) -> str:
-    """Return the arguments of a custom tool's call, from its input."""
-    return JSON.encode({INPUT: text}).decode()
-
-
-def custom_input(arguments: str) -> str:
-    """Return the input of a custom tool's call; arguments of another form are returned as they are."""
-    try:
-        found = msgspec.json.decode(arguments)
-    except (msgspec.DecodeError, RecursionError):
-        return arguments
-    only = found.get(INPUT) if isinstance(found, dict) and len(found) == 1 else None
-    return only if isinstance(only, str) else arguments

@@ -17,6 +17,8 @@ REMEMBERED_EPISODES = 8_192
 times the number of episodes in flight."""
 REMEMBERED_KEYS = 8_192
 """Number of keys of ended sessions kept, so that a late call gets "session is over" instead of "wrong key"."""
+IN_PATH = "or put it into the path in place of the session's name, as in /KEY/v1: then the key in the header is not read"
+"""Remedy for clients whose key cannot be chosen."""
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -196,11 +198,11 @@ class SessionRegistry:
         if session and session not in self._sessions and (named := self._session_of_digest(self.digest(session))) is not None:
             return named
         if not api_key:
-            raise SessionError("no API key: send the session's key as 'Authorization: Bearer <key>' or 'x-api-key: <key>'")
+            raise SessionError(f"no API key: send the session's key as 'Authorization: Bearer <key>' or 'x-api-key: <key>', {IN_PATH}")
         if (named := self._session_of_digest(self.digest(api_key))) is None:
-            raise SessionError("no session has this API key; send the key that came with the session's base_url")
+            raise SessionError(f"no session has this API key; send the key that came with the session's base_url, {IN_PATH}")
         if session and session != named:
-            raise SessionError("this API key does not open the session in the path; send the key that came with that base_url")
+            raise SessionError(f"this API key does not open the session in the path; send the key that came with that base_url, {IN_PATH}")
         return named
 
     def _session_of_digest(self, key: bytes) -> str | None:

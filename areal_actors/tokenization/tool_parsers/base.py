@@ -56,8 +56,9 @@ class Delta(Value):
 class StreamParser(ABC):
     """Parses a completion while it is sampled; its deltas add up to what `AnswerFormat.parse` returns for the whole text."""
 
-    def __init__(self, declared: DeclaredTools) -> None:
-        self._declared = declared
+    def __init__(self, declared: DeclaredTools, withheld: frozenset[str] = frozenset()) -> None:
+        """`withheld` are names of tools whose calls are text: the model has them in its prompt, and may not call them."""
+        self._declared, self._withheld = declared, withheld
         self._pending = ""
         """Text that has not been emitted yet."""
         self._calls = 0
@@ -101,11 +102,13 @@ class AnswerFormat(ABC):
     reasoning: Sequence[tuple[str, str]] = ()
     """Delimiters before and after reasoning."""
 
-    def parse(self, text: str, tools: Sequence[ToolDefinition], *, in_reasoning: bool = False) -> Answer:
-        """Parse a whole completion; with `in_reasoning` the prompt has already opened the reasoning."""
+    def parse(
+        self, text: str, tools: Sequence[ToolDefinition], *, in_reasoning: bool = False, withheld: frozenset[str] = frozenset()
+    ) -> Answer:
+        """Parse a whole completion; with `in_reasoning` the prompt has already opened the reasoning. Calls of `withheld` tools are text."""
         if not in_reasoning and self._is_plain(text, tools):
             return Answer(text=text)
-        stream = self.stream(tools, in_reasoning=in_reasoning)
+        stream = self.stream(tools, in_reasoning=in_reasoning, withheld=withheld)
         deltas = stream.push(text)
         rest, problem = stream.finish()
         deltas = [*deltas, *rest]
@@ -144,7 +147,9 @@ class AnswerFormat(ABC):
         return text.lstrip().startswith(tuple(closing for _, closing in self.reasoning))
 
     @abstractmethod
-    def stream(self, tools: Sequence[ToolDefinition], *, in_reasoning: bool = False) -> StreamParser:
+    def stream(
+        self, tools: Sequence[ToolDefinition], *, in_reasoning: bool = False, withheld: frozenset[str] = frozenset()
+    ) -> StreamParser:
         """Return a parser for a completion that is being sampled."""
 
     @abstractmethod
@@ -160,6 +165,11 @@ def declared_tools(tools: Sequence[ToolDefinition]) -> dict[str, Mapping[str, An
     """Return argument schemas of the tools by name."""
     functions = [tool["function"] for tool in tools]
     return {function["name"]: function.get("parameters") or {} for function in functions}
+
+
+def withheld_call(name: str) -> str:
+    """Return the message about a call of a tool that may not be called."""
+    return f"tool_choice does not allow a call of {name!r}"
 
 
 def call_problem(why: object) -> str:

@@ -5,93 +5,20 @@ White space between delimiters is ignored when calls are read, since models vary
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from areal_actors.tokenization.tool_parsers.argument_tags import ArgumentTags
 from areal_actors.tokenization.tool_parsers.base import DeclaredTools, ToolCall
-from areal_actors.tokenization.tool_parsers.grammar import MARK, Grammar
+from areal_actors.tokenization.tool_parsers.grammar import Grammar
 from areal_actors.tokenization.tool_parsers.json_calls import CallKeys, check_name, expect, read_arguments, read_call, skip_space
-from areal_actors.tokenization.tool_parsers.pythonic import literal_json
 from areal_actors.tokenization.tool_parsers.quoted_values import QuotedValues
 from areal_actors.tokenization.tool_parsers.syntax import CallSyntax, IncompleteCall, MalformedCall, ParsedCalls
-from areal_actors.tokenization.tool_parsers.tagged_formats import (
-    argument_schemas,
-    arguments_grammar,
-    json_types,
-    value_grammar,
-    value_json,
-)
 
 NAMED_ID = re.compile(r"(?:functions\.)?(?P<name>.+?)(?::\d+)?", re.DOTALL)
 """A call id that names its function, as Kimi K2 writes it: `functions.NAME:INDEX`."""
-OTHER_TYPES = frozenset({"null", "boolean", "number", "object", "array"})
-"""Types of a value that its delimiter marks as no string, where the schema has none."""
-
-
-class ArgumentTags(NamedTuple):
-    """Delimiters of arguments that are written one by one."""
-
-    opening: str
-    string: str
-    """Between a name and a value that is a string."""
-    other: str
-    """Between a name and any other value; the same as `string` in most formats."""
-    closing: str
-    separator: str = ""
-    """Between two arguments; optional in forced calls."""
-
-    def read(self, text: str, at: int, end: str, parameters: Mapping[str, Any]) -> tuple[str, int]:
-        """Parse arguments up to the delimiter `end`; returns their JSON and the position before `end`.
-
-        Raises:
-            MalformedCall: there is other text.
-            IncompleteCall: the text ends before `end`.
-        """
-        members: dict[str, str] = {}
-        position = skip_space(text, at)
-        while not text.startswith(end, position):
-            position = expect(text, position, self.opening.strip())
-            name, position, is_string = self._read_name(text, position)
-            if name in members:
-                raise MalformedCall(f"argument {name!r} occurs twice", position)
-            closing = self.closing.strip()
-            found = text.find(closing, position)
-            if found < 0:
-                raise IncompleteCall
-            value = _without_padding(text[position:found], self.string if is_string else self.other, self.closing)
-            if self.string != self.other and is_string:
-                members[name] = json.dumps(value, ensure_ascii=False)
-            else:
-                types = json_types(argument_schemas(parameters).get(name), parameters)
-                members[name] = _plain_value(value, types or (OTHER_TYPES if self.string != self.other else types))
-            position = skip_space(text, found + len(closing))
-        pairs = [f"{json.dumps(name, ensure_ascii=False)}: {value}" for name, value in members.items()]
-        return "{" + ", ".join(pairs) + "}", position
-
-    def _read_name(self, text: str, at: int) -> tuple[str, int, bool]:
-        found = [(place, kind) for kind in (self.string, self.other) if (place := text.find(kind.strip(), at)) >= 0]
-        if not found:
-            raise IncompleteCall
-        place, kind = min(found, key=lambda one: (one[0], -len(one[1])))
-        name = text[at:place].strip()
-        if "\n" in name or "<" in name or not name:
-            raise MalformedCall(f"expected the name of an argument and {kind.strip()}", at)
-        return name, place + len(kind.strip()), kind == self.string
-
-    def grammar(self, grammar: Grammar, parameters: Mapping[str, Any]) -> str:
-        """Return an expression for arguments as the template renders them."""
-
-        def argument(key: str, schema: object) -> str:
-            kind = self.string if _is_text(schema) else self.other
-            start = grammar.text(f"{self.opening}{key}{kind}")
-            before, mark, after = _split_closing(self.closing)
-            value = value_grammar(grammar, schema, parameters, mark, before=before, without="")
-            between = f"({grammar.literal(self.separator)})?" if self.separator else ""
-            return " ".join(filter(None, (between, start, value, grammar.text(after))))
-
-        return arguments_grammar(parameters, argument)
+DIGITS = re.compile(r"[0-9]{1,6}")
 
 
 class CallPattern(NamedTuple):
@@ -112,6 +39,8 @@ class CallPattern(NamedTuple):
     """True if the name is part of the id."""
     name_end: str = ""
     """Delimiter between name and arguments."""
+    name_number: str = ""
+    """Rest of that delimiter, if the number of the call stands in it."""
     arguments: ArgumentTags | QuotedValues | None = None
     """Form of arguments that are not a JSON object."""
 
@@ -128,8 +57,8 @@ class CallPattern(NamedTuple):
     @property
     def delimiters(self) -> tuple[str, ...]:
         """All delimiters."""
-        tags = tuple(self.arguments) if self.arguments is not None else ()
-        return (*self.section, *self.call, self.id_end, self.name_end, *tags)
+        tags = self.arguments.delimiters if self.arguments is not None else ()
+        return (*self.section, *self.call, self.id_end, self.name_end, self.name_number, *tags)
 
     def read(self, text: str, at: int, declared: DeclaredTools) -> ParsedCalls:
         """Parse all calls of a section; one that does not parse makes the whole section text."""
@@ -177,7 +106,7 @@ class CallPattern(NamedTuple):
             identifier, at = _up_to(text, at, (self.id_end,))
             at += len(self.id_end.strip())
         tags = self.arguments if isinstance(self.arguments, ArgumentTags) else None
-        ends = (self.name_end, tags.opening, self.call[1] or self.section[1]) if tags else (self.name_end.strip() or "{",)
+        ends = (self.name_end, *tags.openings, self.call[1] or self.section[1]) if tags else (self.name_end.strip() or "{",)
         name, position = _up_to(text, at, ends)
         if self.named_ids:
             identifier, match = name, NAMED_ID.fullmatch(name)
@@ -185,6 +114,7 @@ class CallPattern(NamedTuple):
         check_name(name, declared, at)
         if self.name_end.strip() and text.startswith(self.name_end.strip(), position):
             position += len(self.name_end.strip())
+            position = self._after_number(text, position)
         parameters = declared.get(name, {})
         if tags is not None:
             arguments, position = tags.read(text, position, (self.call[1] or self.section[1]).strip(), parameters)
@@ -193,6 +123,15 @@ class CallPattern(NamedTuple):
         else:
             arguments, position = read_arguments(text, skip_space(text, position))
         return ToolCall(name=name, arguments=arguments, id=identifier), position
+
+    def _after_number(self, text: str, at: int) -> int:
+        """Return the position after the number of a call and the rest of its delimiter, if it has one."""
+        if not self.name_number:
+            return at
+        digits = DIGITS.match(text, at)
+        if digits is None:
+            raise MalformedCall("expected the number of the call", at)
+        return expect(text, digits.end(), self.name_number.strip())
 
     def body(self, grammar: Grammar, name: str, parameters: Mapping[str, Any]) -> str:
         """Return the grammar of a call of one tool, with the delimiters around each call."""
@@ -206,7 +145,8 @@ class CallPattern(NamedTuple):
             arguments = self.arguments.grammar(grammar, parameters)
         else:
             arguments = grammar.arguments(parameters)
-        parts = (grammar.text(self.call[0]), *identifier, grammar.literal(head), *digits, grammar.text(self.name_end))
+        number = ["/[0-9]{1,3}/", grammar.text(self.name_number)] if self.name_number else []
+        parts = (grammar.text(self.call[0]), *identifier, grammar.literal(head), *digits, grammar.text(self.name_end), *number)
         return " ".join(filter(None, (*parts, arguments, grammar.text(end + self.call[1]))))
 
     def syntax(self, newlines: int = 0) -> CallSyntax:
@@ -234,37 +174,9 @@ class CallPattern(NamedTuple):
         return f"{self.section[0]}{brackets[0]}{text}{brackets[1]}{self.section[1]}"
 
 
-def _split_closing(closing: str) -> tuple[str, str, str]:
-    """Text before the first part of a closing delimiter that may be a token, that part, and the text after it."""
-    mark = MARK.search(closing)
-    if mark is None:
-        start = len(closing) - len(closing.lstrip())
-        return closing[:start], closing[start:], ""
-    return closing[: mark.start()], mark[0], closing[mark.end() :]
-
-
 def _up_to(text: str, at: int, ends: tuple[str, ...]) -> tuple[str, int]:
     """Return the stripped text up to the first of these delimiters, and its position."""
     found = [place for end in ends if end.strip() and (place := text.find(end.strip(), at)) >= 0]
     if not found:
         raise IncompleteCall
     return text[at : min(found)].strip(), min(found)
-
-
-def _without_padding(value: str, before: str, after: str) -> str:
-    """Drop the line breaks that the template writes around a value."""
-    if before.endswith("\n"):
-        value = value.removeprefix("\n")
-    return value.removesuffix("\n") if after.startswith("\n") else value
-
-
-def _plain_value(text: str, types: frozenset[str]) -> str:
-    """Return an unquoted value as JSON text; templates that print values as Python does are read, too."""
-    found = value_json(text, types)
-    if found.startswith('"') and types & {"object", "array"} and "string" not in types:
-        return literal_json(text.strip()) or found
-    return found
-
-
-def _is_text(schema: object) -> bool:
-    return isinstance(schema, Mapping) and schema.get("type", "string") == "string"

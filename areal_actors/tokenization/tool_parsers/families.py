@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from areal_actors.tokenization.tool_parsers.base import AnswerFormat
+from areal_actors.tokenization.tool_parsers.frames import frame_of
 from areal_actors.tokenization.tool_parsers.gpt_oss import GptOss
 from areal_actors.tokenization.tool_parsers.json_formats import DEEPSEEK, DEEPSEEK_V3, GENERIC_JSON, HERMES, LLAMA3, MISTRAL
 from areal_actors.tokenization.tool_parsers.pythonic import PYTHON_LINES, PYTHONIC
@@ -62,12 +63,20 @@ def format_for_template(chat_template: str) -> AnswerFormat:
 
     If it contains none, `<think>` is plain text: parsed as reasoning it would be missing from the next prompt.
     """
-    return answer_format(detect_format(chat_template), reasoning_of(chat_template))
+    return format_of(detect_format(chat_template), chat_template)
+
+
+def format_of(name: str, chat_template: str, syntax: CallSyntax | None = None) -> AnswerFormat:
+    """Return a format as answers with this template have it: one of `FORMATS`, or with a syntax of its own."""
+    known = syntax or FORMATS[name]
+    reasoning, frame = reasoning_of(chat_template), frame_of(chat_template)
+    return DelimitedFormat(name, known, reasoning, frame) if isinstance(known, CallSyntax) else known
 
 
 def reasoning_of(chat_template: str) -> tuple[ReasoningDelimiters, ...]:
     """Return the known delimiters of reasoning that a template contains."""
-    return tuple(delimiters for delimiters in KNOWN_REASONING if delimiters.closing in chat_template)
+    frame = frame_of(chat_template)
+    return (frame.reasoning,) if frame else tuple(delimiters for delimiters in KNOWN_REASONING if delimiters.closing in chat_template)
 
 
 def answer_format(name: str, reasoning: Sequence[ReasoningDelimiters] = THINK) -> AnswerFormat:

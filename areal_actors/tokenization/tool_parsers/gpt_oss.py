@@ -19,6 +19,7 @@ from areal_actors.tokenization.tool_parsers.base import (
     ToolDefinition,
     call_problem,
     declared_tools,
+    withheld_call,
 )
 from areal_actors.tokenization.tool_parsers.grammar import Grammar, alternatives
 from areal_actors.tokenization.tool_parsers.json_calls import check_name, read_arguments, skip_space
@@ -45,9 +46,11 @@ class GptOss(AnswerFormat):
     name = "gpt_oss"
     special_tokens = True
 
-    def stream(self, tools: Sequence[ToolDefinition], *, in_reasoning: bool = False) -> StreamParser:
+    def stream(
+        self, tools: Sequence[ToolDefinition], *, in_reasoning: bool = False, withheld: frozenset[str] = frozenset()
+    ) -> StreamParser:
         """Return a parser for a completion that is being sampled."""
-        return HarmonyStreamParser(declared_tools(tools), in_reasoning=in_reasoning)
+        return HarmonyStreamParser(declared_tools(tools), withheld, in_reasoning=in_reasoning)
 
     def _is_plain(self, text: str, tools: Sequence[ToolDefinition]) -> bool:  # noqa: ARG002 - messages have channels without tools too
         return "<|" not in text
@@ -65,8 +68,8 @@ class GptOss(AnswerFormat):
 class HarmonyStreamParser(StreamParser):
     """Parses a completion while it is sampled."""
 
-    def __init__(self, declared: DeclaredTools, *, in_reasoning: bool) -> None:
-        super().__init__(declared)
+    def __init__(self, declared: DeclaredTools, withheld: frozenset[str], *, in_reasoning: bool) -> None:
+        super().__init__(declared, withheld)
         self._state = "reasoning" if in_reasoning else "header"
         """Part that is being parsed: header, reasoning, text, or call."""
         self._header = ""
@@ -123,10 +126,15 @@ class HarmonyStreamParser(StreamParser):
         closing = boundary[0] if boundary and boundary[0] in END_TOKENS else ""
         body, self._pending = self._pending[:end], self._pending[end + len(closing) :]
         try:
-            self._emit_call(self._parse_call(body))
+            call = self._parse_call(body)
+            problem = withheld_call(call.name) if call.name in self._withheld else ""
         except MalformedCall as error:
+            call, problem = None, call_problem(error)
+        if call is not None and not problem:
+            self._emit_call(call)
+        else:
             if self._declared:
-                self._problems.append(call_problem(error))
+                self._problems.append(problem)
             self._begin_message("text", on_new_line=False)
             self._emit(self._header + body + closing)
         self._state = "header"

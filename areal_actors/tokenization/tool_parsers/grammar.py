@@ -21,7 +21,7 @@ WHITESPACE = r" |\n {0,32}"
 """White space allowed between JSON tokens of a client's schema: any usual style, but bounded, or a model could repeat it forever."""
 
 TOKEN_RULE = re.compile(r'^// token ("(?:[^"\\]|\\.)*"): (.*)\n.*$', re.MULTILINE)
-MARK = re.compile(r"<｜[^｜<>]+｜>|｜[^｜<>\s]+｜|<[^<>\s]+>|\[/?[A-Z_]+\]")
+MARK = re.compile(r"\]<\][^\[\]<>\s]+\[>\[|<｜[^｜<>]+｜>|｜[^｜<>\s]+｜|<[^<>\s]+>|\[/?[A-Z_]+\]")
 """Part of a delimiter that may be one token."""
 ID_PLACEHOLDER = "<[]>"
 """Placeholder of the delimiter's token id in the comment above a rule."""

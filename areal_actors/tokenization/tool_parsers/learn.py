@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from areal_actors.core.errors import RequestError
 from areal_actors.tokenization.chat_template import ChatTemplate
-from areal_actors.tokenization.tool_parsers.call_pattern import ArgumentTags, CallPattern
+from areal_actors.tokenization.tool_parsers.argument_tags import ArgumentTags, ValueHead
+from areal_actors.tokenization.tool_parsers.call_pattern import CallPattern
+from areal_actors.tokenization.tool_parsers.frames import frame_of
 from areal_actors.tokenization.tool_parsers.json_calls import DECODER, CallKeys
+from areal_actors.tokenization.tool_parsers.learn_tags import KEY, OTHER_VALUE, VALUE, Frame, Render, learn_types
 from areal_actors.tokenization.tool_parsers.probes import TEXT, Probe, ProbeCall, common_prefix, probe_tools
 from areal_actors.tokenization.tool_parsers.quoted_values import QuotedValues
 from areal_actors.tokenization.tool_parsers.syntax import CallSyntax
 
 ALPHA, BETA = "probe_alpha", "probe_beta"
-KAPPA, LAMBDA, NUMBER = "kappa", "lambda", "number"
-VALUE, OTHER_VALUE, INTEGER = "value-41c7", "value-d08e", 86420
+KAPPA, LAMBDA = KEY, "lambda"
 IDS = ("callA1b2c", "callD3e4f")
 NAMED_IDS = (f"functions.{ALPHA}:0", f"functions.{BETA}:1")
-DELIMITER_START = re.compile(r"[<\[\]]")
+DELIMITER_START = re.compile(r"\]<\]|[<\[\]]")
 FIRST = ProbeCall(ALPHA, {KAPPA: VALUE}, IDS[0])
 
 
@@ -42,9 +44,10 @@ class _Texts(NamedTuple):
     empty: str
     """A call without arguments."""
     two_arguments: str
-    number: str
     two_calls: str
     after_text: str
+    render: Render
+    """See `learn_tags.Render`; only for calls by name."""
 
 
 def learn_calls(template: ChatTemplate, stops: Sequence[str]) -> LearnedCalls | None:
@@ -68,28 +71,34 @@ def _rendered(template: ChatTemplate, stops: Sequence[str], ids: Sequence[str]) 
     first, second = FIRST._replace(id=ids[0]), ProbeCall(BETA, {KAPPA: VALUE}, ids[1])
     empty = first._replace(arguments={})
     two = first._replace(arguments={KAPPA: VALUE, LAMBDA: OTHER_VALUE})
-    number = first._replace(arguments={NUMBER: INTEGER})
-    all_calls = [two, number, second]
+    all_calls = [two, second]
+    frame = frame_of(template.source)
     try:
         probe = Probe(template, stops, probe_tools(all_calls))
     except RequestError:
-        return _Texts._make([""] * 6)
+        return _Texts("", "", "", "", "", lambda _: "")
 
     def text(calls: Sequence[ProbeCall], content: str = "") -> str:
         try:
-            return probe.render(calls, content).text
+            written = probe.render(calls, content).text
         except RequestError:
             return ""
+        return frame.remove(written, (ALPHA, BETA)) if frame else written
 
     two_calls = text([first, second])
     if ids is IDS:
         two_calls = two_calls.replace(IDS[1], IDS[0])
-    texts = (text([first]), text([empty]), text([two]), text([number]), two_calls)
+    texts = [text([first]), text([empty]), text([two]), two_calls]
     after_text = text([first], TEXT)
     lead = after_text.partition(TEXT)[0] if TEXT in after_text else ""
     if any(part in lead for part in (ALPHA, *ids)):
         lead = ""
-    return _Texts._make([*[one.removeprefix(lead) for one in texts], after_text])
+
+    def render(arguments: Mapping[str, Any]) -> str:
+        return text([first._replace(arguments=arguments)]).removeprefix(lead).partition(ALPHA)[2]
+
+    one, no_arguments, two_arguments, both = [written.removeprefix(lead) for written in texts]
+    return _Texts(one, no_arguments, two_arguments, both, after_text, render)
 
 
 def _newlines(text: str, opening: str) -> int:
@@ -191,18 +200,28 @@ def _tagged_call(texts: _Texts, before: str, rest: str) -> CallPattern | None:
     opening = _delimiter_end(_common_suffix(between, rest[:key]))
     after_value = rest[value + len(VALUE) :]
     closing = common_prefix(between[: len(between) - len(opening)], after_value).rstrip()
-    after_number = texts.number.rpartition(NUMBER)[2]
-    if not opening or not closing or str(INTEGER) not in after_number:
+    if not opening or not closing:
         return None
-    other = after_number.partition(str(INTEGER))[0]
     after, after_name = after_value[len(closing) :], texts.empty.partition(ALPHA)[2]
     end = _common_suffix(after, after_name)
     name_end = after_name[: len(after_name) - len(end)].rstrip()
     at = texts.one.rfind(VALUE) + len(VALUE) + len(closing)
     call, section, separator = _split_section(before, after, texts.two_calls, at, texts.two_calls.find(BETA))
-    tags = ArgumentTags(opening, string, other, closing, between[len(closing) : len(between) - len(opening)])
+    closing_start, _, closing_end = closing.partition(KAPPA)
+    separating = between[len(closing) : len(between) - len(opening)]
+    tags = ArgumentTags((ValueHead(opening, string),), closing_start, closing_end, separating)
+    tags = learn_types(Frame(rest[: key - len(opening)], tags), texts.render)
     padding = rest[len(name_end) : key - len(opening)]
-    return CallPattern(section, call, separator, name_end=name_end + padding, arguments=tags)
+    pattern = CallPattern(section, call, separator, name_end=name_end + padding, arguments=tags)
+    return _numbered(pattern, texts.two_calls.partition(BETA)[2])
+
+
+def _numbered(pattern: CallPattern, after_second_name: str) -> CallPattern:
+    """Return the pattern with the number of a call in the delimiter after its name, if the second call has another one."""
+    start, number, rest = pattern.name_end.rpartition("1")
+    if number and not after_second_name.startswith(pattern.name_end) and after_second_name.startswith(f"{start}2{rest}"):
+        return pattern._replace(name_end=start, name_number=rest)
+    return pattern
 
 
 def _split_section(before: str, after: str, two_calls: str, end: int, second: int) -> tuple[tuple[str, str], tuple[str, str], str]:

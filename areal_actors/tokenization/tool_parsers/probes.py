@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from areal_actors.core.errors import RequestError
 from areal_actors.tokenization.chat_template import ChatTemplate
 from areal_actors.tokenization.tool_parsers.base import ToolDefinition
+from areal_actors.tokenization.tool_parsers.frames import frame_of
 from areal_actors.tokenization.tool_parsers.grammar import MARK
 
 Message = dict[str, Any]
@@ -29,7 +30,7 @@ class ProbeCall(NamedTuple):
 
 def probe_tools(calls: Sequence[ProbeCall]) -> list[ToolDefinition]:
     """Return declarations of the called tools."""
-    kinds = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
+    kinds = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object", type(None): "null"}
     declared: dict[str, dict[str, Any]] = {}
     for call in calls:
         properties = {key: {"type": kinds[type(value)], "description": "One value."} for key, value in call.arguments.items()}
@@ -73,7 +74,10 @@ class Probe:
         except RequestError:
             return []
         tail = plain.rpartition(TEXT)[2].partition(NEXT["content"])[0] if TEXT in plain else ""
-        return [mark[0] for mark in MARK.finditer(tail)][:2] + [word for word in tail.split()[:1] if len(word) > 2]
+        frame = frame_of(self.template.source)
+        tail = frame.remove(tail) if frame else tail
+        ends = [mark[0] for mark in MARK.finditer(tail)][: 1 if frame else 2]
+        return ends + [word for word in tail.split()[:1] if len(word) > 2]
 
     def render(self, calls: Sequence[ProbeCall], content: str = "") -> RenderedCalls:
         """Render an answer with these calls; its text is empty if the template renders none of them.
@@ -134,7 +138,9 @@ def _last_place(text: str, calls: Sequence[ProbeCall]) -> int:
     """Return the position behind the names, ids and plain values of these calls, where they first occur."""
     values = [str(value) for call in calls for value in call.arguments.values() if isinstance(value, str) or type(value) is int]
     lines = [line for value in values for line in value.splitlines()[-1:]]
-    parts = [*[call.name for call in calls], *[call.id for call in calls], *lines]
+    named = [call.name for call in calls if call.name in text]
+    # Where a call has its name, its id may stand behind the end, in the result.
+    parts = [*(named or [call.id for call in calls]), *lines]
     return max([place + len(part) for part in parts if (place := text.find(part)) >= 0], default=0)
 
 

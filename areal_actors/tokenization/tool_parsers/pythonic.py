@@ -147,5 +147,15 @@ PYTHON_LINES = PYTHONIC._replace(
 
 def write_pythonic(calls: Sequence[tuple[str, str]]) -> str:
     """Return calls (names, and arguments as JSON) as LFM2 writes them."""
-    written = [f"{name}({', '.join(f'{key}={value!r}' for key, value in json.loads(text).items())})" for name, text in calls]
-    return f"{DELIMITERS[0]}[{', '.join(written)}]{DELIMITERS[1]}"
+    return f"{DELIMITERS[0]}[{', '.join(map(_write_call, calls))}]{DELIMITERS[1]}"
+
+
+def write_lines(calls: Sequence[tuple[str, str]]) -> str:
+    """Return calls (names, and arguments as JSON) as Olmo 3 writes them."""
+    lines = "\n".join(map(_write_call, calls))
+    return f"{LINE_DELIMITERS[0]}{lines}{LINE_DELIMITERS[1]}"
+
+
+def _write_call(call: tuple[str, str]) -> str:
+    name, arguments = call
+    return f"{name}({', '.join(f'{key}={value!r}' for key, value in json.loads(arguments).items())})"

@@ -24,6 +24,11 @@ class QuotedValues(NamedTuple):
 
     quote: str
 
+    @property
+    def delimiters(self) -> tuple[str, ...]:
+        """All delimiters."""
+        return (self.quote,)
+
     def read(self, text: str, at: int) -> tuple[str, int]:
         """Parse the object that begins here; returns its JSON and its end.
 

@@ -9,12 +9,12 @@ from areal_actors.core.errors import RequestError, SetupError
 from areal_actors.core.values import Value
 from areal_actors.tokenization.chat_template import ChatTemplate, ToolDialect
 from areal_actors.tokenization.tool_parsers.base import AnswerFormat
-from areal_actors.tokenization.tool_parsers.families import AUTO, FORMAT_NAMES, LEARNED, answer_format, detect_format, reasoning_of
+from areal_actors.tokenization.tool_parsers.families import AUTO, FORMAT_NAMES, LEARNED, detect_format, format_of
 from areal_actors.tokenization.tool_parsers.grammar import MARK
 from areal_actors.tokenization.tool_parsers.learn import learn_calls
 from areal_actors.tokenization.tool_parsers.probes import TEXT, Probe, ProbeCall, probe_tools
 from areal_actors.tokenization.tool_parsers.stream_parser import DelimitedFormat
-from areal_actors.tokenization.tool_parsers.written_calls import written_calls
+from areal_actors.tokenization.tool_parsers.written_calls import WrittenCalls, written_calls
 
 GENERIC, NONE = "generic_json", "none"
 
@@ -65,7 +65,7 @@ def tool_support(template: ChatTemplate, stops: Sequence[str], name: str = AUTO)
     if name not in FORMAT_NAMES:
         raise SetupError(f"gateway.tool_format is {name!r}; expected one of {', '.join(FORMAT_NAMES)}")
     template.dialect = ToolDialect()
-    first = answer_format(detect_format(template.source) if name in (AUTO, LEARNED) else name, reasoning_of(template.source))
+    first = format_of(detect_format(template.source) if name in (AUTO, LEARNED) else name, template.source)
     if not template.source or name == NONE:
         return first, ToolSupport(format=NONE, error="gateway.tool_format is none" if name == NONE else "there is no chat template")
     problems: list[str] = []
@@ -92,17 +92,25 @@ def _candidates(template: ChatTemplate, stops: Sequence[str], name: str, first: 
             template.dialect = dialect
             learned = learn_calls(template, stops)
             if learned is not None:
-                form = DelimitedFormat(LEARNED, learned.syntax(), reasoning_of(template.source))
+                form = format_of(LEARNED, template.source, learned.syntax())
                 yield dialect._replace(named_ids=learned.pattern.named_ids), form
         if first.name == GENERIC:
             yield dialect, first
     template.dialect = ToolDialect(flat_tools=flat)
-    described = written_calls(template.source) if name == AUTO else None
-    if described is not None and not _case_problem(template, first, stops, "a call", "", (WORD,)).endswith(NO_CALLS):
-        described = None
-    if described is not None:
-        form = DelimitedFormat(LEARNED, described.syntax, reasoning_of(template.source))
+    if name != AUTO:
+        return
+    described = written_calls(template.source)
+    if described is not None and _is_left_to_text(_case_problem(template, first, stops, "a call", "", (WORD,)), first, described):
+        form = format_of(LEARNED, template.source, described.syntax)
         yield ToolDialect(flat_tools=flat, write_calls=described.write), form
+    if first.name not in (NONE, GENERIC):
+        yield ToolDialect(flat_tools=flat), format_of(GENERIC, template.source)
+
+
+def _is_left_to_text(problem: str, first: AnswerFormat, described: WrittenCalls) -> bool:
+    """True if the template renders no calls, or those in the described syntax without escapes, so that only plain ones are read back."""
+    same = isinstance(first, DelimitedFormat) and first.syntax == described.syntax
+    return problem.endswith(NO_CALLS) or (same and not problem)
 
 
 def _takes_text(template: ChatTemplate, dialect: ToolDialect, stops: Sequence[str]) -> bool:

@@ -15,7 +15,8 @@ certain, so the deltas of a stream add up to exactly what `parse` returns for th
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from areal_actors.tokenization.tool_parsers.base import (
     AnswerFormat,
@@ -25,8 +26,10 @@ from areal_actors.tokenization.tool_parsers.base import (
     ToolDefinition,
     call_problem,
     declared_tools,
+    withheld_call,
 )
-from areal_actors.tokenization.tool_parsers.grammar import Grammar
+from areal_actors.tokenization.tool_parsers.frames import NAME, AnswerFrame
+from areal_actors.tokenization.tool_parsers.grammar import MARK, Grammar
 from areal_actors.tokenization.tool_parsers.syntax import CallSyntax, IncompleteCall, MalformedCall, ParsedCalls, ReasoningDelimiters
 
 RESCAN_THRESHOLD = 256
@@ -42,31 +45,49 @@ START, REASONING, TEXT = range(3)
 class DelimitedFormat(AnswerFormat):
     """An answer format built from a call syntax."""
 
-    def __init__(self, name: str, syntax: CallSyntax, reasoning: Sequence[ReasoningDelimiters]) -> None:
+    def __init__(self, name: str, syntax: CallSyntax, reasoning: Sequence[ReasoningDelimiters], frame: AnswerFrame | None = None) -> None:
         self.name = name
+        self.frame = frame
+        """Delimiters around the text of answers."""
         self.special_tokens = syntax.special_tokens
         self.syntax = syntax
         self.reasoning = tuple(reasoning)
-        self.marks = (*syntax.marks, *[mark for pair in reasoning for mark in pair]) if syntax.marks else ()
+        marks = (*syntax.marks, *(frame.marks if frame else ()))
+        self.marks = (*marks, *[mark for pair in reasoning for mark in pair]) if marks else ()
         self.openings = re.compile("|".join(map(re.escape, syntax.openings))) if syntax.openings else None
         """Matches any opening delimiter of a call."""
         self._reasoning_openings = tuple(delimiters.opening for delimiters in reasoning)
 
-    def stream(self, tools: Sequence[ToolDefinition], *, in_reasoning: bool = False) -> StreamParser:
+    def stream(
+        self, tools: Sequence[ToolDefinition], *, in_reasoning: bool = False, withheld: frozenset[str] = frozenset()
+    ) -> StreamParser:
         """Return a parser for a completion that is being sampled."""
-        return DelimitedStreamParser(self, declared_tools(tools), in_reasoning=in_reasoning)
+        return DelimitedStreamParser(self, declared_tools(tools), withheld, in_reasoning=in_reasoning)
 
     def _grammar(self, grammar: Grammar, declared: DeclaredTools, *, parallel: bool, in_reasoning: bool) -> str:
-        calls = self.syntax.grammar(grammar, declared, parallel=parallel)
-        thoughts = [grammar.until(closing) + r" /\n{0,2}/" for _, closing in self.reasoning]
+        calls = self._framed_calls(grammar, declared, parallel=parallel)
+        thoughts = [_until_closing(grammar, closing) + r" /\n{0,2}/" for _, closing in self.reasoning]
         if in_reasoning and thoughts:
             return f"({' | '.join(thoughts)}) {calls}"
-        opened = [f"{grammar.delimiter(opening)} {thought}" for opening, thought in zip(self._reasoning_openings, thoughts, strict=True)]
+        opened = [f"{grammar.text(opening)} {thought}" for opening, thought in zip(self._reasoning_openings, thoughts, strict=True)]
         return f"({' | '.join(opened)})? {calls}" if opened else calls
+
+    def _framed_calls(self, grammar: Grammar, declared: DeclaredTools, *, parallel: bool) -> str:
+        """Return an expression for calls with the delimiters that precede them."""
+        frame, body = self.frame, self.syntax.body
+        if frame is None or body is None:
+            return self.syntax.grammar(grammar, declared, parallel=parallel)
+        if NAME not in frame.before_calls:
+            return f"{grammar.text(frame.before_calls)} {self.syntax.grammar(grammar, declared, parallel=parallel)}"
+
+        def framed(grammar: Grammar, name: str, parameters: Mapping[str, Any]) -> str:
+            return f"{grammar.text(frame.before_calls.replace(NAME, name))} {body(grammar, name, parameters)}"
+
+        return self.syntax._replace(body=framed).grammar(grammar, declared, parallel=parallel)
 
     def _is_plain(self, text: str, tools: Sequence[ToolDefinition]) -> bool:
         start = text.lstrip()
-        if start.startswith(self._reasoning_openings) or (self.syntax.leading_newlines and text.startswith("\n")):
+        if self.frame is not None or start.startswith(self._reasoning_openings) or (self.syntax.leading_newlines and text.startswith("\n")):
             return False
         return not tools or not ((self.openings and self.openings.search(text)) or (start and start[0] in self.syntax.bare))
 
@@ -74,10 +95,11 @@ class DelimitedFormat(AnswerFormat):
 class DelimitedStreamParser(StreamParser):
     """Parses a completion of a delimited format while it is sampled."""
 
-    def __init__(self, of: DelimitedFormat, declared: DeclaredTools, *, in_reasoning: bool) -> None:
-        super().__init__(declared)
+    def __init__(self, of: DelimitedFormat, declared: DeclaredTools, withheld: frozenset[str], *, in_reasoning: bool) -> None:
+        super().__init__(declared, withheld)
         self._syntax = of.syntax if declared else of.syntax._replace(openings=(), bare="", newlines=0)
         self._openings = of.openings if declared else None
+        self._frame = of.frame.texts(declared) if of.frame else ()
         self._reasoning = of.reasoning
         self._opens_in_reasoning = self._openings if self._syntax.in_reasoning else None
         self._closings = tuple(closing for _, closing in of.reasoning)
@@ -163,8 +185,11 @@ class DelimitedStreamParser(StreamParser):
         """Parse up to the end of the next call; false if more text is needed."""
         self._skip_newlines()
         at = self._next_call()
+        if self._frame and self._drop_frame(at):
+            return True
         if at < 0:
-            cut = partial_delimiter_start(self._pending, self._syntax.openings, self._scan, self._syntax.newlines)
+            delimiters = (*self._syntax.openings, *self._frame)
+            cut = partial_delimiter_start(self._pending, delimiters, self._scan, self._syntax.newlines)
             self._emit_pending(len(self._pending) if final else cut, final=final)
             return False
         block = self._read_call_at(at, final=final)
@@ -181,6 +206,17 @@ class DelimitedStreamParser(StreamParser):
             self._scan = block.end
         return True
 
+    def _drop_frame(self, call: int) -> bool:
+        """Drop the first delimiter around text that stands before the position of a call (if there is one); false if there is none."""
+        found = [(place, -len(part)) for part in self._frame if (place := self._pending.find(part, self._scan)) >= 0]
+        if not found or 0 <= call < min(found)[0]:
+            return False
+        at, length = min(found)
+        if not (self._blank and self._pending[:at].isspace()):
+            self._emit_text(self._pending[:at])
+        self._pending, self._scan = self._pending[at - length :], 0
+        return True
+
     def _next_call(self) -> int:
         """Return the position where a call may begin, or -1."""
         if self._first:
@@ -195,13 +231,20 @@ class DelimitedStreamParser(StreamParser):
         if not final and self._syntax.closing and self._pending.find(self._syntax.closing, at) < 0:
             return None
         try:
-            return self._syntax.read(self._pending, at, self._declared)
+            return self._without_withheld(self._syntax.read(self._pending, at, self._declared))
         except IncompleteCall as incomplete:
             if not final:
                 return None
-            return incomplete.at_end or self._malformed_block(at, MalformedCall("it is incomplete", len(self._pending)), final=True)
+            if incomplete.at_end:
+                return self._without_withheld(incomplete.at_end)
+            return self._malformed_block(at, MalformedCall("it is incomplete", len(self._pending)), final=True)
         except MalformedCall as error:
             return self._malformed_block(at, error, final=final)
+
+    def _without_withheld(self, block: ParsedCalls) -> ParsedCalls:
+        """Return calls as text, with the reason, if one is of a tool that may not be called."""
+        withheld = next((call.name for call in block.calls if call.name in self._withheld), None)
+        return block if withheld is None else ParsedCalls(block.end, (), withheld_call(withheld))
 
     def _malformed_block(self, at: int, error: MalformedCall, *, final: bool) -> ParsedCalls | None:
         """Return a malformed call as text: all up to the closing delimiter, or the opening one alone if there is no closing one."""
@@ -254,6 +297,14 @@ class DelimitedStreamParser(StreamParser):
         self._pending = self._pending[block.end :]
         self._scan = 0
         self._blank = True
+
+
+def _until_closing(grammar: Grammar, closing: str) -> str:
+    """Return an expression for reasoning and its closing delimiter, of which each part may be one token."""
+    mark = MARK.search(closing)
+    if mark is None:
+        return grammar.until(closing)
+    return f"{grammar.until(mark[0], before=closing[: mark.start()])} {grammar.text(closing[mark.end() :])}".strip()
 
 
 def partial_delimiter_start(text: str, delimiters: Sequence[str], start: int = 0, newlines: int = 0) -> int:

@@ -7,9 +7,11 @@ from typing import NamedTuple
 
 from areal_actors.tokenization.tool_parsers.call_pattern import CallPattern
 from areal_actors.tokenization.tool_parsers.json_calls import CallKeys
-from areal_actors.tokenization.tool_parsers.pythonic import PYTHONIC, write_pythonic
+from areal_actors.tokenization.tool_parsers.pythonic import LINE_DELIMITERS, PYTHON_LINES, PYTHONIC, write_lines, write_pythonic
 from areal_actors.tokenization.tool_parsers.syntax import CallSyntax
 
+PYTHONIC_TEMPLATES = ("<|tool_list_start|>", "<|tool_call_start|>", '"List of tools: ["')
+"""Texts in the templates of LFM2 and LFM2.5; those of LFM2.5-Instruct have none of its delimiters."""
 LIST_TAG, LIST_END = "<|tool_call|>", "<|/tool_call|>"
 
 
@@ -22,8 +24,10 @@ class WrittenCalls(NamedTuple):
 
 def written_calls(source: str) -> WrittenCalls | None:
     """Return the form of the calls that this template describes; None if it describes none that is known."""
-    if "<|tool_list_start|>" in source:
+    if any(text in source for text in PYTHONIC_TEMPLATES):
         return WrittenCalls(PYTHONIC, write_pythonic)
+    if all(delimiter in source for delimiter in LINE_DELIMITERS):
+        return WrittenCalls(PYTHON_LINES, write_lines)
     keys = CallKeys(others=("id",))
     if LIST_TAG in source:
         pattern = CallPattern((LIST_TAG, LIST_END if LIST_END in source else ""), ("", ""), listed=True, keys=keys)
