@@ -385,4 +385,4 @@ def test_a_call_costs_its_own_tokens_and_not_those_of_its_parents():
         talk.call(list(messages), f"{number}")
         messages += [assistant(f"{number}"), user("go on")]
     sizes = [len(msgspec.msgpack.encode(turn.interaction)) for turn in talk.turns.values()]
-    assert max(sizes[1:]) < 290 < sizes[0]
+    assert max(sizes[1:]) < 300 < sizes[0]

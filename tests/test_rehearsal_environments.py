@@ -14,7 +14,7 @@ LAKE = "gymnasium:FrozenLake-v1"
 
 
 def lines_of(tmp_path, environment, python):
-    """What the rehearsal of a recipe with this environment prints."""
+    """Lines of the rehearsal of a recipe with this environment."""
     recipe = tmp_path / "environment.toml"
     recipe.write_text(
         f'[task]\nenvironment = "{environment}"\npython = "{python}"\nagent = ""\nreward = ""\nenvironment_tasks = 60\n'
@@ -32,7 +32,7 @@ def interpreter_of(library):
     return python
 
 
-def test_check_says_no_to_an_environment_that_does_not_exist(tmp_path, monkeypatch):
+def test_check_refuses_an_environment_that_does_not_exist(tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     program = tmp_path / "python"
     program.write_text("#!/bin/sh\necho 'environment error: NameNotFound: Environment `NoSuch` does not exist.' >&2\nexit 1\n")
@@ -43,7 +43,7 @@ def test_check_says_no_to_an_environment_that_does_not_exist(tmp_path, monkeypat
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("library", "name"), [("gymnasium", "NoSuch-v0"), ("verifiers", "no_such")])
-def test_check_says_no_in_genuine_interpreters(tmp_path, monkeypatch, library, name):
+def test_genuine_interpreters_refuse_environments_that_do_not_exist(tmp_path, monkeypatch, library, name):
     monkeypatch.chdir(ROOT)
     with pytest.raises(SetupError, match=rf"task\.environment: {library}:{name} cannot be used with "):
         lines_of(tmp_path, f"{library}:{name}", interpreter_of(library))

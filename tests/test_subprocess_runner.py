@@ -73,7 +73,7 @@ async def test_an_agent_gets_the_task_and_the_address_and_its_environment_names_
         names = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY")
         return " ".join([task["question"], base_url, api_key, *map(os.environ.get, names)])
     """
-    expected = "why? http://here/0/v1 sk-0 http://here/sk-0/v1 sk-0 http://here/sk-0 sk-0"
+    expected = "why? http://here/sk-0/v1 sk-0 http://here/sk-0/v1 sk-0 http://here/sk-0 sk-0"
     assert await result(tmp_path, body) == AgentResult(output=expected)
 
 

@@ -12,6 +12,7 @@ from areal_actors.core.values import SamplingParams, unpack_ids
 from areal_actors.gateway.unread_calls import CAUSES, cause_of, find_unread_call, find_wrong_type
 from areal_actors.tokenization.tool_parsers.families import format_for_template
 
+pytestmark = pytest.mark.skipif(not FILES, reason="there are no chat templates; set AREAL_CHAT_TEMPLATES to a folder of .jinja files")
 TEMPLATES = {path.stem: path.read_text(encoding="utf-8") for path in FILES}
 PARAMETERS = {
     "type": "object",

@@ -180,7 +180,7 @@ WRONG = {
     ),
     "another key": agent(
         "agent.py:other raised AuthenticationError ... send the key that came with the session's base_url",
-        "async def other(task, *, base_url, api_key):\n    return await ask(task, base_url, 'sk-mine')",
+        "async def other(task, *, base_url, api_key):\n    return await ask(task, base_url.replace(api_key, 'my-session'), 'sk-mine')",
         "other",
     ),
     # the reward

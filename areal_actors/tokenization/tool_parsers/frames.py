@@ -23,7 +23,7 @@ class AnswerFrame(NamedTuple):
     parts: tuple[str, ...]
     """Delimiters that are no part of the text; `{name}` is the name of a tool."""
     before_calls: str
-    """What precedes calls in an answer without text; with `{name}` it precedes each call."""
+    """Text before the calls in an answer without text; with `{name}` it precedes each call."""
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -57,5 +57,5 @@ FRAMES = (
 
 
 def frame_of(source: str) -> AnswerFrame | None:
-    """Return the frame of answers with this chat template; None if it is not known to have one."""
+    """Return the frame of answers with this chat template; None for a family without a frame."""
     return next((frame for frame in FRAMES if all(text in source for text in frame.signature)), None)

@@ -37,7 +37,7 @@ Render = Callable[[Mapping[str, Any]], str]
 
 
 class Frame(NamedTuple):
-    """What surrounds a single argument."""
+    """Delimiters around a single argument."""
 
     before: str
     """From the name of the call to the delimiter that opens the argument."""
