@@ -78,6 +78,12 @@ class Agent:
         Client(task["closed"])
         return 1.0
 
+    async def keep_a_connection(self, task):
+        kept.append(await asyncio.open_connection("127.0.0.1", task["port"]))
+        return 1.0
+
+kept = []
+
 class Client:
     # of the OpenAI SDK in short: it closes its connections on the loop that runs when it is collected
 
@@ -225,6 +231,42 @@ async def test_a_client_that_an_agent_left_open_is_closed_on_the_loop_of_its_con
     finally:
         gc.enable()
         gc.unfreeze()
+
+
+async def test_a_connection_that_an_agent_keeps_is_closed_with_the_loop(runner):
+    ended = asyncio.Event()
+
+    async def serve(reader, writer):
+        await reader.read()
+        ended.set()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        await play(runner, "keep_a_connection", port=server.sockets[0].getsockname()[1])
+        await runner.close()
+        async with asyncio.timeout(60):
+            await ended.wait()
+
+
+async def test_a_client_of_a_closed_loop_is_collected_without_a_word(runner, caplog):
+    closed_loop = asyncio.new_event_loop()
+    closed_loop.close()
+
+    class Client:
+        """Of the OpenAI SDK in short, with connections of a loop that is closed."""
+
+        def __del__(self):
+            asyncio.get_running_loop().create_task(self.close())
+
+        async def close(self):
+            closed_loop.call_soon(print)
+
+    stale = Client()
+    stale.itself = stale
+    del stale
+    await runner.close()
+    gc.collect()
+    assert caplog.text == ""
 
 
 async def test_an_agent_that_takes_no_notice_of_its_end_is_left_behind(runner, monkeypatch):

@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from contextvars import Context
 from typing import Any, Generic, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 from areal_actors.rollout.episode_context import workflow_context
 from areal_actors.rollout.loop_watch import LoopWatch
@@ -65,7 +65,20 @@ class AgentEventLoop(asyncio.SelectorEventLoop):
 
     def __init__(self, now: _Clock = time.monotonic) -> None:
         self._waiting = _LoopSelector(now)
+        self._connections: WeakSet[asyncio.BaseTransport] = WeakSet()
         super().__init__(self._waiting)
+
+    async def create_connection(self, *arguments: Any, **options: Any) -> Any:
+        """Connect; returns transport and protocol."""
+        transport, protocol = await super().create_connection(*arguments, **options)
+        self._connections.add(transport)
+        return transport, protocol
+
+    def abort_connections(self) -> None:
+        """Close all connections at once; one iteration later their sockets are closed."""
+        for transport in list(self._connections):
+            if isinstance(transport, asyncio.WriteTransport):
+                transport.abort()
 
     def time(self) -> float:
         """Seconds on the clock of this loop's timers and timeouts."""
@@ -158,10 +171,14 @@ class AgentLoop:
                 self.loop.run_forever()
 
     async def _close_leaked_clients(self) -> None:
-        """Finalize clients that agents did not close while the loop can still close their connections."""
+        """Finalize clients that agents did not close, and close connections of those that are still in use, as of a module."""
         gc.collect()
         if closing := asyncio.all_tasks(self.loop) - {asyncio.current_task()}:
-            await asyncio.wait(closing, timeout=STOP_SECONDS)
+            done, _ = await asyncio.wait(closing, timeout=STOP_SECONDS)
+            for task in done:
+                _mark_retrieved(task)  # a client of another loop, which is closed, cannot be closed
+        self.loop.abort_connections()
+        await asyncio.sleep(0)
 
     async def _begin(self) -> None:
         while True:
