@@ -6,9 +6,11 @@ import shutil
 import pytest
 from support.tiny_gguf import END_OF_TEXT, tiny_model, write_gguf
 
+from areal_actors.calibration import calibrate
 from areal_actors.cli import main
 from areal_actors.core.known_models import fetched_folder, hub_id_of, is_fetchable, models_folder
 from areal_actors.models.convert import convert_gguf
+from areal_actors.recipe import model_size
 
 RECIPE = """\
 run   = "names"
@@ -195,3 +197,12 @@ def test_a_base_model_runs_with_a_template_of_the_recipe_and_without_one_for_pla
     (place / "agent.py").write_text(TEXT_AGENT)
     assert check(models / "base", "gateway.chat_template=none") == 0
     assert "reward 1, 1 model calls" in capsys.readouterr().out
+
+
+def test_a_measurement_that_took_too_long_is_reported_where_the_budget_would_be(models, capsys, monkeypatch):
+    monkeypatch.setattr(calibrate, "DEADLINE_SECONDS", 0.0)
+    monkeypatch.setattr(model_size, "SMALL_MODEL", 0)
+    assert check(models / "chat") == 0
+    shown = capsys.readouterr()
+    assert "of decode on this machine took more than 0 s" in shown.err
+    assert "Budget on this machine\n# not measured" in shown.out

@@ -7,10 +7,11 @@ from collections.abc import Generator, Sequence
 
 from areal_actors.cli.arguments import Options
 from areal_actors.cli.checking import resolve
+from areal_actors.core.devices import detect_cuda
 from areal_actors.core.foreign_text import show_controls
 from areal_actors.recipe import plan
 from areal_actors.recipe.budget import Lengths, describe_budget
-from areal_actors.recipe.measured import expected_lengths
+from areal_actors.recipe.measured import expected_lengths, measurements
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.data_check import check_data
 from areal_actors.run.logs import log_to_terminal
@@ -38,6 +39,8 @@ def check(options: Options) -> int:
         lengths = lengths_of(resolved.recipe, played)
         for label, text in describe_budget(resolved.recipe, resolved.calibration, lengths):
             print(f"# {label:<11} {text}", flush=True)
+    elif measurements(resolved.recipe, detect_cuda()) != (None, None):
+        print("\n# ---- Budget on this machine\n# not measured, for the reason in the first lines", flush=True)
     return 0
 
 
