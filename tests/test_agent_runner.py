@@ -27,7 +27,7 @@ async def result(tmp_path, body, **options):
 
 
 async def test_an_agent_gets_the_task_and_the_address_and_returns_text(tmp_path):
-    assert await result(tmp_path, "return f\"{task['question']} {base_url} {api_key}\"") == AgentResult(output="why? http://sk-1/v1 sk-1")
+    assert await result(tmp_path, "return f\"{task['question']} {base_url} {api_key}\"") == AgentResult(output="why? http://here/v1 sk-1")
 
 
 async def test_an_agent_may_be_an_ordinary_function_that_blocks_no_other(tmp_path):
@@ -149,11 +149,11 @@ number = 3
     [
         ("Agent", {"depth": 1}, "1 False why?"),
         ("Agent", {"depth": 1, "wide": True}, "1 True why?"),
-        ("Extra", {}, "/k/u k"),
-        ("play", {}, "why? /k/u 0"),
-        ("play", {"depth": 2}, "why? /k/u 2"),
+        ("Extra", {}, "u k"),
+        ("play", {}, "why? u 0"),
+        ("play", {"depth": 2}, "why? u 2"),
         ("plain", {}, "k"),
-        ("plain_but_awaitable", {}, "why? /k/u 0"),
+        ("plain_but_awaitable", {}, "why? u 0"),
         ("made", {}, "3 True why?"),
     ],
 )

@@ -8,6 +8,8 @@ receive the list of queued ones.
 
 from __future__ import annotations
 
+from collections import deque
+
 import structlog
 
 from areal_actors.messages import (
@@ -35,6 +37,8 @@ CHECKPOINTER = "checkpointer"
 KINDS_OF_WORK: dict[str, type[RunEpisode | EvaluateEpisode | ScoreEpisode]] = {
     kind.subject: kind for kind in (RunEpisode, EvaluateEpisode, ScoreEpisode)
 }
+RECENT_EVENTS = 1_000
+"""Last events of the log whose times are compared: a clock may have been ahead for some of them."""
 EPISODE_PUBLISHERS = ("task_source", "evaluator")
 """Kinds of the actors that publish episodes to be run (`tasks/attempts.py`)."""
 
@@ -50,9 +54,8 @@ class AnsweredEvents:
         self.answered: dict[str, int] = {}
         """Sequence of the last event that each actor has answered."""
         self.oldest = 0.0
-        """Time of the first event; 0 if there is none."""
-        self.newest = 0.0
-        """Time of the latest event."""
+        """Earliest time of an event; 0 if there is none."""
+        self._recent: deque[float] = deque(maxlen=RECENT_EVENTS)
         self.written = 0
         """Sequence of the last checkpoint that the trainer has written."""
         self.saved: CheckpointCommitted | None = None
@@ -62,8 +65,8 @@ class AnsweredEvents:
 
     def receive(self, envelope: Envelope) -> None:
         """Fold the next event."""
-        self.oldest = self.oldest or envelope.time
-        self.newest = max(self.newest, envelope.time)
+        self.oldest = min(self.oldest or envelope.time, envelope.time)
+        self._recent.append(envelope.time)
         self.sequences[envelope.id] = envelope.sequence
         if (cause := self.sequences.get(envelope.cause)) is not None:
             self.answered[envelope.sender] = max(cause, self.answered.get(envelope.sender, 0))
@@ -73,6 +76,14 @@ class AnsweredEvents:
             self.ended = envelope.subject == RunFinished.subject
         elif envelope.subject == CheckpointCommitted.subject and not envelope.claim:
             self.saved = envelope.open(CheckpointCommitted)
+
+    def seconds_since_end(self, now: float) -> float:
+        """Return the seconds since the last events of the log; 0 if they lie in the future, written while a clock was ahead."""
+        return max(now - min(self._recent, default=now), 0.0)
+
+    def seconds_since_beginning(self, now: float) -> float:
+        """Return the seconds since the earliest event of the log; 0 if all lie in the future."""
+        return max(now - (self.oldest or now), 0.0)
 
     def position(self, actor: str, before: int, end: int) -> int:
         """Returns the position from which an actor that stood at `before` resumes, so that no answer is missing."""

@@ -68,8 +68,8 @@ async def recover_log(recipe: Recipe, folder: RunFolder) -> Recovered:
         late = _late_checkpoints(folder, found.end)
         problem = _problem(found, positions, late) or _unnoticed_loss(folder, found, answers)
         if not problem:
-            if answers.newest:
-                await bus.set_dedup_window(time.time() - answers.newest + DUPLICATE_SECONDS)
+            if answers.oldest:
+                await bus.set_dedup_window(answers.seconds_since_end(time.time()) + DUPLICATE_SECONDS)
             return Recovered(problem="", queued=await queued_attempts(bus.streams), published=_published(positions))
         _refuse_without_beginning(recipe, folder, found, problem)
         moved = {actor: answers.position(actor, position, found.end) for actor, position in positions.items()}
@@ -80,7 +80,7 @@ async def recover_log(recipe: Recipe, folder: RunFolder) -> Recovered:
             await copy_values(bus.streams, fresh.streams, {POSITION + actor: b"%d" % place for actor, place in moved.items()})
             aside = (aside_name(folder.nats).name, *_set_aside(late))
             await _report(fresh, folder, found, answers, problem, aside)
-            await fresh.set_dedup_window(time.time() - answers.oldest + DUPLICATE_SECONDS)
+            await fresh.set_dedup_window(answers.seconds_since_beginning(time.time()) + DUPLICATE_SECONDS)
     _forget_snapshots(folder, moved, found.end)
     exchange(folder.nats)
     note_log_end(folder, found.end)

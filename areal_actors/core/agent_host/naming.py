@@ -179,9 +179,13 @@ def address_arguments(function: Agent, base_url: str, api_key: str) -> dict[str,
 
 
 def keyed_url(base_url: str, api_key: str) -> str:
-    """The base URL with the session's key in place of its name; the key in the header of such a request is not read."""
+    """The base URL with the session's key in place of its name; the key in the header of such a request is not read.
+
+    One without a session in its path, as of another server, stays as it is.
+    """
     root, _, version = base_url.rpartition("/")
-    return f"{root.rpartition('/')[0]}/{api_key}/{version}"
+    place, _, session = root.rpartition("/")
+    return f"{place}/{api_key}/{version}" if session and not place.endswith("/") else base_url
 
 
 async def _workflow(episode: Agent, task: dict[str, Any], *, base_url: str, api_key: str) -> Any:
