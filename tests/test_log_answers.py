@@ -1,4 +1,4 @@
-"""How far back the deduplication of a resumed run has to reach, whatever the clocks of the launches before it were."""
+"""The deduplication of a resumed run reaches back to its last events, whatever the clocks of the launches before it were."""
 
 from __future__ import annotations
 
