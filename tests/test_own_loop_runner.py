@@ -253,7 +253,7 @@ async def test_a_client_of_a_closed_loop_is_collected_without_a_word(runner, cap
     closed_loop.close()
 
     class Client:
-        """Of the OpenAI SDK in short, with connections of a loop that is closed."""
+        """A client as of the OpenAI SDK, with connections of a loop that is closed."""
 
         def __del__(self):
             asyncio.get_running_loop().create_task(self.close())
