@@ -283,7 +283,8 @@ def _end_failed(folder: RunFolder, process: str, error: BaseException, *, at_sta
         atomic_write(folder.failure_of(process), text.encode())
     except OSError:
         with suppress(OSError):  # the supervisor reads its output, too, which is open; a full disk may take neither
-            print(text, file=sys.stderr, flush=True)
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()
     if any(isinstance(leaf, SetupError | RecipeError | PermissionDenied | CheckpointError | StepMismatch) for leaf in leaves):
         status = EXIT_FATAL
     else:
