@@ -16,6 +16,8 @@ from support.framework_harness import (
 )
 from support.framework_sdks import AnthropicSdk, OpenAiSdk
 
+from areal_actors.rollout.client_environment import KEYS, PLACEHOLDER
+
 pytestmark = pytest.mark.slow
 
 CALCULATE = call("calculate", '{"expression": "9 * 2"}')
@@ -92,6 +94,35 @@ async def test_text_beside_a_call_is_read_once_by_a_framework_that_reads_events_
             answer, trajectory = await harness.play(run, [f"Let me see.\n{MULTIPLY}", FINAL], over=over, streamed=streamed)
             assert answer == f"Let me see.{FINAL}", (over, streamed)
             assert_extends(harness, trajectory)
+
+
+WITHOUT_KEY = [
+    ("frameworks", "framework_sdks:OpenAiSdk", ("chat", "responses")),
+    ("frameworks", "framework_sdks:AnthropicSdk", ("messages",)),
+    ("frameworks", "framework_openai_agents:OpenAIAgents", ("chat", "responses")),
+    ("frameworks", "framework_langchain:LangChain", ("chat", "responses", "messages")),
+    ("frameworks", "framework_pydantic_ai:PydanticAi", ("chat", "responses", "messages")),
+    ("frameworks", "framework_agent_framework:AgentFramework", ("chat", "responses")),
+    ("frameworks", "framework_autogen:AutoGen", ("loop",)),
+    ("frameworks", "framework_smolagents:SmolAgents", ("tools",)),
+    ("litellm", "framework_litellm:LiteLlm", ("chat", "responses", "messages")),
+    ("crewai", "framework_crewai:CrewAi", ("chat",)),
+    ("camel", "framework_camel:Camel", ("openai", "compatible")),
+]
+
+
+@pytest.mark.parametrize(("environment", "agent", "protocols"), WITHOUT_KEY)
+async def test_a_client_that_a_framework_makes_without_a_key_calls_the_session_of_its_address(environment, agent, protocols, monkeypatch):
+    for name in KEYS:
+        monkeypatch.delenv(name, raising=False)
+    wrapped = "tests/support/framework_without_key.py:WithoutKey"
+    script = [MULTIPLY, ANSWER if "smolagents" in agent else FINAL]
+    async with opened_chat_gateway() as harness, agent_in(environment, wrapped, wraps=agent) as run:
+        for over in protocols:
+            for key in ("", PLACEHOLDER):
+                answer, trajectory = await harness.play(run, script, over=over, streamed=False, key=key)
+                assert answer == ("18" if "smolagents" in agent else FINAL), (over, key)
+                assert len(trajectory.interactions) == 2, (over, key)
 
 
 @pytest.mark.parametrize(("sdk", "variants"), [(OpenAiSdk, OPENAI_TWO), (AnthropicSdk, ALL_THREE[4:])])

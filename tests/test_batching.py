@@ -154,6 +154,7 @@ def test_a_trajectory_counts_once_with_the_mean_of_its_calls_or_once_for_each_of
 def test_a_filter_of_the_users_is_asked_for_true_or_false(tmp_path):
     (tmp_path / "filters.py").write_text(
         "def solved(rewards):\n    return sum(rewards) > 1\ndef vague(rewards):\n    return 0\nthing = 3\n"
+        "import pytest\ndef skips(rewards):\n    pytest.skip('no signal')\n"
     )
     keeps = group_filter(BatcherConfig(filter="filters.py:solved"), tmp_path)
     assert (keeps((1.0, 1.0)), keeps((1.0, 0.0))) == (True, False)
@@ -162,6 +163,8 @@ def test_a_filter_of_the_users_is_asked_for_true_or_false(tmp_path):
     assert [both(rewards) for rewards in ((1.0, 1.0), (1.0, 0.5), (1.0, 0.0))] == [False, True, False]
     with pytest.raises(RecipeError, match=r"filters.py:vague\(\(1.0,\)\) returned 0; return True to train the group, or False"):
         group_filter(BatcherConfig(filter="filters.py:vague"), tmp_path)((1.0,))
+    with pytest.raises(RecipeError, match=r"filters.py:skips\(\(1.0,\)\) raised Skipped: no signal at filters.py:\d+"):
+        group_filter(BatcherConfig(filter="filters.py:skips"), tmp_path)((1.0,))
     with pytest.raises(RecipeError, match=r"`filters.py:thing` is not a function; write `def keep\(rewards\) -> bool`"):
         group_filter(BatcherConfig(filter="filters.py:thing"), tmp_path)
 

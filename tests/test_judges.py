@@ -16,7 +16,7 @@ from areal_actors.rewards.judge_host import SpawnFailed, is_coroutine_reward
 from areal_actors.rewards.reward_pool import RewardPool
 
 JUDGE = """
-import asyncio, os, signal, time
+import asyncio, os, pytest, signal, sys, time
 from areal_actors.rewards.judge_usage import add_usage
 
 together = most = 0
@@ -49,11 +49,34 @@ async def judge(task, output, wait=0.2):
             raise ValueError("no")
         if output == "nothing":
             return None
+        if output in OUTCOMES:
+            OUTCOMES[output]()
+        if output == "quits in a task of its own":
+            await asyncio.gather(quits(), asyncio.sleep(0.1))
         await asyncio.sleep(wait)
         add_usage({"prompt_tokens": 900, "completion_tokens": 100}, input_price=1.0, output_price=2.0)
         return {"reward": float(output), "most": most, "process": os.getpid()}
     finally:
         together -= 1
+
+async def quits():
+    raise SystemExit(3)
+
+class Stop(BaseException):
+    pass
+
+def raises(error):
+    raise error
+
+OUTCOMES = {
+    "fails": lambda: pytest.fail("no"),
+    "skips": lambda: pytest.skip("no"),
+    "exits": lambda: pytest.exit("no"),
+    "quits": lambda: sys.exit(3),
+    "interrupts": lambda: raises(KeyboardInterrupt()),
+    "stops": lambda: raises(Stop("no")),
+    "cancels": lambda: raises(asyncio.CancelledError()),
+}
 
 def plain(task, output):
     return 1.0
@@ -124,6 +147,37 @@ async def test_a_judge_that_fails_costs_its_own_score_only(pool_of, output, comp
     assert "(task t-1)" in str(failed)
     assert (first, second) == (1.0, 2.0)
     assert await pool.score(TASK, "3") == 3.0
+
+
+OUTCOMES = {
+    "fails": "raised Failed: no",
+    "skips": "raised Skipped: no",
+    "exits": "raised Exit: no",
+    "quits": "raised SystemExit: 3",
+    "quits in a task of its own": "raised SystemExit: 3",
+    "interrupts": "raised KeyboardInterrupt: ",
+    "stops": "raised Stop: no",
+    "cancels": "was cancelled by its own code",
+}
+
+
+async def test_an_outcome_of_pytest_raised_in_a_judge_costs_its_score_and_not_the_process_of_the_others(pool_of):
+    pool = pool_of(30.0)
+    first = await pool.score(TASK, "1")
+    *failed, beside = await scores(pool, *OUTCOMES, "2")
+    assert [str(error) for error in failed] == [f"reward judges.py:judge {cause} (task t-1)" for cause in OUTCOMES.values()]
+    after = await pool.score(TASK, "3")
+    assert first.metrics["process"] == beside.metrics["process"] == after.metrics["process"]
+
+
+async def test_a_file_of_judges_that_skips_itself_is_named_with_each_score(pool_of, tmp_path):
+    pool = pool_of(30.0)
+    (tmp_path / "judges.py").write_text(JUDGE + "\npytest.skip('no judge here', allow_module_level=True)\n")
+    for error in await scores(pool, "1", "2"):
+        assert isinstance(error, RewardError)
+        assert "raised Skipped: no judge here" in str(error)
+    assert pool._judges is not None
+    assert not pool._judges._process.lost
 
 
 async def test_a_process_that_leaks_is_replaced_once_its_scores_are_done(pool_of, monkeypatch):

@@ -117,6 +117,16 @@ async def test_whatever_goes_wrong_is_an_error_with_its_name_and_the_next_episod
         assert await episode(runner, good=True) == AgentResult(reward=1.0)
 
 
+@pytest.mark.parametrize("raised", ["SystemExit(3)", "KeyboardInterrupt(3)"])
+async def test_a_task_of_an_agent_that_quits_is_an_error_with_its_name_and_not_the_end_of_the_process(tmp_path, raised):
+    body = f"async def tool(): raise {raised}\nif task.get('quits'): await asyncio.gather(tool(), asyncio.sleep(0.01))\nreturn os.getpid()"
+    async with serving(tmp_path, body) as runner:
+        before = await episode(runner)
+        with pytest.raises(AgentError, match=f"raised {raised.partition('(')[0]}: 3 at mine.py:4"):
+            await episode(runner, quits=True)
+        assert await episode(runner) == before
+
+
 async def test_an_agent_that_hangs_is_killed_with_all_it_has_started(tmp_path):
     body = """
         group = subprocess.Popen(["sleep", "1000"])

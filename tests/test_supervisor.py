@@ -91,7 +91,7 @@ async def test_of_a_crash_outside_the_actors_only_the_error_is_reported(supervis
     assert reason_of_end(supervisor.folder, "trainer", 1) == "ended with status 1: ImportError: libtorch.so"
     failure = supervisor.folder.failure_of("trainer")
     assert reason_of_end(supervisor.folder, "trainer", EXIT_FATAL).endswith(
-        f"its error could not be written to {failure}, as on a full disk"
+        f"its error could not be written to {failure}, as on a full disk or without file descriptors"
     )
     failure.write_text("model: no such folder")
     assert reason_of_end(supervisor.folder, "trainer", EXIT_FATAL) == "model: no such folder"

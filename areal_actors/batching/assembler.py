@@ -15,6 +15,7 @@ from typing import Literal
 
 import msgspec
 
+from areal_actors.core.agent_host.faults import format_error
 from areal_actors.core.config import Config, PositiveInt
 from areal_actors.core.errors import RecipeError
 from areal_actors.core.loading import load_named
@@ -58,7 +59,7 @@ def group_filter(config: BatcherConfig, root: Path) -> Filter | None:
     """Returns the filter of `batcher.dynamic_sampling` and `batcher.filter`; None if every group is kept. Paths are relative to `root`.
 
     Raises:
-        RecipeError: there is no such function; later, from the filter, if it returns neither True nor False.
+        RecipeError: there is no such function; later, from the filter, if it raises, or returns neither True nor False.
     """
     if not config.filter:
         return has_signal if config.dynamic_sampling else None
@@ -69,7 +70,10 @@ def group_filter(config: BatcherConfig, root: Path) -> Filter | None:
     def keeps(rewards: tuple[float, ...]) -> bool:
         if config.dynamic_sampling and not has_signal(rewards):
             return False
-        answer = plain_scalar(function(rewards))
+        try:
+            answer = plain_scalar(function(rewards))
+        except BaseException as error:  # the function is the user's and may raise anything
+            raise RecipeError(f"`batcher.filter`: {config.filter}({rewards}) raised {format_error(error)}") from error
         if not isinstance(answer, bool):
             returned = f"{config.filter}({rewards}) returned {answer!r:.80}"
             raise RecipeError(f"`batcher.filter`: {returned}; return True to train the group, or False")

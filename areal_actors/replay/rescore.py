@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import AsyncIterator, Iterator
 
@@ -61,7 +62,9 @@ async def _score(reward: Reward, event: EpisodeScored) -> tuple[Score | None, st
         return check_score(await value if inspect.isawaitable(value) else value), ""
     except RewardError as error:
         return None, str(error)
-    except Exception as error:  # noqa: BLE001 - the user's function may raise anything
+    except (asyncio.CancelledError, GeneratorExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # noqa: BLE001 - the user's function may raise anything: pytest's outcomes are no `Exception`
         return None, f"{type(error).__name__}: {error}"
 
 

@@ -11,6 +11,8 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Coroutine
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -63,9 +65,19 @@ def run_judges(connection: Connection, reward: str, root: Path, options: bytes, 
         failure = ""
     except ArealError as error:
         function, failure = None, f"failed: {error}"
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's file may raise anything
+    except BaseException as error:  # noqa: BLE001 - the user's file may raise anything: pytest's outcomes are no `Exception`
         function, failure = None, f"raised {type(error).__name__}: {error}"
-    asyncio.run(_Judges(connection, function, failure, timeout_seconds).run())
+    _run(_Judges(connection, function, failure, timeout_seconds).run())
+
+
+def _run(judges: Coroutine[Any, Any, None]) -> None:
+    """Run to the end; a task that a judge started and that raises `SystemExit` ends that task, not the loop of all judges."""
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    running = loop.create_task(judges)
+    while not running.done():
+        with suppress(SystemExit, KeyboardInterrupt):  # asyncio re-raises these from the loop; the task's awaiter has them, too
+            loop.run_until_complete(running)
 
 
 class _Judges:
@@ -123,7 +135,9 @@ class _Judges:
             return check_score(await value if inspect.isawaitable(value) else value), ""
         except ArealError as error:
             return Score(0.0), f"failed: {error}"
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - the user's function may raise anything
+        except (asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - the user's function may raise anything: pytest's outcomes are no `Exception`
             return Score(0.0), f"raised {type(error).__name__}: {error}"
 
     def _send(self, result: ScoreResult) -> None:

@@ -7,6 +7,7 @@ standard input closes when the parent dies.
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import logging
 import os
@@ -40,6 +41,7 @@ from areal_actors.metrics.metrics_file import Metrics
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.supervision import joined_kind, processes_of
 from areal_actors.rewards import MODEL
+from areal_actors.rewards.judge_host import SpawnFailed
 from areal_actors.run.connections import retry_seconds
 from areal_actors.run.fold_actors import FOLDS, BuildContext, Builder
 from areal_actors.run.joined import (
@@ -88,7 +90,9 @@ EXIT_FAILED = 3
 EXIT_FATAL = 4
 """Exit status when the machine or the recipe lacks something: a restart would fail the same way."""
 EXIT_START_FAILED = 5
-"""Exit status when an actor failed before its first message, for a reason other than the bus."""
+"""Exit status when an actor failed before its first message, for a reason that the next start would meet again."""
+SCARCE = (errno.EMFILE, errno.ENFILE, errno.EAGAIN)
+"""Errors for want of file descriptors or processes."""
 STOP_SHARE = 0.6
 """Share of `watchdog.stop_seconds` in which actors must end."""
 GARBAGE_THRESHOLDS = (20_000, 20, 20)
@@ -254,9 +258,14 @@ def serve_actors(builders: Mapping[str, Builder], arguments: list[str]) -> None:
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         try:
             runner.run(_serve(folder, process, builders, server, served))
-        except Exception as error:  # every error is reported to the supervisor by file and exit status
+        except BaseException as error:  # every error is reported to the supervisor by file and exit status
             logger.exception("failed")
             _end_failed(folder, process, error, at_start=not served or any(map(_failed_at_start, served)))
+
+
+def _may_pass(error: BaseException) -> bool:
+    """True for an error that the next start need not meet, though this one did: of the bus, or for want of descriptors or processes."""
+    return isinstance(error, BusError | SpawnFailed) or (isinstance(error, OSError) and error.errno in SCARCE)
 
 
 def _failed_at_start(served: Served) -> bool:
@@ -264,17 +273,22 @@ def _failed_at_start(served: Served) -> bool:
     return task.done() and not task.cancelled() and task.exception() is not None and not runtime.handled
 
 
-def _end_failed(folder: RunFolder, process: str, error: Exception, *, at_start: bool) -> NoReturn:
+def _end_failed(folder: RunFolder, process: str, error: BaseException, *, at_start: bool) -> NoReturn:
     """Exit at once: a hanging thread, as in loading a model, would keep the interpreter alive."""
     every = _leaves(error)
     # A group that is already failing refuses new tasks: that is no cause.
     leaves = [leaf for leaf in every if not (isinstance(leaf, RuntimeError) and "TaskGroup" in str(leaf))] or every
-    with suppress(OSError):  # on a full disk only the exit status is reported
-        atomic_write(folder.failure_of(process), "; ".join(dict.fromkeys(_error_text(leaf) for leaf in leaves)).encode())
+    text = "; ".join(dict.fromkeys(_error_text(leaf) for leaf in leaves))
+    try:
+        atomic_write(folder.failure_of(process), text.encode())
+    except OSError:
+        with suppress(OSError):  # the supervisor reads its output, too, which is open; a full disk may take neither
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()
     if any(isinstance(leaf, SetupError | RecipeError | PermissionDenied | CheckpointError | StepMismatch) for leaf in leaves):
         status = EXIT_FATAL
     else:
-        status = EXIT_START_FAILED if at_start and not any(isinstance(leaf, BusError) for leaf in leaves) else EXIT_FAILED
+        status = EXIT_START_FAILED if at_start and not any(map(_may_pass, leaves)) else EXIT_FAILED
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -249,5 +249,5 @@ def reason_of_end(folder: RunFolder, name: str, code: int, killed: str = "") -> 
     lines = output.read_text(errors="replace").strip().splitlines()
     last = lines[-1:] if any(line.startswith(TRACEBACK) for line in lines) else lines[-LAST_LINES:]
     if code in (EXIT_FAILED, EXIT_FATAL, EXIT_START_FAILED):
-        last = [*last, f"its error could not be written to {failure}, as on a full disk"]
+        last = [*last, f"its error could not be written to {failure}, as on a full disk or without file descriptors"]
     return f"ended with status {code}" + (f": {' / '.join(last)}" if last else "")

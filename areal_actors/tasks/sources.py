@@ -125,7 +125,9 @@ def _from_code(spec: str) -> Source:
     found = load_named(spec, Path.cwd())
     try:
         made = found() if callable(found) else found
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # such as pytest's Skipped
         raise SetupError(f"{spec}: raised {type(error).__name__}: {error}") from error
     splits = made if isinstance(made, Mapping) else {"train": made}
     if not splits or not all(isinstance(rows, Sequence) for rows in splits.values()):

@@ -133,12 +133,12 @@ async def agent_here(spec):
 
 
 @asynccontextmanager
-async def agent_in(environment, agent):
+async def agent_in(environment, agent, **options):
     """The `run` of an agent in the interpreter of an environment."""
     python = ROOT / ".environments" / environment / "bin" / "python"
     if not python.exists():
         pytest.skip(f"`just environments {environment}` makes the interpreter that this needs")
-    runner = SubprocessRunner(AgentProgram(agent=agent, root=str(ROOT), python=str(python)), processes=1)
+    runner = SubprocessRunner(AgentProgram(agent=agent, options=options, root=str(ROOT), python=str(python)), processes=1)
     await runner.start()
 
     async def run(task, *, base_url, api_key):

@@ -95,12 +95,20 @@ class Host:
         tasks = asyncio.all_tasks(self.loop)
         for task in tasks:
             task.cancel()
-        _, running = self.loop.run_until_complete(asyncio.wait(tasks, timeout=TASK_SECONDS)) if tasks else (set(), set())
+        running = self._wait_for(tasks) if tasks else set()
         if os.environ != self.environment:
             os.environ.clear()
             os.environ.update(self.environment)
         os.chdir(self.root)
         return ", ".join(f"task {task.get_name()}" for task in running)
+
+    def _wait_for(self, tasks: set[asyncio.Task[Any]]) -> set[asyncio.Task[Any]]:
+        """Wait for cancelled tasks; returns those that do not end. One that raises `SystemExit` ends itself, not this process."""
+        waiting = self.loop.create_task(asyncio.wait(tasks, timeout=TASK_SECONDS))
+        while not waiting.done():
+            with suppress(SystemExit, KeyboardInterrupt):  # asyncio re-raises these from the loop
+                self.loop.run_until_complete(waiting)
+        return waiting.result()[1]
 
     def _still_running(self) -> str:
         """Threads and processes that the episode left running, besides daemon and pool threads; empty if none."""

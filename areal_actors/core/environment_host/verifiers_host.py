@@ -129,7 +129,7 @@ def list_tasks(request: Mapping[str, Any]) -> None:
         environment = load(request["environment"], request["args"])
         with Path(request["path"]).open("w", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows(environment, request["limit"]))
-    except Exception as error:  # noqa: BLE001 - the environment is the user's code and may raise anything
+    except BaseException as error:  # noqa: BLE001 - the environment is the user's code and may raise anything
         sys.exit(f"{ERROR}{type(error).__name__}: {error}")
 
 
