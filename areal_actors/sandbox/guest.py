@@ -36,7 +36,7 @@ READY = b"+"
 REFUSED = b"-"
 """Written instead on failure; the reason follows."""
 
-SET_DEATH_SIGNAL, SET_SECCOMP, SET_NO_NEW_PRIVILEGES = 1, 22, 38
+SET_DEATH_SIGNAL, SET_DUMPABLE, SET_SECCOMP, SET_NO_NEW_PRIVILEGES = 1, 4, 22, 38
 FILTER_MODE = 2
 KILL_SIGNAL = 9
 NEW_USER_AND_NETWORK = 0x50000000
@@ -128,31 +128,104 @@ FOREIGN_NUMBERS = 0x40000000
 """First system call number of the x32 ABI."""
 
 
-def main(job_descriptor: int, status: int) -> None:
-    """Read the job, enter the sandbox, run the program and its checks, and write the proof if there are any."""
-    with os.fdopen(job_descriptor, "rb") as file:
-        job = marshal.load(file)  # noqa: S302 - from the process that started this one
+def main(job_descriptor: int, tests_descriptor: int, status: int) -> None:
+    """Read the job, enter the sandbox, and run the program; with tests, those too, and write the proof if they pass."""
+    job = read_marshalled(job_descriptor)
+    parts = load_parts("plain_values", "program_server", "judge") if job["has_tests"] else []
     try:
-        enter_sandbox(job)
+        restrict_process(job)
+        if not job["has_tests"]:
+            os.close(tests_descriptor)
+            close_doors((os.getpid(),))
     except OSError as error:
-        os.write(status, REFUSED + str(error).encode())
-        os._exit(1)
+        refuse(status, error)
+    if job["has_tests"]:
+        run_with_tests(job, parts, tests_descriptor, status)
     os.write(status, READY)
-    module = types.ModuleType("__main__" if job["checks"] is None else "answer")
+    module = types.ModuleType("__main__")
     sys.modules[module.__name__] = module
     exec(compile(job["program"], "answer.py", "exec"), module.__dict__)  # noqa: S102 - this is what the sandbox is for
-    for check in job["checks"] or ():
-        exec(compile(check, "check.py", "exec"), module.__dict__)  # noqa: S102
-    if job["checks"]:
-        os.write(status, job["proof"].encode())
-        os._exit(0)
 
 
-def enter_sandbox(job: dict[str, Any]) -> None:
-    """Restrict this process to the needs of an answer's program.
+def read_marshalled(descriptor: int) -> Any:
+    """What the process that started this one has written."""
+    with os.fdopen(descriptor, "rb") as file:
+        return marshal.load(file)  # noqa: S302 - from the process that started this one
+
+
+def refuse(status: int, error: OSError) -> None:
+    """Report that there is no sandbox here, and end."""
+    os.write(status, REFUSED + str(error).encode())
+    os._exit(1)
+
+
+def load_parts(*names: str) -> list[Any]:
+    """Modules of this folder, without the package around them, which needs more than the standard library."""
+    folder = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - it starts sooner without pathlib
+    for name, place in (("areal_actors", os.path.dirname(folder)), ("areal_actors.sandbox", folder)):  # noqa: PTH120
+        package = sys.modules[name] = types.ModuleType(name)
+        package.__path__ = [place]
+    return [__import__(f"areal_actors.sandbox.{name}", fromlist=[name]) for name in names]
+
+
+def run_with_tests(job: dict[str, Any], parts: list[Any], tests_descriptor: int, status: int) -> None:
+    """Run the program in a process of its own, which has neither the tests nor the proof, and its tests in this one."""
+    values, program_server, judge = parts
+    requests, answers, started = os.pipe(), os.pipe(), os.pipe()
+    own = os.getpid()
+    if not (program := os.fork()):
+        for descriptor in (tests_descriptor, status, requests[1], answers[0], started[0]):
+            os.close(descriptor)
+        serve_program(job, own, started[1], values.Channel(requests[0], answers[1]), program_server.ProgramServer)
+    for descriptor in (requests[0], answers[1], started[1]):
+        os.close(descriptor)
+    try:
+        if refused := os.read(started[0], 1000):
+            raise OSError(refused.decode(errors="replace"))
+        close_doors((own, program), is_hidden=True)
+    except OSError as error:
+        refuse(status, error)
+    os.write(status, READY)
+    channel = values.Channel(answers[0], requests[1])
+    tests = read_marshalled(tests_descriptor)
+    failed = 1
+    try:
+        if channel.receive() == "started" and judge.run_checks(channel, tests["checks"]):
+            os.write(status, tests["proof"].encode())
+            failed = 0
+    finally:
+        os.kill(program, KILL_SIGNAL)
+        os.waitpid(program, 0)
+        if not failed:
+            os._exit(0)
+
+
+def serve_program(job: dict[str, Any], judge: int, started: int, channel: Any, server: Any) -> None:
+    """Run the program, and answer its tests; never returns."""
+    try:
+        die_with_parent(ctypes.CDLL(None, use_errno=True), judge)
+        close_doors((os.getpid(),))
+    except OSError as error:
+        os.write(started, str(error).encode() or b"-")
+        os._exit(1)
+    os.close(started)
+    module = types.ModuleType("answer")
+    sys.modules["answer"] = module
+    try:
+        exec(compile(job["program"], "answer.py", "exec"), module.__dict__)  # noqa: S102 - this is what the sandbox is for
+        channel.send("started")
+        server(channel, module.__dict__).serve()
+    except BaseException:  # noqa: BLE001 - what it raises is shown, as in any program
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(1)
+
+
+def restrict_process(job: dict[str, Any]) -> None:
+    """Set limits, give up powers, and restrict files: what the program and its tests have in common.
 
     Raises:
-        OSError: a limit cannot be set, or this user's program could start other processes.
+        OSError: a limit cannot be set, or Landlock does not take effect.
     """
     os.umask(0o077)
     limits = [
@@ -164,13 +237,25 @@ def enter_sandbox(job: dict[str, Any]) -> None:
     ]
     for limit, most in limits:
         resource.setrlimit(limit, (most, most))
-    system = ctypes.CDLL(None, use_errno=True)
     if sys.platform == "linux":
+        system = ctypes.CDLL(None, use_errno=True)
         die_with_parent(system, job["parent"])
         drop_capabilities(system)
         system.prctl(SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
         restrict_files(system, job["folder"])
-        if install_seccomp(system):
+
+
+def close_doors(signalled: tuple[int, ...], *, is_hidden: bool = False) -> None:
+    """Deny system calls for good; signals reach the given processes only, and `is_hidden` denies others the memory of this one.
+
+    Raises:
+        OSError: this user's program could start other processes.
+    """
+    system = ctypes.CDLL(None, use_errno=True)
+    if sys.platform == "linux":
+        if is_hidden:
+            system.prctl(SET_DUMPABLE, 0, 0, 0, 0)
+        if install_seccomp(system, signalled):
             return
         system.unshare(NEW_USER_AND_NETWORK)
     if os.geteuid() == 0:
@@ -223,19 +308,19 @@ def _allow(system: ctypes.CDLL, rules: int, path: str, rights: int) -> None:
         raise OSError(f"Landlock does not take {path}: {os.strerror(ctypes.get_errno())}")
 
 
-def install_seccomp(system: ctypes.CDLL) -> bool:
+def install_seccomp(system: ctypes.CDLL, signalled: tuple[int, ...]) -> bool:
     """Install the system call filter, which cannot be removed; False if this machine does not support it."""
     machine = os.uname().machine
     if machine not in ARCHITECTURES:
         return False
-    code = seccomp_filter(machine, os.getpid())
+    code = seccomp_filter(machine, signalled)
     program = b"".join(struct.pack("HBBI", *instruction) for instruction in code)
     buffer = ctypes.create_string_buffer(program, len(program))
     pointer = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(code), ctypes.addressof(buffer)), 16)
     return bool(system.prctl(SET_SECCOMP, FILTER_MODE, pointer, 0, 0) == 0)
 
 
-def seccomp_filter(machine: str, own_pid: int) -> list[tuple[int, int, int, int]]:
+def seccomp_filter(machine: str, signalled: tuple[int, ...]) -> list[tuple[int, int, int, int]]:
     """The filter as classic BPF: (code, jump if true, jump if false, operand) per instruction."""
     which = 0 if machine == "x86_64" else 1
     denied, missing = (RETURN, 0, 0, FAIL | errno.EPERM), (RETURN, 0, 0, FAIL | errno.ENOSYS)
@@ -248,11 +333,19 @@ def seccomp_filter(machine: str, own_pid: int) -> list[tuple[int, int, int, int]
         (JUMP_EQUAL, 0, 1, CLONE3[which]),
         missing,
     ]  # its flags are in memory, which BPF cannot read; the C library falls back to clone
-    conditions = [(CLONE, JUMP_BITS, AS_THREAD), (KILL, JUMP_EQUAL, own_pid), (TGKILL, JUMP_EQUAL, own_pid), (PRLIMIT, JUMP_EQUAL, 0)]
-    for call, condition, operand in conditions:
-        code += [(JUMP_EQUAL, 0, 4, call[which]), (LOAD, 0, 0, FIRST_ARGUMENT), (condition, 0, 1, operand), (RETURN, 0, 0, ALLOW), denied]
+    conditions = [
+        (CLONE, JUMP_BITS, (AS_THREAD,)),
+        (KILL, JUMP_EQUAL, signalled),
+        (TGKILL, JUMP_EQUAL, signalled),
+        (PRLIMIT, JUMP_EQUAL, (0,)),
+    ]
+    for call, condition, operands in conditions:
+        code += [(JUMP_EQUAL, 0, 2 + 2 * len(operands), call[which]), (LOAD, 0, 0, FIRST_ARGUMENT)]
+        for operand in operands:
+            code += [(condition, 0, 1, operand), (RETURN, 0, 0, ALLOW)]
+        code.append(denied)
     return [*code, (RETURN, 0, 0, ALLOW)]
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

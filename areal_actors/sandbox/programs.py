@@ -93,15 +93,17 @@ def run_program(
             held.callback(os.close, status)
             with os.fdopen(status_end, "wb") as theirs:
                 given, printed = _file(held, stdin.encode(errors="replace")), _file(held, b"")
-                job = _file(held, marshal.dumps(_job(program, checks, limits, folder, proof)))
+                job = _file(held, marshal.dumps(_job(program, checks, limits, folder)))
+                tests = _file(held, marshal.dumps({"checks": list(checks or ()), "proof": proof}))
+                descriptors = job.fileno(), tests.fileno(), theirs.fileno()
                 child = subprocess.Popen(
-                    [sys.executable, "-I", "-S", "-B", str(GUEST), str(job.fileno()), str(theirs.fileno())],
+                    [sys.executable, "-I", "-S", "-B", str(GUEST), *map(str, descriptors)],
                     stdin=given,
                     stdout=printed,
                     stderr=printed if errors else subprocess.DEVNULL,
                     cwd=folder,
                     env={},
-                    pass_fds=(job.fileno(), theirs.fileno()),
+                    pass_fds=descriptors,
                     start_new_session=True,
                 )
         except OSError as error:
@@ -126,11 +128,10 @@ def run_program(
         return ProgramResult(timed_out=timed_out, status=child.returncode, output=output, over_quota=watch.over_quota, proved=proved)
 
 
-def _job(program: str, checks: Sequence[str] | None, limits: Limits, folder: str, proof: str) -> dict[str, Any]:
+def _job(program: str, checks: Sequence[str] | None, limits: Limits, folder: str) -> dict[str, Any]:
     return {
         "program": program,
-        "checks": None if checks is None else list(checks),
-        "proof": proof,
+        "has_tests": checks is not None,
         "folder": folder,
         "parent": os.getpid(),
         "seconds": limits.seconds,
