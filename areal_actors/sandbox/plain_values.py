@@ -10,6 +10,7 @@ that two names of one list stay one list, and an answer says which of the argume
 
 from __future__ import annotations
 
+import builtins
 import os
 import sys
 from _collections import OrderedDict, deque  # type: ignore[import-not-found]
@@ -40,7 +41,7 @@ TYPES = frozenset(
         *("bool", "int", "float", "complex", "str", "bytes", "bytearray", "list", "tuple", "dict", "set", "frozenset", "range", "object"),
         *("slice", "type"),
     )
-    if isinstance(kind := __builtins__[name] if isinstance(__builtins__, dict) else getattr(__builtins__, name), type)
+    if isinstance(kind := getattr(builtins, name), type)
 )
 """Built-in types that may travel by name, besides exceptions."""
 
@@ -64,7 +65,7 @@ def _no_default(value: object) -> None:
 
 
 _encode = make_encoder(None, _no_default, encode_basestring_ascii, None, ":", ",", False, False, True)
-_scan = make_scanner(_ScannerSettings())
+_scan = make_scanner(_ScannerSettings())  # type: ignore[arg-type]
 
 
 def _learn_counter() -> None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 BASES: tuple[type, ...] = (tuple, list, dict, str, int, float, set, frozenset, bytes)
 """Built-in types whose subclasses travel as their value with a number, such as named tuples and enumerations of integers."""
-PLACE = {type({}.keys()): "keys", type({}.items()): "items"}
+PLACE: dict[type, str] = {type({}.keys()): "keys", type({}.items()): "items"}
 
 
 class ProgramServer:
@@ -138,7 +138,7 @@ class _OfTheTests:
         return isinstance(other, _OfTheTests) and other.number == self.number
 
     def __hash__(self) -> int:
-        return self.number
+        return int(self.number)
 
 
 class _FunctionOfTheTests(_OfTheTests):
@@ -181,7 +181,7 @@ def _state(value: Any) -> list[Any]:
         for name in (slots,) if isinstance(slots, str) else slots:
             if name not in ("__dict__", "__weakref__") and hasattr(value, name):
                 attributes[name] = getattr(value, name)
-    return [kind, kind.__eq__ is not object.__eq__, attributes]
+    return [kind, getattr(kind, "__eq__", None) is not getattr(object, "__eq__", None), attributes]
 
 
 BINARY = (

@@ -47,12 +47,14 @@ class Remote:
         self.remote_ask("delattr", self, name)
 
     def __call__(self, /, *arguments: Any, **keywords: Any) -> Any:
+        """Call it in the program's process."""
         return self.remote_ask("call", self, *arguments, **keywords)
 
-    @property
-    def __class__(self) -> Any:  # noqa: D102
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        """The program's class, for its name; a stand-in's type stays what it is."""
         known = self.remote_ask("getattr", self, "__class__")
-        return known if isinstance(type(known), type) and type(known) is RemoteClass else type(self)
+        return known if type(known) is RemoteClass else type(self)
 
     @property
     def __doc__(self) -> Any:  # type: ignore[override]
@@ -73,19 +75,19 @@ class Remote:
         return value if type(value) is int else self.remote_number
 
     def __bool__(self) -> bool:
-        return _of_type(bool, _ask_unseen(self, "bool"))
+        return _of_type(bool, _ask_unseen(self, "bool"))  # type: ignore[no-any-return]
 
     def __int__(self) -> int:
-        return _of_type(int, _ask_unseen(self, "int"))
+        return _of_type(int, _ask_unseen(self, "int"))  # type: ignore[no-any-return]
 
     def __float__(self) -> float:
-        return _of_type(float, _ask_unseen(self, "float"))
+        return _of_type(float, _ask_unseen(self, "float"))  # type: ignore[no-any-return]
 
     def __complex__(self) -> complex:
-        return _of_type(complex, _ask_unseen(self, "complex"))
+        return _of_type(complex, _ask_unseen(self, "complex"))  # type: ignore[no-any-return]
 
     def __index__(self) -> int:
-        return _of_type(int, _ask_unseen(self, "index"))
+        return _of_type(int, _ask_unseen(self, "index"))  # type: ignore[no-any-return]
 
     def __round__(self, *digits: int) -> Any:
         return _ask_unseen(self, "round", *digits)
@@ -103,19 +105,19 @@ class Remote:
         return _ask_unseen(self, "invert")
 
     def __str__(self) -> str:
-        return _of_type(str, self.remote_ask("str", self))
+        return _of_type(str, self.remote_ask("str", self))  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
-        return _of_type(str, self.remote_ask("repr", self))
+        return _of_type(str, self.remote_ask("repr", self))  # type: ignore[no-any-return]
 
     def __bytes__(self) -> bytes:
-        return _of_type(bytes, self.remote_ask("bytes", self))
+        return _of_type(bytes, self.remote_ask("bytes", self))  # type: ignore[no-any-return]
 
     def __format__(self, form: str) -> str:
-        return _of_type(str, _ask_unseen(self, "format", form) if form else self.remote_ask("str", self))
+        return _of_type(str, _ask_unseen(self, "format", form) if form else self.remote_ask("str", self))  # type: ignore[no-any-return]
 
     def __len__(self) -> int:
-        return _of_type(int, self.remote_ask("len", self))
+        return _of_type(int, self.remote_ask("len", self))  # type: ignore[no-any-return]
 
     def __iter__(self) -> Iterator[Any]:
         items = self.remote_ask("iter", self)
@@ -234,7 +236,7 @@ for _name in ORDER:
 def _based_class(base: type) -> type:
     """A value of a built-in type with the attributes of the program's object."""
 
-    class Based(base):  # type: ignore[valid-type,misc]
+    class Based(base):  # type: ignore[misc]
         remote_ask: Any = None
         remote_number = -1
 
