@@ -1,9 +1,11 @@
 """The sandbox, and the reward for passing tests: what a program of a model can and cannot do."""
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -13,8 +15,8 @@ import pytest
 from areal_actors.core.errors import RewardError, SetupError
 from areal_actors.rewards import resolve_reward
 from areal_actors.rewards.python_tests import PythonTests, program_of
-from areal_actors.sandbox import Limits, programs, run_program
-from areal_actors.sandbox.guest import ARCHITECTURES, FORBIDDEN, seccomp_filter
+from areal_actors.sandbox import Limits, programs, run_program, system_calls
+from areal_actors.sandbox.guest import ARCHITECTURES, seccomp_filter
 
 LINUX = pytest.mark.skipif(sys.platform != "linux" or os.uname().machine not in ARCHITECTURES, reason="the kernel shuts programs in")
 ADD = {"id": "add", "tests": ["assert add(1, 2) == 3", "assert add(-1, 1) == 0", "assert add('a', 'b') == 'ab'"]}
@@ -45,6 +47,20 @@ FORBIDDEN_DEEDS = {
     "changes the priority of others": "import os; os.setpriority(os.PRIO_USER, 0, 19)",
     "raises its limits": "import resource as r; r.setrlimit(r.RLIMIT_AS, (-1, -1))",
     "limits others": "import os, resource as r; r.prlimit(os.getppid(), r.RLIMIT_CPU, (1, 1))",
+    "owns a file's signals": "import fcntl, os; r, w = os.pipe(); fcntl.fcntl(r, 8, os.getppid())",
+    "owns them by structure": "import fcntl, os, struct as s\nr, w = os.pipe()\nfcntl.fcntl(r, 15, s.pack('ii', 1, os.getppid()))",
+    "chooses the signal of a file": "import fcntl, os; r, w = os.pipe(); fcntl.fcntl(r, 10, 9)",
+    "makes a pipe asynchronous": "import fcntl, os; r, w = os.pipe(); fcntl.fcntl(r, fcntl.F_SETFL, 0x2000)",
+    "takes a lease": "import fcntl; f = open('x', 'w'); fcntl.fcntl(f, 1024, 1)",
+    "asks for notes of a folder": "import fcntl, os; fcntl.fcntl(os.open('.', os.O_RDONLY), 1026, 0x80000002)",
+    "outlives who started it": "import ctypes; ctypes.CDLL(None).prctl(1, 0, 0, 0, 0) and 1 / 0",
+    "leaves its process group": "import os; os.setpgid(0, 0) or os.setsid()",
+    "leaves its session": "import os; os.setsid()",
+    "makes a ring for input and output": "import ctypes; ctypes.CDLL(None).syscall(425, 8, 0) < 0 and 1 / 0",
+    "opens a pair of sockets": "import socket; socket.socketpair()",
+    "makes a timer that signals": "import ctypes as c; c.CDLL(None).timer_create(1, None, c.create_string_buffer(64)) and 1 / 0",
+    "watches files": "import ctypes; ctypes.CDLL(None).inotify_init() < 0 and 1 / 0",
+    "calls what the kernel gains later": "import ctypes; ctypes.CDLL(None).syscall(600) and 1 / 0",
     "takes all memory": "x = bytearray(2 << 30)",
     "fills a file": "open('big', 'wb').write(bytes(2 << 20))",
     "opens too many files": "x = [open('f', 'w') for _ in range(100)]",
@@ -101,6 +117,21 @@ def test_a_flood_of_output_is_cut_and_fails_the_program():
     assert len(ran.output) == 64 << 10
 
 
+def test_folders_of_killed_workers_are_removed_and_those_in_use_stay(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    left, used, new, other = (tmp_path / name for name in ("areal-answer-left", "areal-answer-used", "areal-answer-new", "other"))
+    for folder in (left, used, new, other):
+        folder.mkdir()
+        (folder / "answer").write_text("x")
+        os.utime(folder, (1, 1))
+    os.utime(new)
+    holding = os.open(used, os.O_RDONLY)
+    fcntl.flock(holding, fcntl.LOCK_EX)
+    programs.remove_left_folders()
+    assert sorted(tmp_path.iterdir()) == sorted([used, new, other])
+    os.close(holding)
+
+
 @LINUX
 def test_a_program_dies_with_the_process_that_runs_it(tmp_path):
     code = "from areal_actors.sandbox import *\nrun_program('import time; time.sleep(600)', limits=Limits(seconds=60))"
@@ -115,7 +146,7 @@ def test_a_program_dies_with_the_process_that_runs_it(tmp_path):
 
 
 def test_a_sandbox_that_cannot_be_made_is_an_error_and_no_reward(monkeypatch, tmp_path):
-    for guest in ("import os, sys; os.write(int(sys.argv[2]), b'-no seccomp here')", "import sys; sys.exit(3)"):
+    for guest in ("import os, sys; os.write(int(sys.argv[3]), b'-no seccomp here')", "import sys; sys.exit(3)"):
         (tmp_path / "guest.py").write_text(guest)
         monkeypatch.setattr(programs, "GUEST", tmp_path / "guest.py")
         with pytest.raises(RewardError, match=r"did not start: (no seccomp here|its process ended or hung)"):
@@ -128,27 +159,32 @@ def test_a_sandbox_that_cannot_be_made_is_an_error_and_no_reward(monkeypatch, tm
 
 
 @pytest.mark.parametrize("machine", ARCHITECTURES)
-def test_the_filter_forbids_every_listed_call_and_allows_the_rest(machine):
+def test_the_filter_allows_every_listed_call_and_forbids_the_rest(machine):
     which = list(ARCHITECTURES).index(machine)
-    code = seccomp_filter(machine, 42)
+    code = seccomp_filter(machine, (42,), system_calls)
 
-    def verdict(number, argument=0, architecture=ARCHITECTURES[machine]):
+    def verdict(number, argument=0, second=0, third=0, architecture=ARCHITECTURES[machine]):
         """Result of the kernel's interpreter of the filter."""
         value, place = 0, 0
         while True:
             operation, yes, no, operand = code[place]
             place += 1
             if operation == 0x20:
-                value = {0: number, 4: architecture, 16: argument}[operand]
+                value = {0: number, 4: architecture, 16: argument, 24: second, 32: third}[operand]
             elif operation == 0x06:
                 return operand
             else:
                 place += yes if {0x15: value == operand, 0x35: value >= operand, 0x45: bool(value & operand)}[operation] else no
 
-    assert all(verdict(numbers[which]) == 0x50001 for numbers in FORBIDDEN.values() if numbers[which] >= 0)
-    read, write, clone, kill = ((0, 1, 56, 62), (63, 64, 220, 129))[which]
-    assert {verdict(read), verdict(write), verdict(clone, 0x10000), verdict(kill, 42)} == {0x7FFF0000}
-    assert {verdict(clone, 17), verdict(kill, 43), verdict(kill, 0xFFFFFFFF), verdict(0x40000000)} == {0x50001}
+    allowed = {numbers[which] for numbers in system_calls.ALLOWED.values() if numbers[which] >= 0}
+    read, write, clone, kill, fcntl, prctl = ((0, 1, 56, 62, 72, 157), (63, 64, 220, 129, 25, 167))[which]
+    assert {number for number in range(2000) if verdict(number) == 0x7FFF0000} == allowed | {fcntl, (302, 261)[which]}
+    assert {number for number in range(2000) if verdict(number) == 0x50026} == {435}
+    assert {verdict(read), verdict(write), verdict(clone, 0x10000), verdict(kill, 42), verdict(prctl, 15)} == {0x7FFF0000}
+    assert {verdict(clone, 17), verdict(kill, 43), verdict(kill, 0xFFFFFFFF), verdict(0x40000000), verdict(prctl, 1)} == {0x50001}
+    set_owner, set_signal, set_owner_ex, set_lease, notify = 8, 10, 15, 1024, 1026
+    assert {verdict(fcntl, 3, command) for command in (set_owner, set_signal, set_owner_ex, set_lease, notify)} == {0x50001}
+    assert (verdict(fcntl, 3, 4, 0x800), verdict(fcntl, 3, 4, 0x2800)) == (0x7FFF0000, 0x50001)
     assert verdict(read, architecture=0x40000003) == 0x80000000
     assert len(code) < 4096
 

@@ -1,15 +1,20 @@
 """The process inside the sandbox: restricts itself, reports that, and runs the answer's program. Started by `programs.py`.
 
-It imports only the standard library, because it is started by its path in an interpreter without other packages, and little of
-that, because every test of every answer starts it.
+With tests, it forks before the program is read: the tests run here (`judge.py`), the program in the child (`program_server.py`), which has
+neither the tests nor the proof, and the two exchange values over two pipes (`plain_values.py`).
+
+It imports only the standard library and these files, because it is started by its path in an interpreter without other packages, and little
+of that, because every test of every answer starts it.
 
 Restrictions, each if the system supports it:
 
     limits      CPU time, memory, file size, open files, no core dump
-    death       it dies with the process that started it (Linux)
+    death       it dies with the process that started it, and cannot change that (Linux)
     Landlock    it reads the standard library and system libraries, and writes in its own folder; no other file opens
-                (Linux 5.13 and later; Landlock: https://docs.kernel.org/userspace-api/landlock.html)
-    seccomp     no process, no program, no socket, no signal to others, no mount, trace, change of owner or mode
+                (Linux 5.13 and later; Landlock: https://docs.kernel.org/userspace-api/landlock.html);
+                no signal leaves it, however it is sent (Linux 6.12 and later)
+    seccomp     the system calls of `system_calls.py` and no others: no process, no program, no socket, no signal to others, none by
+                the ownership of files, no mount, trace, change of owner or mode
                 (Linux on x86-64 and ARM64; https://docs.kernel.org/userspace-api/seccomp_filter.html)
     no powers   a superuser's capabilities are dropped
 
@@ -36,7 +41,7 @@ READY = b"+"
 REFUSED = b"-"
 """Written instead on failure; the reason follows."""
 
-SET_DEATH_SIGNAL, SET_SECCOMP, SET_NO_NEW_PRIVILEGES = 1, 22, 38
+SET_DEATH_SIGNAL, SET_DUMPABLE, SET_SECCOMP, SET_NO_NEW_PRIVILEGES = 1, 4, 22, 38
 FILTER_MODE = 2
 KILL_SIGNAL = 9
 NEW_USER_AND_NETWORK = 0x50000000
@@ -44,6 +49,8 @@ CAPABILITY_VERSION_3 = 0x20080522
 
 LANDLOCK_CREATE, LANDLOCK_ADD, LANDLOCK_RESTRICT = 444, 445, 446
 LANDLOCK_VERSION, LANDLOCK_BENEATH = 1, 1
+SCOPES_FROM, SCOPE_OF_SOCKETS_AND_SIGNALS = 6, 3
+"""First version with scopes; abstract Unix sockets and signals."""
 READ = 1 << 2 | 1 << 3
 """Files and folders."""
 FOLDER_RIGHTS = 1 << 3 | 1 << 4 | 1 << 5 | 0x7F << 6 | 1 << 13
@@ -52,107 +59,116 @@ RIGHTS_BY_VERSION = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF, 4: 0x7FFF, 5: 0xFFFF}
 LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/share/zoneinfo", "/dev/urandom", "/dev/zero")
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-FORBIDDEN: dict[str, tuple[int, int]] = {
-    # number on x86-64 and on ARM64; -1 if there is none
-    "socket": (41, 198),
-    "socketpair": (53, 199),
-    "fork": (57, -1),
-    "vfork": (58, -1),
-    "execve": (59, 221),
-    "execveat": (322, 281),
-    "chmod": (90, -1),
-    "fchmod": (91, 52),
-    "fchmodat": (268, 53),
-    "fchmodat2": (452, 452),
-    "chown": (92, -1),
-    "fchown": (93, 55),
-    "lchown": (94, -1),
-    "fchownat": (260, 54),
-    "utimensat": (280, 88),
-    "utime": (132, -1),
-    "utimes": (235, -1),
-    "setxattr": (188, 5),
-    "lsetxattr": (189, 6),
-    "fsetxattr": (190, 7),
-    "mknod": (133, -1),
-    "mknodat": (259, 33),
-    "ptrace": (101, 117),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "tkill": (200, 130),
-    "rt_sigqueueinfo": (129, 138),
-    "rt_tgsigqueueinfo": (297, 240),
-    "pidfd_open": (434, 434),
-    "pidfd_send_signal": (424, 424),
-    "pidfd_getfd": (438, 438),
-    "setpriority": (141, 140),
-    "sched_setscheduler": (144, 119),
-    "sched_setparam": (142, 118),
-    "sched_setattr": (314, 274),
-    "sched_setaffinity": (203, 122),
-    "unshare": (272, 97),
-    "setns": (308, 268),
-    "mount": (165, 40),
-    "umount2": (166, 39),
-    "open_tree": (428, 428),
-    "move_mount": (429, 429),
-    "fsopen": (430, 430),
-    "mount_setattr": (442, 442),
-    "chroot": (161, 51),
-    "pivot_root": (155, 41),
-    "shmget": (29, 194),
-    "semget": (64, 190),
-    "msgget": (68, 186),
-    "mq_open": (240, 180),
-    "add_key": (248, 217),
-    "request_key": (249, 218),
-    "keyctl": (250, 219),
-    "bpf": (321, 280),
-    "perf_event_open": (298, 241),
-    "userfaultfd": (323, 282),
-    "io_uring_setup": (425, 425),
-    "reboot": (169, 142),
-    "init_module": (175, 105),
-    "finit_module": (313, 273),
-    "kexec_load": (246, 104),
-    "open_by_handle_at": (304, 265),
-}
-CLONE, CLONE3, KILL, TGKILL, PRLIMIT = (56, 220), (435, 435), (62, 129), (234, 131), (302, 261)
+CLONE, CLONE3, KILL, TGKILL = (56, 220), (435, 435), (62, 129), (234, 131)
 AS_THREAD = 0x10000
 """Flag CLONE_THREAD."""
 
 LOAD, JUMP_EQUAL, JUMP_BITS, JUMP_FROM, RETURN = 0x20, 0x15, 0x45, 0x35, 0x06
-NUMBER, ARCHITECTURE, FIRST_ARGUMENT = 0, 4, 16
+NUMBER, ARCHITECTURE, FIRST_ARGUMENT, SECOND_ARGUMENT, THIRD_ARGUMENT = 0, 4, 16, 24, 32
 ALLOW, FAIL, END = 0x7FFF0000, 0x00050000, 0x80000000
 FOREIGN_NUMBERS = 0x40000000
 """First system call number of the x32 ABI."""
 
 
-def main(job_descriptor: int, status: int) -> None:
-    """Read the job, enter the sandbox, run the program and its checks, and write the proof if there are any."""
-    with os.fdopen(job_descriptor, "rb") as file:
-        job = marshal.load(file)  # noqa: S302 - from the process that started this one
+def main(job_descriptor: int, tests_descriptor: int, status: int) -> None:
+    """Read the job, enter the sandbox, and run the program; with tests, those too, and write the proof if they pass."""
+    job = read_marshalled(job_descriptor)
+    calls, *parts = load_parts("system_calls", *(("plain_values", "program_server", "judge") if job["has_tests"] else ()))
     try:
-        enter_sandbox(job)
+        restrict_process(job)
+        if not job["has_tests"]:
+            os.close(tests_descriptor)
+            close_doors((os.getpid(),), calls)
     except OSError as error:
-        os.write(status, REFUSED + str(error).encode())
-        os._exit(1)
+        refuse(status, error)
+    if job["has_tests"]:
+        run_with_tests(job, (calls, *parts), tests_descriptor, status)
     os.write(status, READY)
-    module = types.ModuleType("__main__" if job["checks"] is None else "answer")
+    module = types.ModuleType("__main__")
     sys.modules[module.__name__] = module
     exec(compile(job["program"], "answer.py", "exec"), module.__dict__)  # noqa: S102 - this is what the sandbox is for
-    for check in job["checks"] or ():
-        exec(compile(check, "check.py", "exec"), module.__dict__)  # noqa: S102
-    if job["checks"]:
-        os.write(status, job["proof"].encode())
-        os._exit(0)
 
 
-def enter_sandbox(job: dict[str, Any]) -> None:
-    """Restrict this process to the needs of an answer's program.
+def read_marshalled(descriptor: int) -> Any:
+    """What the process that started this one has written."""
+    with os.fdopen(descriptor, "rb") as file:
+        return marshal.load(file)  # noqa: S302 - from the process that started this one
+
+
+def refuse(status: int, error: OSError) -> None:
+    """Report that there is no sandbox here, and end."""
+    os.write(status, REFUSED + str(error).encode())
+    os._exit(1)
+
+
+def load_parts(*names: str) -> list[Any]:
+    """Modules of this folder, without the package around them, which needs more than the standard library."""
+    folder = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - it starts sooner without pathlib
+    for name, place in (("areal_actors", os.path.dirname(folder)), ("areal_actors.sandbox", folder)):  # noqa: PTH120
+        package = sys.modules[name] = types.ModuleType(name)
+        package.__path__ = [place]
+    return [__import__(f"areal_actors.sandbox.{name}", fromlist=[name]) for name in names]
+
+
+def run_with_tests(job: dict[str, Any], parts: tuple[Any, ...], tests_descriptor: int, status: int) -> None:
+    """Run the program in a process of its own, which has neither the tests nor the proof, and its tests in this one."""
+    calls, values, program_server, judge = parts
+    requests, answers, started = os.pipe(), os.pipe(), os.pipe()
+    own = os.getpid()
+    if not (program := os.fork()):
+        for descriptor in (tests_descriptor, status, requests[1], answers[0], started[0]):
+            os.close(descriptor)
+        serve_program(job, calls, own, started[1], values.Channel(requests[0], answers[1]), program_server.ProgramServer)
+    for descriptor in (requests[0], answers[1], started[1]):
+        os.close(descriptor)
+    try:
+        if refused := os.read(started[0], 1000):
+            raise OSError(refused.decode(errors="replace"))
+        close_doors((own, program), calls, is_hidden=True)
+    except OSError as error:
+        refuse(status, error)
+    os.write(status, READY)
+    channel = values.Channel(answers[0], requests[1])
+    tests = read_marshalled(tests_descriptor)
+    failed = 1
+    try:
+        if channel.receive() == "started" and judge.run_checks(channel, tests["checks"]):
+            os.write(status, tests["proof"].encode())
+            failed = 0
+    finally:
+        os.kill(program, KILL_SIGNAL)
+        os.waitpid(program, 0)
+        if not failed:
+            os._exit(0)
+
+
+def serve_program(job: dict[str, Any], calls: Any, judge: int, started: int, channel: Any, server: Any) -> None:
+    """Run the program, and answer its tests; never returns."""
+    try:
+        die_with_parent(ctypes.CDLL(None, use_errno=True), judge)
+        restrict_signals(ctypes.CDLL(None, use_errno=True))
+        close_doors((os.getpid(),), calls)
+    except OSError as error:
+        os.write(started, str(error).encode() or b"-")
+        os._exit(1)
+    os.close(started)
+    module = types.ModuleType("answer")
+    sys.modules["answer"] = module
+    try:
+        exec(compile(job["program"], "answer.py", "exec"), module.__dict__)  # noqa: S102 - this is what the sandbox is for
+        channel.send("started")
+        server(channel, module.__dict__).serve()
+    except BaseException:  # noqa: BLE001 - what it raises is shown, as in any program
+        sys.excepthook(*sys.exc_info())
+    finally:
+        os._exit(1)
+
+
+def restrict_process(job: dict[str, Any]) -> None:
+    """Set limits, give up powers, and restrict files: what the program and its tests have in common.
 
     Raises:
-        OSError: a limit cannot be set, or this user's program could start other processes.
+        OSError: a limit cannot be set, or Landlock does not take effect.
     """
     os.umask(0o077)
     limits = [
@@ -164,13 +180,26 @@ def enter_sandbox(job: dict[str, Any]) -> None:
     ]
     for limit, most in limits:
         resource.setrlimit(limit, (most, most))
-    system = ctypes.CDLL(None, use_errno=True)
     if sys.platform == "linux":
+        system = ctypes.CDLL(None, use_errno=True)
         die_with_parent(system, job["parent"])
         drop_capabilities(system)
         system.prctl(SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
         restrict_files(system, job["folder"])
-        if install_seccomp(system):
+        restrict_signals(system)
+
+
+def close_doors(signalled: tuple[int, ...], calls: Any, *, is_hidden: bool = False) -> None:
+    """Deny system calls for good; signals reach the given processes only, and `is_hidden` denies others the memory of this one.
+
+    Raises:
+        OSError: this user's program could start other processes.
+    """
+    system = ctypes.CDLL(None, use_errno=True)
+    if sys.platform == "linux":
+        if is_hidden:
+            system.prctl(SET_DUMPABLE, 0, 0, 0, 0)
+        if install_seccomp(system, signalled, calls):
             return
         system.unshare(NEW_USER_AND_NETWORK)
     if os.geteuid() == 0:
@@ -209,6 +238,18 @@ def restrict_files(system: ctypes.CDLL, folder: str) -> None:
         raise OSError(f"Landlock does not take effect: {os.strerror(ctypes.get_errno())}")
 
 
+def restrict_signals(system: ctypes.CDLL) -> None:
+    """Let no signal leave this process, however it is sent; does nothing without Landlock's scopes."""
+    if system.syscall(LANDLOCK_CREATE, None, ctypes.c_size_t(0), LANDLOCK_VERSION) < SCOPES_FROM:
+        return
+    handled = ctypes.create_string_buffer(struct.pack("QQQ", 0, 0, SCOPE_OF_SOCKETS_AND_SIGNALS), 24)
+    rules = system.syscall(LANDLOCK_CREATE, handled, ctypes.c_size_t(24), 0)
+    failed = rules < 0 or system.syscall(LANDLOCK_RESTRICT, rules, 0)
+    if failed:
+        raise OSError(f"Landlock does not restrict signals: {os.strerror(ctypes.get_errno())}")
+    os.close(rules)
+
+
 def _allow(system: ctypes.CDLL, rules: int, path: str, rights: int) -> None:
     try:
         place = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -223,36 +264,44 @@ def _allow(system: ctypes.CDLL, rules: int, path: str, rights: int) -> None:
         raise OSError(f"Landlock does not take {path}: {os.strerror(ctypes.get_errno())}")
 
 
-def install_seccomp(system: ctypes.CDLL) -> bool:
+def install_seccomp(system: ctypes.CDLL, signalled: tuple[int, ...], calls: Any) -> bool:
     """Install the system call filter, which cannot be removed; False if this machine does not support it."""
     machine = os.uname().machine
     if machine not in ARCHITECTURES:
         return False
-    code = seccomp_filter(machine, os.getpid())
+    code = seccomp_filter(machine, signalled, calls)
     program = b"".join(struct.pack("HBBI", *instruction) for instruction in code)
     buffer = ctypes.create_string_buffer(program, len(program))
     pointer = ctypes.create_string_buffer(struct.pack("HxxxxxxQ", len(code), ctypes.addressof(buffer)), 16)
     return bool(system.prctl(SET_SECCOMP, FILTER_MODE, pointer, 0, 0) == 0)
 
 
-def seccomp_filter(machine: str, own_pid: int) -> list[tuple[int, int, int, int]]:
-    """The filter as classic BPF: (code, jump if true, jump if false, operand) per instruction."""
+def seccomp_filter(machine: str, signalled: tuple[int, ...], calls: Any) -> list[tuple[int, int, int, int]]:
+    """The filter as classic BPF: (code, jump if true, jump if false, operand) per instruction. `calls` is the module `system_calls`."""
     which = 0 if machine == "x86_64" else 1
+    allowed = (RETURN, 0, 0, ALLOW)
     denied, missing = (RETURN, 0, 0, FAIL | errno.EPERM), (RETURN, 0, 0, FAIL | errno.ENOSYS)
     code = [(LOAD, 0, 0, ARCHITECTURE), (JUMP_EQUAL, 1, 0, ARCHITECTURES[machine]), (RETURN, 0, 0, END), (LOAD, 0, 0, NUMBER)]
     code += [(JUMP_FROM, 0, 1, FOREIGN_NUMBERS), denied]
-    for numbers in FORBIDDEN.values():
+    for numbers in calls.ALLOWED.values():
         if numbers[which] >= 0:
-            code += [(JUMP_EQUAL, 0, 1, numbers[which]), denied]
-    code += [
-        (JUMP_EQUAL, 0, 1, CLONE3[which]),
-        missing,
-    ]  # its flags are in memory, which BPF cannot read; the C library falls back to clone
-    conditions = [(CLONE, JUMP_BITS, AS_THREAD), (KILL, JUMP_EQUAL, own_pid), (TGKILL, JUMP_EQUAL, own_pid), (PRLIMIT, JUMP_EQUAL, 0)]
-    for call, condition, operand in conditions:
-        code += [(JUMP_EQUAL, 0, 4, call[which]), (LOAD, 0, 0, FIRST_ARGUMENT), (condition, 0, 1, operand), (RETURN, 0, 0, ALLOW), denied]
-    return [*code, (RETURN, 0, 0, ALLOW)]
+            code += [(JUMP_EQUAL, 0, 1, numbers[which]), allowed]
+    # clone3 has its flags in memory, which BPF cannot read; the C library falls back to clone
+    code += [(JUMP_EQUAL, 0, 1, CLONE3[which]), missing]
+    by_argument = [(FIRST_ARGUMENT, numbers, values) for numbers, values in calls.BY_FIRST_ARGUMENT.values()]
+    by_argument += [(FIRST_ARGUMENT, KILL, signalled), (FIRST_ARGUMENT, TGKILL, signalled)]
+    by_argument += [(SECOND_ARGUMENT, numbers, values) for numbers, values in calls.BY_SECOND_ARGUMENT.values()]
+    code += [(JUMP_EQUAL, 0, 4, CLONE[which]), (LOAD, 0, 0, FIRST_ARGUMENT), (JUMP_BITS, 0, 1, AS_THREAD), allowed, denied]
+    fcntl = calls.BY_SECOND_ARGUMENT["fcntl"][0][which]
+    code += [(JUMP_EQUAL, 0, 6, fcntl), (LOAD, 0, 0, SECOND_ARGUMENT), (JUMP_EQUAL, 0, 3, calls.SET_FLAGS)]
+    code += [(LOAD, 0, 0, THIRD_ARGUMENT), (JUMP_BITS, 0, 1, calls.ASYNCHRONOUS), denied, (LOAD, 0, 0, NUMBER)]
+    for place, numbers, values in by_argument:
+        code += [(JUMP_EQUAL, 0, 2 + 2 * len(values), numbers[which]), (LOAD, 0, 0, place)]
+        for value in values:
+            code += [(JUMP_EQUAL, 0, 1, value), allowed]
+        code.append(denied)
+    return [*code, denied]
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

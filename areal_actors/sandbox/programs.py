@@ -10,10 +10,12 @@ processes are limited, and network and files are open.
 
 from __future__ import annotations
 
+import fcntl
 import marshal
 import os
 import secrets
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -34,6 +37,9 @@ GUEST = Path(__file__).with_name("guest.py")
 START_SECONDS = 20.0
 """Start timeout of the interpreter on a busy machine; the program's own time limit begins after it."""
 POLL_SECONDS = 0.05
+FOLDERS = "areal-answer-"
+LEFT_SECONDS = 60.0
+"""Age from which a folder that no process holds was left by one that was killed."""
 KILOBYTE, MEGABYTE, BLOCK = 1 << 10, 1 << 20, 512
 
 
@@ -80,7 +86,8 @@ def run_program(
     With `errors` the output includes standard error, which is dropped otherwise. `cancel_fd` is a descriptor that becomes readable when
     the caller no longer waits for the program, which is then killed.
 
-    Checks share the program's interpreter. Exit status 0 is therefore no proof of success; only the completion of the last check is.
+    Checks run in another process than the program, and have its functions and objects by stand-ins (`remote_objects.py`): what the program
+    returns is data, compared there. The proof that the last check was passed is never in the program's process.
 
     Raises:
         SandboxError: the sandbox cannot be created; not the program's fault.
@@ -88,20 +95,24 @@ def run_program(
     proof = secrets.token_hex(16)
     with ExitStack() as held:
         try:
-            folder = held.enter_context(tempfile.TemporaryDirectory(prefix="areal-answer-", ignore_cleanup_errors=True))
+            _remove_left_folders_once()
+            folder = held.enter_context(tempfile.TemporaryDirectory(prefix=FOLDERS, ignore_cleanup_errors=True))
+            held.callback(os.close, _lock(folder))
             status, status_end = os.pipe()
             held.callback(os.close, status)
             with os.fdopen(status_end, "wb") as theirs:
                 given, printed = _file(held, stdin.encode(errors="replace")), _file(held, b"")
-                job = _file(held, marshal.dumps(_job(program, checks, limits, folder, proof)))
+                job = _file(held, marshal.dumps(_job(program, checks, limits, folder)))
+                tests = _file(held, marshal.dumps({"checks": list(checks or ()), "proof": proof}))
+                descriptors = job.fileno(), tests.fileno(), theirs.fileno()
                 child = subprocess.Popen(
-                    [sys.executable, "-I", "-S", "-B", str(GUEST), str(job.fileno()), str(theirs.fileno())],
+                    [sys.executable, "-I", "-S", "-B", str(GUEST), *map(str, descriptors)],
                     stdin=given,
                     stdout=printed,
                     stderr=printed if errors else subprocess.DEVNULL,
                     cwd=folder,
                     env={},
-                    pass_fds=(job.fileno(), theirs.fileno()),
+                    pass_fds=descriptors,
                     start_new_session=True,
                 )
         except OSError as error:
@@ -126,11 +137,42 @@ def run_program(
         return ProgramResult(timed_out=timed_out, status=child.returncode, output=output, over_quota=watch.over_quota, proved=proved)
 
 
-def _job(program: str, checks: Sequence[str] | None, limits: Limits, folder: str, proof: str) -> dict[str, Any]:
+@cache
+def _remove_left_folders_once() -> None:
+    remove_left_folders()
+
+
+def remove_left_folders() -> None:
+    """Remove folders of programs whose worker was killed: old ones that no process has locked."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDERS}*"):
+        with suppress(OSError):
+            if time.time() - folder.lstat().st_mtime > LEFT_SECONDS and not folder.is_symlink():
+                held = _lock(str(folder))
+                try:
+                    shutil.rmtree(folder, ignore_errors=True)
+                finally:
+                    os.close(held)
+
+
+def _lock(folder: str) -> int:
+    """Hold a folder until the descriptor is closed, or the process ends.
+
+    Raises:
+        OSError: another process holds it.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _job(program: str, checks: Sequence[str] | None, limits: Limits, folder: str) -> dict[str, Any]:
     return {
         "program": program,
-        "checks": None if checks is None else list(checks),
-        "proof": proof,
+        "has_tests": checks is not None,
         "folder": folder,
         "parent": os.getpid(),
         "seconds": limits.seconds,
