@@ -1,7 +1,8 @@
 """Statements as tests of a program: honest programs in all usual forms, and programs that try to pass without an answer."""
 
 import pytest
-from support.program_cases import FORGERIES, HONEST, IS_PIPE
+from support.forged_programs import FORGERIES, IS_PIPE
+from support.program_cases import HONEST
 
 from areal_actors.sandbox import Limits, run_program
 

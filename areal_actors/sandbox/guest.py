@@ -90,7 +90,7 @@ def main(job_descriptor: int, tests_descriptor: int, status: int) -> None:
 
 
 def read_marshalled(descriptor: int) -> Any:
-    """What the process that started this one has written."""
+    """Text that the process that started this one has written."""
     with os.fdopen(descriptor, "rb") as file:
         return marshal.load(file)  # noqa: S302 - from the process that started this one
 
@@ -190,7 +190,7 @@ def restrict_process(job: dict[str, Any]) -> None:
 
 
 def close_doors(signalled: tuple[int, ...], calls: Any, *, is_hidden: bool = False) -> None:
-    """Deny system calls for good; signals reach the given processes only, and `is_hidden` denies others the memory of this one.
+    """Deny system calls until the end of the process; signals reach the given processes only, and `is_hidden` denies others the memory of this one.
 
     Raises:
         OSError: this user's program could start other processes.

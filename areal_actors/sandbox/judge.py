@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from types import ModuleType
 
-from areal_actors.sandbox.plain_values import BadMessage, Channel, Reader, Writer, pure_name, value_of_pure_name
+from areal_actors.sandbox.plain_values import BadMessage, Channel, ValueReader, ValueWriter, pure_name, value_of_pure_name
 from areal_actors.sandbox.remote_objects import BASED, Remote, RemoteClass, remote_exception
 
 TYPE_CHECKING = False
@@ -48,10 +48,10 @@ class Judge:
     def _ask(self, operation: str, arguments: Sequence[Any], keywords: dict[str, Any]) -> Any:
         if self.is_broken:
             raise BadMessage("the program's process is gone")
-        writer = Writer(self._export)
+        writer = ValueWriter(self._export)
         written = [writer.write(argument) for argument in arguments]
         self._channel.send([operation, written, [[key, writer.write(value)] for key, value in keywords.items()]])
-        reader = Reader(self._resolve, writer.containers)
+        reader = ValueReader(self._resolve, writer.containers)
         while True:
             match self._channel.receive():
                 case ["ok", content, list(changed)]:
@@ -67,7 +67,7 @@ class Judge:
                 case _:
                     raise BadMessage("not an answer")
 
-    def _error(self, reader: Reader, kind: Any, arguments: Any, text: str, state: Any) -> BaseException:
+    def _error(self, reader: ValueReader, kind: Any, arguments: Any, text: str, state: Any) -> BaseException:
         error_class, values = reader.read(kind), reader.read(arguments)
         if not (isinstance(error_class, type) and issubclass(error_class, BaseException) and isinstance(values, tuple)):
             raise BadMessage("not an exception")
@@ -83,7 +83,7 @@ class Judge:
         return error
 
     def _answer_callback(self, number: int, name: str, arguments: list[Any], named: list[Any]) -> list[Any]:
-        reader = Reader(self._resolve)
+        reader = ValueReader(self._resolve)
         given = [reader.read(argument) for argument in arguments]
         keywords = {str(key): reader.read(value) for key, value in named}
         try:
@@ -94,7 +94,7 @@ class Judge:
                 result = (getattr if name == "get" else setattr)(target, *given)
             else:
                 raise TypeError("the object of a test that the program has been given can be called, and has public attributes only")
-            return ["returned", Writer(self._export).write(result)]
+            return ["returned", ValueWriter(self._export).write(result)]
         except BadMessage:
             raise
         except Exception as error:  # noqa: BLE001 - it is raised where the program has called
@@ -107,7 +107,7 @@ class Judge:
         if (name := pure_name(value)) is not None:
             return name
         if isinstance(value, dict):
-            return Writer(self._export).write(dict(value))  # type: ignore[no-any-return]
+            return ValueWriter(self._export).write(dict(value))  # type: ignore[no-any-return]
         if callable(value) or type(value).__module__ == TEST_NAME:
             for number, known in enumerate(self._exported):
                 if known is value:
@@ -118,7 +118,7 @@ class Judge:
             f"a test can pass plain data and functions to the program, and no {type(value).__name__}: it runs in another process"
         )
 
-    def _resolve(self, content: list[Any], reader: Reader) -> Any:
+    def _resolve(self, content: list[Any], reader: ValueReader) -> Any:
         match content:
             case ["name", str(module), str(name)]:
                 return value_of_pure_name(module, name)
@@ -136,7 +136,7 @@ class Judge:
                 return self._remotes[number]
         raise BadMessage("not a value")
 
-    def _remote(self, kind: str, number: int, rest: list[Any], reader: Reader) -> Any:
+    def _remote(self, kind: str, number: int, rest: list[Any], reader: ValueReader) -> Any:
         if kind == "exception":
             bases = [reader.read(base) for base in rest[1]]
             return remote_exception(self.ask, number, str(rest[0]), [base for base in bases if isinstance(base, type)])
@@ -150,7 +150,7 @@ class Judge:
         return based
 
 
-def _apply(reader: Reader, containers: list[Any], changed: list[Any]) -> None:
+def _apply(reader: ValueReader, containers: list[Any], changed: list[Any]) -> None:
     """Give the arguments of a call the content that it has left them with."""
     for number, items in changed:
         if not 0 <= number < len(containers):
@@ -173,7 +173,7 @@ class Names(dict[str, "Any"]):
 
 
 class _Program(ModuleType):
-    """What `from answer import f` finds in a test."""
+    """The module `answer`, as `from answer import f` of a test imports it."""
 
     def __init__(self, names: Names) -> None:
         super().__init__("answer")

@@ -2,10 +2,10 @@
 
 Imported by both processes of `guest.py`, so only the standard library, and little of it. What arrives is data of exactly these types: no
 class and no code of the other side takes effect here. Lists, dictionaries, sets, deques and byte arrays are numbered within a message, so
-that two names of one list stay one list, and an answer says which of the arguments the call has changed.
+that two names of one list stay one list, and an answer names the arguments that the call has changed.
 
     1, "a", 0.5, None, True             themselves
-    [tag, ...]                          everything else, see `Writer.write`
+    [tag, ...]                          everything else, see `ValueWriter.write`
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Channel:
         return bytes(received)
 
 
-class Writer:
+class ValueWriter:
     """Turns values into what a message holds; `export` turns those that are not plain."""
 
     def __init__(self, export: Callable[[Any], list[Any]]) -> None:
@@ -185,10 +185,10 @@ def _text_of_number(kind: type, value: Any) -> list[Any] | None:
     return None
 
 
-class Reader:
+class ValueReader:
     """Turns what a message holds into values; `resolve` turns those that are not plain."""
 
-    def __init__(self, resolve: Callable[[list[Any], Reader], Any], containers: list[Any] | None = None) -> None:
+    def __init__(self, resolve: Callable[[list[Any], ValueReader], Any], containers: list[Any] | None = None) -> None:
         self._resolve = resolve
         self.containers: dict[int, Any] = dict(enumerate(containers or ()))
 
@@ -283,7 +283,7 @@ def pure_name(value: Any) -> list[Any] | None:
 
 
 def value_of_pure_name(module: str, name: str) -> Any:
-    """What `pure_name` named.
+    """Return the object that `pure_name` named.
 
     Raises:
         BadMessage: it is none of these.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 import os
 
-from areal_actors.sandbox.plain_values import BadMessage, Channel, Reader, Writer, pure_name, value_of_pure_name
+from areal_actors.sandbox.plain_values import BadMessage, Channel, ValueReader, ValueWriter, pure_name, value_of_pure_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,11 +43,11 @@ class ProgramServer:
 
     def _answer(self, request: Any) -> list[Any]:
         operation, arguments, keywords = request
-        reader = Reader(self._resolve)
+        reader = ValueReader(self._resolve)
         given = [reader.read(argument) for argument in arguments]
         named = {key: reader.read(value) for key, value in keywords}
         before = [(container, _parts(container)) for container in reader.containers.values()]
-        writer = Writer(self._export)
+        writer = ValueWriter(self._export)
         for container in reader.containers.values():
             writer.number(container)
         try:
@@ -62,7 +62,7 @@ class ProgramServer:
         ]
         return [*status, changed]
 
-    def _describe(self, error: BaseException, writer: Writer) -> list[Any]:
+    def _describe(self, error: BaseException, writer: ValueWriter) -> list[Any]:
         state = {key: value for key, value in vars(error).items() if isinstance(key, str)}
         try:
             text = str(error)
@@ -76,17 +76,17 @@ class ProgramServer:
         if (name := pure_name(value)) is not None:
             return name
         if type(value) in PLACE:
-            writer = Writer(self._export)
+            writer = ValueWriter(self._export)
             return [PLACE[type(value)], [writer.write(item) for item in value]]
         number = self._number(value)
         if isinstance(value, type):
             if issubclass(value, BaseException):
                 bases = [base for base in value.__bases__ if issubclass(base, BaseException)]
-                return ["exception", number, value.__name__, [Writer(self._export).write(base) for base in bases]]
+                return ["exception", number, value.__name__, [ValueWriter(self._export).write(base) for base in bases]]
             return ["class", number]
         for base in BASES:
             if isinstance(value, base):
-                return ["based", number, Writer(self._export).write(_plain(base, value))]
+                return ["based", number, ValueWriter(self._export).write(_plain(base, value))]
         return ["object", number]
 
     def _number(self, value: Any) -> int:
@@ -96,7 +96,7 @@ class ProgramServer:
         self._numbers[id(value)] = len(self._objects) - 1
         return len(self._objects) - 1
 
-    def _resolve(self, content: list[Any], _reader: Reader) -> Any:
+    def _resolve(self, content: list[Any], _reader: ValueReader) -> Any:
         match content:
             case ["yours", int(number)]:
                 return self._objects[number]
@@ -108,16 +108,16 @@ class ProgramServer:
 
     def ask_the_tests(self, number: int, operation: str, *arguments: Any, **keywords: Any) -> Any:
         """Call a function that a test has passed, or read or set an attribute of its object."""
-        writer = Writer(self._export)
+        writer = ValueWriter(self._export)
         written = [writer.write(argument) for argument in arguments]
         self._channel.send(["callback", number, operation, written, [[key, writer.write(value)] for key, value in keywords.items()]])
         while True:
             match self._channel.receive():
                 case ["returned", content]:
-                    return Reader(self._resolve).read(content)
+                    return ValueReader(self._resolve).read(content)
                 case ["raised", content, arguments_of_error]:
-                    kind = Reader(self._resolve).read(content)
-                    raise kind(*Reader(self._resolve).read(arguments_of_error))
+                    kind = ValueReader(self._resolve).read(content)
+                    raise kind(*ValueReader(self._resolve).read(arguments_of_error))
                 case request:
                     self._channel.send(self._answer(request))
 
@@ -147,7 +147,7 @@ class _FunctionOfTheTests(_OfTheTests):
 
 
 def _parts(container: Any) -> list[Any]:
-    """What a container holds, to find out later whether that has changed."""
+    """Content of a container, to find out later whether it has changed."""
     kind = type(container)
     return [part for pair in container.items() for part in pair] if issubclass(kind, dict) else list(container)
 

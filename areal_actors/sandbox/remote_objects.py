@@ -1,4 +1,4 @@
-"""What a test has of the program's objects: stand-ins that ask the program's process, and compare as the judge does.
+"""Stand-ins for the program's objects in a test, which ask the program's process, and compare as the judge does.
 
 f(3) == 4          f(3) is data: compared here
 f(3) == object     False for an object of the program beside data; its own `__eq__` is never asked

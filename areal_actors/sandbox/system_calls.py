@@ -1,6 +1,6 @@
 """System calls that a program in the sandbox may make, as numbers on x86-64 and on ARM64; -1 if there is none. All others fail with EPERM.
 
-What CPython, its standard library and its threads make; measured with `strace -c` over the programs of the tests. A call that the kernel
+CPython, its standard library and its threads make them; the programs of the tests run with no other. A call that the kernel
 gains later is denied until it is listed here. Imported by `guest.py`, so without any other module.
 """
 
