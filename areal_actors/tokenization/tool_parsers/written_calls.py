@@ -26,7 +26,7 @@ class WrittenCalls(NamedTuple):
 
 
 LFM2, OLMO = WrittenCalls(PYTHONIC, write_pythonic), WrittenCalls(PYTHON_LINES, write_lines)
-PYTHON_CALLS = (
+PYTHON_CALLS: tuple[tuple[tuple[str, ...], WrittenCalls], ...] = (
     (("<|tool_call_start|>", "```python"), WrittenCalls(PYTHON_FENCE, write_fence)),  # MiniCPM3
     (("<|tool_list_start|>",), LFM2),
     (("<|tool_call_start|>",), LFM2),
@@ -35,7 +35,7 @@ PYTHON_CALLS = (
     (LINE_DELIMITERS, OLMO),
 )
 """Texts that all occur in the templates of a family, and its calls."""
-JSON_CALLS = (
+JSON_CALLS: tuple[tuple[tuple[str, ...], CallPattern], ...] = (
     ((LIST_TAG, LIST_END), CallPattern((LIST_TAG, LIST_END), ("", ""), listed=True, keys=KEYS)),
     ((LIST_TAG,), CallPattern((LIST_TAG, ""), ("", ""), listed=True, keys=KEYS)),  # Granite 3.3
     # Falcon 3: its template renders calls as clients send them, with their type around the function
