@@ -26,7 +26,7 @@ HAS_NO_TOOLS = ("the template does not support tools", "there is no chat templat
 STORE = ProbeCall(
     "store",
     {
-        "quotes": 'he said "no" \\ & left',
+        "quotes": 'he wrote "no" \\ & left',
         "lines": "one\ntwo\n\nthree",
         "script": "Zürich – 東京",
         "looks": "2020",

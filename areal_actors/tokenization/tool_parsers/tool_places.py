@@ -1,4 +1,4 @@
-"""Where a chat template takes the list of tools and their results, found by rendering them."""
+"""Finds the place at which a chat template takes the list of tools and their results, by rendering them."""
 
 from __future__ import annotations
 
