@@ -2,8 +2,9 @@
 # Creates .environments/NAME for each agents/environments/NAME.txt, separate interpreters for agents and clients whose framework conflicts
 # with our dependencies, and for each scripts/engines/NAME.txt, those of inference servers. A second start does nothing.
 # An environment that pins torch gets the locked version of ours, in the build that fits the machine.
-# `scripts/environments.sh camel sglang` creates only these two. Programs from npm, agents/environments/NAME.npm, and `docs`, which builds
-# the documentation (scripts/docs.txt), are installed only by name.
+# Requirements with a line `# python: 3.12` get that Python or a later one. `scripts/environments.sh camel sglang` creates only these two.
+# Those that ask for a Python, programs from npm, agents/environments/NAME.npm, and `docs`, which builds the documentation
+# (scripts/docs.txt), are installed only by name.
 #
 #   PYTHON        the interpreter to build them from (default: that of .venv, else python3)
 #   PIP_INDEX_URL and the rest of pip's own settings hold as usual
@@ -63,6 +64,9 @@ make_environment() {
     [ -f "$requirements" ] || fail "there is no environment $1; known: $(known | xargs) $(programs | xargs) docs"
     local wanted stamp=$folder/areal-setup.stamp log=$folder/areal-setup.log lock=scripts/locks/$1.txt
     [ -f "$lock" ] || lock=$requirements # the list of an inference server is complete
+    local chosen
+    chosen=$(interpreter_for "$requirements")
+    local python=$chosen
     wanted=$(fingerprint "$requirements" "$lock")
     if [ "$(cat "$stamp" 2>/dev/null)" = "$wanted" ] && "$folder/bin/python" -c '' 2>/dev/null; then
         return
@@ -89,12 +93,16 @@ known() {
     for file in agents/environments/*.txt scripts/engines/*.txt; do basename "$file" .txt; done
 }
 
+usual() {
+    for name in $(known); do grep -qs '^# python: ' "agents/environments/$name.txt" || echo "$name"; done
+}
+
 programs() {
     for file in agents/environments/*.npm; do basename "$file" .npm; done
 }
 
 if [ $# -eq 0 ]; then
-    mapfile -t names < <(known)
+    mapfile -t names < <(usual)
     set -- "${names[@]}"
 fi
 for name in "$@"; do

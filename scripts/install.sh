@@ -1,6 +1,33 @@
 # Installs packages into the environment of $venv_python, with uv where it is on the PATH, else with pip; sourced, and needs $log and fail.
 # `progress NAME` shows the seconds of what runs next, and the last line of $log, until `progress_end`.
 
+# The interpreter for the requirements $1: $python, or another one if they have a line like `# python: 3.12` and $python is older.
+interpreter_for() {
+    local wanted candidate
+    wanted=$(sed -n 's/^# python: //p' "$1")
+    if [ -z "$wanted" ]; then
+        echo "$python"
+        return
+    fi
+    for candidate in "$python" "python$wanted" python3 "${PYENV_ROOT:-$HOME/.pyenv}"/versions/*/bin/python; do
+        if is_at_least "$wanted" "$candidate"; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    if command -v uv >/dev/null && { uv python find --quiet "$wanted" || uv python install --quiet "$wanted"; } >/dev/null 2>&1; then
+        uv python find --quiet "$wanted"
+        return
+    fi
+    fail "$(basename "$1" .txt) asks for Python $wanted or later, and $python is $("$python" -c 'import platform; print(platform.python_version())');
+        install it with \`uv python install $wanted\` or from your system's packages, or name one as PYTHON, then start again"
+}
+
+# True if the program $2 is a Python of version $1 or later.
+is_at_least() {
+    "$2" -c 'import sys; sys.exit(sys.version_info[:2] < tuple(map(int, sys.argv[1].split("."))))' "$1" 2>/dev/null
+}
+
 # An environment with pip; uv also makes one where Debian's package python3-venv is missing.
 make_venv() {
     if ! { command -v uv >/dev/null && uv venv --quiet --seed --clear --python "$1" "$2" 2>/dev/null; }; then

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Writes scripts/locks/NAME.txt, the version of every package, direct or not, that scripts/bootstrap.sh (`dev`) and scripts/environments.sh
 # install, so that a new release of a dependency changes nothing here until this script has run and the tests have passed.
-# For every platform and every Python from 3.11 on. `scripts/lock.sh trackers` writes only this one; the lists of inference servers in
+# For every platform and every Python from 3.11 on, or from that of a line `# python: 3.12` in the requirements. `scripts/lock.sh trackers` writes only this one; the lists of inference servers in
 # scripts/engines are complete themselves.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -18,7 +18,9 @@ lock() {
     docs) inputs=(scripts/docs.txt) ;;
     *) inputs=("agents/environments/$1.txt") ;;
     esac
-    .venv/bin/python -m uv pip compile --quiet --universal --python-version 3.11 --upgrade --no-annotate \
+    local python
+    python=$(sed -n 's/^# python: //p' "${inputs[0]}")
+    .venv/bin/python -m uv pip compile --quiet --universal --python-version "${python:-3.11}" --upgrade --no-annotate \
         --custom-compile-command "just lock $1" --output-file "scripts/locks/$1.txt" "${inputs[@]}"
 }
 

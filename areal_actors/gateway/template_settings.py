@@ -25,7 +25,8 @@ class TemplateTest(NamedTuple):
         """Return the result in one line."""
         if self.tools.error:
             return f"requests with tools are refused: {self.tools.error}"
-        return f"read as {self.tools.format}, {'several' if self.tools.parallel else 'one'} in an answer"
+        unlisted = "" if self.tools.lists_tools else "; the template leaves the list of tools out: describe them in a message"
+        return f"read as {self.tools.format}, {'several' if self.tools.parallel else 'one'} in an answer{unlisted}"
 
 
 def apply_template_settings(chat: ChatTokenizer, config: GatewaySettings) -> TemplateTest:

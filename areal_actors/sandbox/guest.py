@@ -190,7 +190,9 @@ def restrict_process(job: dict[str, Any]) -> None:
 
 
 def close_doors(signalled: tuple[int, ...], calls: Any, *, is_hidden: bool = False) -> None:
-    """Deny system calls until the end of the process; signals reach the given processes only, and `is_hidden` denies others the memory of this one.
+    """Deny system calls until the end of the process; signals reach the given processes only.
+
+    `is_hidden` denies other processes the memory of this one.
 
     Raises:
         OSError: this user's program could start other processes.

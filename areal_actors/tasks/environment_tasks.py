@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from areal_actors.core.agent_host.processes import kill_tree
 from areal_actors.core.config import merged
 from areal_actors.core.environments import EnvironmentHost, environment_name, host_of
 from areal_actors.core.errors import SetupError
+from areal_actors.core.programs import environment_command
 from areal_actors.core.settings import TaskSettings
 
 TASKS, HELD_OUT = "tasks.jsonl", "held_out.jsonl"
@@ -23,6 +25,9 @@ LIST_SECONDS = 600.0
 ERROR = "environment error: "
 """Beginning of the line in which the lister reports what the environment raised."""
 SHOWN_CHARACTERS = 2000
+HARBOR, HARBOR_PYTHON = "harbor", (3, 12)
+"""Name of Harbor's interpreter in `.environments`, and the oldest Python that Harbor asks for."""
+NO_HARBOR = re.compile(r"No module named 'harbor[\w.]*'.* in Python (?P<version>[\d.]+)")
 UNKNOWN_IDS = ("NameNotFound", "NamespaceNotFound", "VersionNotFound")
 """Errors of Gymnasium about ids that are not registered."""
 
@@ -83,6 +88,14 @@ def _remedy(host: EnvironmentHost) -> str:
     return f"create its interpreter with {host.install('task.python')}"
 
 
+def _harbor_remedy(version: str) -> str:
+    older = tuple(map(int, version.split(".")[:2])) < HARBOR_PYTHON
+    wanted = ".".join(map(str, HARBOR_PYTHON))
+    cause = f"Harbor asks for Python {wanted} or later, and this interpreter has {version}, under which pip leaves it out"
+    command = f'`{environment_command(HARBOR)}` and write task.python = ".environments/{HARBOR}/bin/python"'
+    return f"{cause if older else 'Harbor is not installed there'}; create an interpreter for it with {command}"
+
+
 def _explanation(printed: str, host: EnvironmentHost) -> str:
     """The reason why the environment's tasks were not listed, with a remedy where one is known."""
     before, found, reason = printed.rpartition(ERROR)
@@ -90,6 +103,8 @@ def _explanation(printed: str, host: EnvironmentHost) -> str:
     shown = (reason if found else reason.splitlines()[-1])[-SHOWN_CHARACTERS:]
     if not found and "ModuleNotFoundError" in shown:
         return f"{shown}; {_remedy(host)}"
+    if found and (missing := NO_HARBOR.search(shown)):
+        return f"{shown}; {_harbor_remedy(missing['version'])}"
     if host.library == "gymnasium" and shown.startswith(UNKNOWN_IDS):
         return f'{shown.rstrip(".")}; name an id that `gymnasium.make` knows in that interpreter, or "gymnasium:PATH.py:ENV_ID" of a file'
     if "taskset" in shown and "not found" in shown:

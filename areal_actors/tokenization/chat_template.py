@@ -40,6 +40,10 @@ class ToolDialect(NamedTuple):
     """The template writes the id of a call instead of its name, so it has to contain the name."""
     flat_tools: bool = False
     """Tools are the functions themselves."""
+    tools_entry: str = ""
+    """Entry of the system message in which the template takes the list of tools as JSON text; empty if it is its variable `tools`."""
+    result_role: str = "tool"
+    """Role of messages with the results of tools."""
     write_calls: Callable[[Sequence[tuple[str, str]]], str] | None = None
     """Writes calls (names, and arguments as JSON) into the text of their message, for a template that renders no calls."""
 
@@ -78,6 +82,7 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
+            messages = self._with_tools(messages, tools)
             prepared = [self._with_calls(message) if message.get("tool_calls") else with_reasoning(message) for message in messages]
             return self._template.render({**variables, "messages": prepared})
         except Exception as error:  # template code may raise anything; the cause is these messages
@@ -89,6 +94,17 @@ class ChatTemplate:
 
     def _tools(self, tools: Sequence[Mapping[str, Any]]) -> list[Any]:
         return [tool["function"] for tool in tools] if self.dialect.flat_tools else list(tools)
+
+    def _with_tools(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None) -> Sequence[Mapping[str, Any]]:
+        """Messages with the list of tools and their results where this template takes them."""
+        role, entry = self.dialect.result_role, self.dialect.tools_entry
+        if role != "tool":
+            messages = [{**message, "role": role} if message.get("role") == "tool" else message for message in messages]
+        if not entry or not tools:
+            return messages
+        has_system = bool(messages) and messages[0].get("role") == "system"
+        system = messages[0] if has_system else {"role": "system", "content": ""}
+        return [{**system, entry: to_json(self._tools(tools))}, *messages[has_system:]]
 
     def _with_calls(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
         """A message with tool calls as this template expects it."""

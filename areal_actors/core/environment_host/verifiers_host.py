@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import json
 import os
+import platform
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -130,7 +131,8 @@ def list_tasks(request: Mapping[str, Any]) -> None:
         with Path(request["path"]).open("w", encoding="utf-8") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows(environment, request["limit"]))
     except BaseException as error:  # noqa: BLE001 - the environment is the user's code and may raise anything
-        sys.exit(f"{ERROR}{type(error).__name__}: {error}")
+        where = f" in Python {platform.python_version()}" if isinstance(error, ModuleNotFoundError) else ""
+        sys.exit(f"{ERROR}{type(error).__name__}: {error}{where}")
 
 
 # ---------------------------------------------------------------- episodes

@@ -33,7 +33,12 @@ def probe_tools(calls: Sequence[ProbeCall]) -> list[ToolDefinition]:
     kinds = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object", type(None): "null"}
     declared: dict[str, dict[str, Any]] = {}
     for call in calls:
-        properties = {key: {"type": kinds[type(value)], "description": "One value."} for key, value in call.arguments.items()}
+        properties: dict[str, Any] = {
+            key: {"type": kinds[type(value)], "description": "One value."} for key, value in call.arguments.items()
+        }
+        for schema in properties.values():
+            if schema["type"] == "object":
+                schema["additionalProperties"] = {}  # a few templates render no tool with an object of which nothing is known
         known = declared.get(call.name, {})
         declared[call.name] = {**known, **properties}
     return [

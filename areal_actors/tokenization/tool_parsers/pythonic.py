@@ -34,12 +34,21 @@ def read_lines(text: str, at: int, declared: DeclaredTools) -> ParsedCalls:
 def _read_enclosed(text: str, at: int, delimiters: tuple[str, str], declared: DeclaredTools) -> ParsedCalls:
     start = at + len(delimiters[0])
     written, end = enclosed_text(text, start, delimiters[1])
+    return ParsedCalls(end, pythonic_calls(written.strip(), start, declared, as_lines=delimiters is LINE_DELIMITERS))
+
+
+def pythonic_calls(text: str, position: int, declared: DeclaredTools, *, as_lines: bool = False) -> tuple[ToolCall, ...]:
+    """Return the calls of a list, or of separate lines.
+
+    Raises:
+        MalformedCall: one of them does not parse, or names no tool; at `position`.
+    """
     calls = []
-    for call in _parse_calls(written.strip(), start, as_lines=delimiters is LINE_DELIMITERS):
+    for call in _parse_calls(text, position, as_lines=as_lines):
         name = ast.unparse(call.func)
-        check_name(name, declared, start)
-        calls.append(ToolCall(name=name, arguments=_keyword_arguments_json(call, start)))
-    return ParsedCalls(end, tuple(calls))
+        check_name(name, declared, position)
+        calls.append(ToolCall(name=name, arguments=_keyword_arguments_json(call, position)))
+    return tuple(calls)
 
 
 def _parse_calls(text: str, position: int, *, as_lines: bool) -> list[ast.Call]:
@@ -147,15 +156,16 @@ PYTHON_LINES = PYTHONIC._replace(
 
 def write_pythonic(calls: Sequence[tuple[str, str]]) -> str:
     """Return calls (names, and arguments as JSON) as LFM2 writes them."""
-    return f"{DELIMITERS[0]}[{', '.join(map(_write_call, calls))}]{DELIMITERS[1]}"
+    return f"{DELIMITERS[0]}[{', '.join(map(write_call, calls))}]{DELIMITERS[1]}"
 
 
 def write_lines(calls: Sequence[tuple[str, str]]) -> str:
     """Return calls (names, and arguments as JSON) as Olmo 3 writes them."""
-    lines = "\n".join(map(_write_call, calls))
+    lines = "\n".join(map(write_call, calls))
     return f"{LINE_DELIMITERS[0]}{lines}{LINE_DELIMITERS[1]}"
 
 
-def _write_call(call: tuple[str, str]) -> str:
+def write_call(call: tuple[str, str]) -> str:
+    """Return a call (its name, and arguments as JSON) in Python."""
     name, arguments = call
     return f"{name}({', '.join(f'{key}={value!r}' for key, value in json.loads(arguments).items())})"

@@ -14,6 +14,7 @@ from areal_actors.tokenization.tool_parsers.grammar import MARK
 from areal_actors.tokenization.tool_parsers.learn import learn_calls
 from areal_actors.tokenization.tool_parsers.probes import TEXT, Probe, ProbeCall, probe_tools
 from areal_actors.tokenization.tool_parsers.stream_parser import DelimitedFormat
+from areal_actors.tokenization.tool_parsers.tool_places import drops_results, find_dialect, lists_tools
 from areal_actors.tokenization.tool_parsers.written_calls import WrittenCalls, written_calls
 
 GENERIC, NONE = "generic_json", "none"
@@ -31,7 +32,7 @@ SEARCH = ProbeCall(
 )
 PING = ProbeCall("ping", {}, "callP3i4n")
 WORD = ProbeCall("look_up", {"word": "plain"}, "callW5o6r")
-NO_CALLS = "the template renders no tool calls"
+NO_CALLS, DROPS_RESULTS = "the template renders no tool calls", "the template leaves out the results of tools"
 CASES = (("a call", "", (SEARCH,)), ("a call after text", TEXT, (WORD,)), ("a call without arguments", "", (PING,)))
 PARALLEL = ("two calls", "", (SEARCH, WORD))
 
@@ -45,6 +46,8 @@ class ToolSupport(Value):
     """Reason for which requests with tools are refused; empty if calls are read back as they were rendered."""
     parallel: bool = False
     """True if several calls in one answer are read back."""
+    lists_tools: bool = True
+    """False if the template leaves the list of tools out of the prompt."""
 
 
 UNTESTED = ToolSupport(format="")
@@ -72,18 +75,23 @@ def tool_support(template: ChatTemplate, stops: Sequence[str], name: str = AUTO)
     for dialect, form in _candidates(template, stops, name, first):
         template.dialect = dialect
         problem = _problem(template, form, stops)
+        if not problem and drops_results(template):
+            problem = DROPS_RESULTS
         if not problem:
-            return form, ToolSupport(format=form.name, parallel=not _case_problem(template, form, stops, *PARALLEL))
+            several = not _case_problem(template, form, stops, *PARALLEL)
+            return form, ToolSupport(format=form.name, parallel=several, lists_tools=lists_tools(template))
         problems.append(problem)
     template.dialect = ToolDialect()
+    if DROPS_RESULTS in problems:
+        return first, ToolSupport(format=first.name, error=DROPS_RESULTS)
     return first, ToolSupport(format=first.name, error=problems[0] if problems else _why_none(template))
 
 
 def _candidates(template: ChatTemplate, stops: Sequence[str], name: str, first: AnswerFormat) -> Iterator[tuple[ToolDialect, AnswerFormat]]:
     """Yield formats to test, with the form in which the template takes calls, the most likely one first."""
-    flat = _needs_flat_tools(template)
+    taken = find_dialect(template)
     for null_content, text_arguments in ((False, False), (False, True), (True, False), (True, True)):
-        dialect = ToolDialect(text_arguments=text_arguments, null_content=null_content, flat_tools=flat)
+        dialect = taken._replace(text_arguments=text_arguments, null_content=null_content)
         if text_arguments and not _takes_text(template, dialect, stops):
             continue
         if name not in (LEARNED, GENERIC) and first.name not in (NONE, GENERIC):
@@ -96,21 +104,43 @@ def _candidates(template: ChatTemplate, stops: Sequence[str], name: str, first: 
                 yield dialect._replace(named_ids=learned.pattern.named_ids), form
         if first.name == GENERIC:
             yield dialect, first
-    template.dialect = ToolDialect(flat_tools=flat)
-    if name != AUTO:
-        return
-    described = written_calls(template.source)
-    if described is not None and _is_left_to_text(_case_problem(template, first, stops, "a call", "", (WORD,)), first, described):
-        form = format_of(LEARNED, template.source, described.syntax)
-        yield ToolDialect(flat_tools=flat, write_calls=described.write), form
+    if name == AUTO:
+        template.dialect = taken
+        yield from _last_candidates(template, stops, taken, first)
+
+
+def _last_candidates(
+    template: ChatTemplate, stops: Sequence[str], taken: ToolDialect, first: AnswerFormat
+) -> Iterator[tuple[ToolDialect, AnswerFormat]]:
+    """Yield what is tested after the formats that the template renders: calls as it describes them, and JSON without delimiters."""
+    described, written = written_calls(template.source), None
+    if described is not None:
+        written = taken._replace(write_calls=described.write), format_of(LEARNED, template.source, described.syntax)
+        if _is_left_to_text(_case_problem(template, first, stops, "a call", "", (WORD,)), first, described):
+            yield written
+    template.dialect = taken
     if first.name not in (NONE, GENERIC):
-        yield ToolDialect(flat_tools=flat), format_of(GENERIC, template.source)
+        yield taken, format_of(GENERIC, template.source)
+    if described is not None and written is not None and _takes_written_calls(template, described):
+        yield written  # the template renders calls, but not as it describes them, or with mistakes
 
 
 def _is_left_to_text(problem: str, first: AnswerFormat, described: WrittenCalls) -> bool:
     """True if the template renders no calls, or those in the described syntax without escapes, so that only plain ones are read back."""
     same = isinstance(first, DelimitedFormat) and first.syntax == described.syntax
     return problem.endswith(NO_CALLS) or (same and not problem)
+
+
+def _takes_written_calls(template: ChatTemplate, described: WrittenCalls) -> bool:
+    """True if the template lists tools, and renders a conversation in which a call is text and has a result."""
+    tools, user = probe_tools([WORD]), [{"role": "user", "content": "u"}]
+    called = {"role": "assistant", "content": described.write([(WORD.name, json.dumps(WORD.arguments))])}
+    result = {"role": "tool", "tool_call_id": WORD.id, "name": WORD.name, "content": "r"}
+    try:
+        template.render([*user, called, result], tools)
+    except RequestError:
+        return False
+    return lists_tools(template)
 
 
 def _takes_text(template: ChatTemplate, dialect: ToolDialect, stops: Sequence[str]) -> bool:
@@ -123,19 +153,6 @@ def _takes_text(template: ChatTemplate, dialect: ToolDialect, stops: Sequence[st
         except RequestError:
             texts.append("")
     return not texts[0] or texts[0] == texts[1]
-
-
-def _needs_flat_tools(template: ChatTemplate) -> bool:
-    """True if the template rejects tools in the usual form, but takes functions."""
-    tools = probe_tools([WORD])
-    for flat in (False, True):
-        template.dialect = ToolDialect(flat_tools=flat)
-        try:
-            template.render([{"role": "user", "content": "u"}], tools)
-        except RequestError:
-            continue
-        return flat
-    return False
 
 
 def _problem(template: ChatTemplate, form: AnswerFormat, stops: Sequence[str]) -> str:
