@@ -26,11 +26,11 @@ PUBLIC = os.environ.get("AREAL_VERIFIERS_ENVIRONMENTS", "")
 CHAT = {"agent": {"harness": {"id": "areal-chat"}}}
 
 
-def settings(environment, **task):
+def settings(environment, python=PYTHON, **task):
     """`[task]` of a run in an environment."""
-    if not (ROOT / PYTHON).exists():
-        pytest.skip("`just environments verifiers` makes the interpreter that this needs")
-    return TaskSettings(environment=f"verifiers:{environment}", python=str(PYTHON), runner="subprocess", **{"held_out": 0, **task})
+    if not (ROOT / python).exists():
+        pytest.skip(f"`just environments {python.parts[1]}` makes the interpreter that this needs")
+    return TaskSettings(environment=f"verifiers:{environment}", python=str(python), runner="subprocess", **{"held_out": 0, **task})
 
 
 def gymnasium_settings(environment, **args):
