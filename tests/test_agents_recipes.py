@@ -67,7 +67,7 @@ def test_an_overlay_changes_the_agent_and_nothing_else_that_is_learned(name, mon
 def test_an_undefined_environment_is_refused_by_name():
     refused = subprocess.run([ROOT / "scripts" / "environments.sh", "langchain"], capture_output=True, text=True, check=False)
     assert refused.returncode == 1
-    known = "camel crewai frameworks gymnasium launchers litellm tinker trackers verifiers sglang vllm codex docs"
+    known = "camel crewai frameworks gymnasium harbor launchers litellm tinker trackers verifiers-rubrics verifiers sglang vllm codex docs"
     assert refused.stderr == f"environments: there is no environment langchain; known: {known}\n"
     assert not (ROOT / ".environments" / "langchain").exists()
 

@@ -314,12 +314,19 @@ async def test_a_failure_of_the_decode_thread_fails_all_calls_and_closes_the_eng
 
 
 async def test_closing_fails_what_still_runs(folder: str) -> None:
-    async with running(folder) as engine:
-        stream = engine.generate("late", prompt_of(5), SamplingParams(max_tokens=90), stream=True)
-        await anext(stream)
+    sampling = SamplingParams(max_tokens=90)
+    async with running(folder, msgspec.structs.replace(SETTINGS, max_num_seqs=1)) as engine:
+        streams = [engine.generate(f"late {number}", prompt_of(5), sampling, stream=True) for number in range(64)]
+        reading = [asyncio.create_task(count_chunks(stream)) for stream in streams]  # the last of them waits for the slot
+        await asyncio.sleep(0.01)
         await engine.close()
-        with pytest.raises(EngineError, match="closed"):
-            [chunk async for chunk in stream]
+        ended = await asyncio.gather(*reading, return_exceptions=True)
+    assert isinstance(ended[-1], EngineError)
+    assert "closed" in str(ended[-1])
+
+
+async def count_chunks(stream) -> int:
+    return len([chunk async for chunk in stream])
 
 
 FAMILIES = {
