@@ -15,10 +15,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+HERE = Path(__file__).resolve().parent
+if str(HERE) not in sys.path:
+    sys.path.append(str(HERE))  # this program runs where the package is not installed
+
 import gymnasium
 import openai
+from listing import write_tasks
 
-ERROR = "environment error: "
 MODEL = "default"
 SHOWN_CHARACTERS = 300
 DEFAULTS: dict[str, Any] = {
@@ -153,12 +157,7 @@ def rows(environment: TextEnvironment, limit: int) -> Iterator[dict[str, Any]]:
 
 def list_tasks(request: Mapping[str, Any]) -> None:
     """Write the tasks of an environment to a file; whatever it raises ends the program with its text."""
-    try:
-        environment = TextEnvironment(request["environment"], request["args"])
-        with Path(request["path"]).open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows(environment, request["limit"]))
-    except BaseException as error:  # noqa: BLE001 - the environment is the user's code and may raise anything
-        sys.exit(f"{ERROR}{type(error).__name__}: {error}")
+    write_tasks(request, TextEnvironment, rows)
 
 
 # ---------------------------------------------------------------- episodes

@@ -16,7 +16,8 @@ if str(HERE) not in sys.path:
     sys.path.append(str(HERE))  # this program runs where the package is not installed
 
 if find_spec("verifiers.envs") is not None:
-    from verifiers_rubrics import VerifiersAgent, list_tasks
+    from verifiers_rubrics import RubricAgent as VerifiersAgent
+    from verifiers_rubrics import list_tasks
 else:
     from verifiers_v1 import VerifiersAgent, list_tasks
 

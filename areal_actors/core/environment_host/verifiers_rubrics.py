@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import verifiers as vf
+from listing import write_tasks
 from openai import AsyncOpenAI
 from verifiers.clients import OpenAIChatCompletionsClient
 
-ERROR = "environment error: "
 MODEL = "default"
 SHOWN_CHARACTERS = 2000
 COLUMNS = ("prompt", "answer", "info", "task")
@@ -31,7 +31,7 @@ _faults: ContextVar[list[str]] = ContextVar("faults")
 """Errors that functions of the rubric raised in this episode: verifiers counts such a function as 0.0."""
 
 
-class EpisodeFailed(Exception):
+class RolloutFailed(Exception):
     """The environment did not produce a scored episode."""
 
 
@@ -105,18 +105,13 @@ def _question(prompt: Any) -> str:
 
 def list_tasks(request: Mapping[str, Any]) -> None:
     """Write the tasks of an environment to a file; whatever it raises ends the program with its text."""
-    try:
-        environment = load(request["environment"], request["args"])
-        with Path(request["path"]).open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows(environment, request["limit"]))
-    except BaseException as error:  # noqa: BLE001 - the environment is the user's code and may raise anything
-        sys.exit(f"{ERROR}{type(error).__name__}: {error}")
+    write_tasks(request, load, rows)
 
 
 # ---------------------------------------------------------------- episodes
 
 
-class VerifiersAgent:
+class RubricAgent:
     """Plays one row of the environment's dataset per episode."""
 
     def __init__(self, environment: str, args: Mapping[str, Any], *, rewards_last_call: bool = False) -> None:
@@ -127,7 +122,7 @@ class VerifiersAgent:
         """Play a task; returns {"reward", "metrics"}.
 
         Raises:
-            EpisodeFailed: the environment, a function of its rubric or a model call failed, or there is no reward.
+            RolloutFailed: the environment, a function of its rubric or a model call failed, or there is no reward.
         """
         faults: list[str] = []
         _faults.set(faults)
@@ -135,9 +130,9 @@ class VerifiersAgent:
             endpoint = OpenAIChatCompletionsClient(client)
             played = await self.environment.run_rollout(dict(task["task"]), endpoint, MODEL, {}, max_retries=0)
         if error := played.get("error"):
-            raise EpisodeFailed(str(error)[:SHOWN_CHARACTERS])
+            raise RolloutFailed(str(error)[:SHOWN_CHARACTERS])
         if faults:
-            raise EpisodeFailed("; ".join(faults))
+            raise RolloutFailed("; ".join(faults))
         if played.get("reward") is None:
-            raise EpisodeFailed("the environment gave the episode no reward")
+            raise RolloutFailed("the environment gave the episode no reward")
         return {"reward": float(played["reward"]), "metrics": {name: float(value) for name, value in (played.get("metrics") or {}).items()}}

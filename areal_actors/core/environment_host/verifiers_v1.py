@@ -12,7 +12,6 @@ import hashlib
 import itertools
 import json
 import os
-import platform
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -27,13 +26,13 @@ if str(HERE) not in sys.path:
 
 import aiohttp
 import verifiers.v1 as vf
+from listing import write_tasks
 from verifiers.v1.configs.agent import agent_config_fields
 from verifiers.v1.utils.loaders import env_config_type, harness_class, load_environment
 from verifiers.v1.utils.memory import trim_memory_periodically
 
 KEY_VARIABLE = "AREAL_SESSION_API_KEY"
 """Environment variable with the session's key; verifiers hides variables with `API_KEY` in their name from the programs that it starts."""
-ERROR = "environment error: "
 MODEL = "default"
 SHOWN_CHARACTERS = 2000
 DESCRIBE_SECONDS = 30.0
@@ -126,13 +125,7 @@ def rows(environment: vf.Env[Any], limit: int) -> Iterator[dict[str, Any]]:
 
 def list_tasks(request: Mapping[str, Any]) -> None:
     """Write the tasks of an environment to a file; whatever it raises ends the program with its text."""
-    try:
-        environment = load(request["environment"], request["args"])
-        with Path(request["path"]).open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows(environment, request["limit"]))
-    except BaseException as error:  # noqa: BLE001 - the environment is the user's code and may raise anything
-        where = f" in Python {platform.python_version()}" if isinstance(error, ModuleNotFoundError) else ""
-        sys.exit(f"{ERROR}{type(error).__name__}: {error}{where}")
+    write_tasks(request, load, rows)
 
 
 # ---------------------------------------------------------------- episodes
