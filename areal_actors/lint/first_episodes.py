@@ -81,13 +81,13 @@ class FirstEpisodes:
             case TrajectoryExported():
                 self.episodes.append(_episode(message.trajectory, self.credit))
             case EpisodeScored() if message.work.purpose == "train":
-                self._scored(message)
+                self._add_score(message)
             case EpisodeAbandoned() if message.work.purpose == "train" and message.reason not in {"rejected", "surplus"}:
                 self.abandoned[f"{message.reason}: {message.detail}"].append(message.work.episode)
                 if message.reason == "reward":
                     self.unscored.setdefault(message.work.task.id, (message.work.episode, message.work.task.data))
 
-    def _scored(self, event: EpisodeScored) -> None:
+    def _add_score(self, event: EpisodeScored) -> None:
         name, data = event.work.episode, event.work.task.data
         if event.reward is not None and states_reference(event.output, reference_of(data)):
             self.right_by_text[name] = event.reward

@@ -130,7 +130,7 @@ class Judge:
                 return self._exported[number]
             case [("object" | "class" | "exception" | "based") as kind, int(number), *rest]:
                 if kind == "based":  # a value may change, its number stays
-                    return self._based(number, reader.read(rest[0]))
+                    return self._make_based(number, reader.read(rest[0]))
                 if number not in self._remotes:
                     self._remotes[number] = self._remote(kind, number, rest, reader)
                 return self._remotes[number]
@@ -139,10 +139,10 @@ class Judge:
     def _remote(self, kind: str, number: int, rest: list[Any], reader: ValueReader) -> Any:
         if kind == "exception":
             bases = [reader.read(base) for base in rest[1]]
-            return remote_exception(self.ask, number, str(rest[0]), [base for base in bases if isinstance(base, type)])
+            return remote_exception(number, str(rest[0]), [base for base in bases if isinstance(base, type)])
         return (RemoteClass if kind == "class" else Remote)(self.ask, number)
 
-    def _based(self, number: int, value: Any) -> Any:
+    def _make_based(self, number: int, value: Any) -> Any:
         if type(value) not in BASED:
             raise BadMessage("not a value")
         based = BASED[type(value)](value)

@@ -9,14 +9,13 @@ import operator
 import os
 
 from areal_actors.sandbox.plain_values import BadMessage, Channel, ValueReader, ValueWriter, pure_name, value_of_pure_name
+from areal_actors.sandbox.remote_objects import BASES, BINARY, ORDER
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-BASES: tuple[type, ...] = (tuple, list, dict, str, int, float, set, frozenset, bytes)
-"""Built-in types whose subclasses travel as their value with a number, such as named tuples and enumerations of integers."""
 PLACE: dict[type, str] = {type({}.keys()): "keys", type({}.items()): "items"}
 
 
@@ -30,7 +29,6 @@ class ProgramServer:
         self._operations: dict[str, Callable[..., Any]] = OPERATIONS | {
             "global": self._names.__getitem__,
             "names": lambda: list(self._names),
-            "defined": lambda name: getattr(self._names.get(name), "__module__", None) == self._names["__name__"],
         }
 
     def serve(self) -> None:
@@ -168,10 +166,6 @@ def _plain(base: type, value: Any) -> Any:
     return base(base.__iter__(value))  # type: ignore[attr-defined]
 
 
-def _call(function: Any, /, *arguments: Any, **keywords: Any) -> Any:
-    return function(*arguments, **keywords)
-
-
 def _state(value: Any) -> list[Any]:
     """Class, whether that defines an equality of its own, and attributes, of an object."""
     kind = type(value)
@@ -184,34 +178,15 @@ def _state(value: Any) -> list[Any]:
     return [kind, getattr(kind, "__eq__", None) is not getattr(object, "__eq__", None), attributes]
 
 
-BINARY = (
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "pow",
-    "matmul",
-    "and_",
-    "or_",
-    "xor",
-    "lshift",
-    "rshift",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-)
 UNARY = ("neg", "pos", "invert", "abs", "index")
 OPERATIONS: dict[str, Callable[..., Any]] = {
-    **{name: getattr(operator, name) for name in (*BINARY, *UNARY, "getitem", "setitem", "delitem")},
+    **{name: getattr(operator, name) for name in (*BINARY, *ORDER, *UNARY, "getitem", "setitem", "delitem")},
     **{kind.__name__: kind for kind in (int, float, complex, bool, str, bytes)},
     **{function.__name__: function for function in (iter, next, len, repr, hash, reversed, round, format, isinstance, issubclass, dir)},
     "getattr": getattr,
     "setattr": setattr,
     "delattr": delattr,
-    "call": _call,
+    "call": operator.call,
     "enter": lambda value: type(value).__enter__(value),
     "exit": lambda value: type(value).__exit__(value, None, None, None),
     "state": _state,

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_", "xor", "lshift", "rshift")
 ORDER = ("lt", "le", "gt", "ge")
+BASES: tuple[type, ...] = (tuple, list, dict, str, int, float, set, frozenset, bytes)
+"""Built-in types whose subclasses travel as their value with a number, such as named tuples and enumerations of integers."""
 DEPTH = 50
 """Nested objects that are compared."""
 SEEN = (
@@ -199,7 +201,7 @@ def _binary(name: str) -> Callable[[Remote, Any], Any]:
     return operate
 
 
-def _reflected(name: str) -> Callable[[Remote, Any], Any]:
+def _reflect(name: str) -> Callable[[Remote, Any], Any]:
     def operate(self: Remote, other: Any) -> Any:
         return _combine(self, name, other, self)
 
@@ -228,7 +230,7 @@ def _order(name: str) -> Callable[[Remote, Any], Any]:
 
 for _name in BINARY:
     setattr(Remote, f"__{_name.rstrip('_')}__", _binary(_name))
-    setattr(Remote, f"__r{_name.rstrip('_')}__", _reflected(_name))
+    setattr(Remote, f"__r{_name.rstrip('_')}__", _reflect(_name))
 for _name in ORDER:
     setattr(Remote, f"__{_name}__", _order(_name))
 
@@ -254,10 +256,10 @@ def _based_class(base: type) -> type:
     return Based
 
 
-BASED: dict[type, type] = {base: _based_class(base) for base in (tuple, list, dict, str, int, float, set, frozenset, bytes)}
+BASED: dict[type, type] = {base: _based_class(base) for base in BASES}
 
 
-def remote_exception(_ask: Ask, number: int, name: str, bases: list[type]) -> type:
+def remote_exception(number: int, name: str, bases: list[type]) -> type:
     """An exception class of the program, as one that a test can catch and raise."""
     kinds = tuple(dict.fromkeys(base for base in bases if issubclass(base, BaseException))) or (Exception,)
 

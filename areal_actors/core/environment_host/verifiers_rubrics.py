@@ -73,7 +73,7 @@ def _report_errors(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same function of a rubric, whose errors are kept for the episode."""
 
     @functools.wraps(function)
-    async def called(*arguments: Any, **named: Any) -> Any:
+    async def call_function(*arguments: Any, **named: Any) -> Any:
         try:
             value = function(*arguments, **named)
             return await value if inspect.isawaitable(value) else value
@@ -82,7 +82,7 @@ def _report_errors(function: Callable[..., Any]) -> Callable[..., Any]:
             _faults.get([]).append(f"{name} of its rubric raised {type(error).__name__}: {error}"[:SHOWN_CHARACTERS])
             raise
 
-    return called
+    return call_function
 
 
 # ---------------------------------------------------------------- tasks

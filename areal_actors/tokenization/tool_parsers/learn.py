@@ -213,10 +213,10 @@ def _tagged_call(texts: _Texts, before: str, rest: str) -> CallPattern | None:
     tags = learn_types(Frame(rest[: key - len(opening)], tags), texts.render)
     padding = rest[len(name_end) : key - len(opening)]
     pattern = CallPattern(section, call, separator, name_end=name_end + padding, arguments=tags)
-    return _numbered(pattern, texts.two_calls.partition(BETA)[2])
+    return _number_calls(pattern, texts.two_calls.partition(BETA)[2])
 
 
-def _numbered(pattern: CallPattern, after_second_name: str) -> CallPattern:
+def _number_calls(pattern: CallPattern, after_second_name: str) -> CallPattern:
     """Return the pattern with the number of a call in the delimiter after its name, if the second call has another one."""
     start, number, rest = pattern.name_end.rpartition("1")
     if number and not after_second_name.startswith(pattern.name_end) and after_second_name.startswith(f"{start}2{rest}"):

@@ -80,10 +80,10 @@ class DelimitedFormat(AnswerFormat):
         if NAME not in frame.before_calls:
             return f"{grammar.text(frame.before_calls)} {self.syntax.grammar(grammar, declared, parallel=parallel)}"
 
-        def framed(grammar: Grammar, name: str, parameters: Mapping[str, Any]) -> str:
+        def write_framed(grammar: Grammar, name: str, parameters: Mapping[str, Any]) -> str:
             return f"{grammar.text(frame.before_calls.replace(NAME, name))} {body(grammar, name, parameters)}"
 
-        return self.syntax._replace(body=framed).grammar(grammar, declared, parallel=parallel)
+        return self.syntax._replace(body=write_framed).grammar(grammar, declared, parallel=parallel)
 
     def _is_plain(self, text: str, tools: Sequence[ToolDefinition]) -> bool:
         start = text.lstrip()
