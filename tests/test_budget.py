@@ -119,6 +119,13 @@ def test_memory_of_each_process_is_that_of_weights_optimizer_cache_and_activatio
     assert {use.process: use.size for use in process_memory(lora, MEASURED, Lengths(100, 100))}["trainer"] == uses["trainer"] - 3 * weights
 
 
+def test_a_batch_smaller_than_a_micro_batch_takes_the_memory_of_its_tokens(read):
+    recipe = read("trainer.microbatch_tokens=100000").recipe
+    uses = {use.process: use.size for use in process_memory(recipe, MEASURED, Lengths(100, 10))}
+    computed = 4 * (100 + recipe.algorithm.group_size * 10)
+    assert uses["trainer"] == pytest.approx(300_000_000 + 4 * 12_000_000 * 4 + computed * 1e6 + 3 * 256 * 50_000 * 4 + 2**24 * 4)
+
+
 def test_an_asynchronous_step_takes_the_longer_of_generation_and_training_and_a_synchronous_one_both(read):
     lengths = Lengths(100, 100)
     together = step_seconds(read().recipe, MEASURED, lengths)

@@ -1,6 +1,8 @@
 """Memory of the KV cache: used where it is written on a CPU, and growing on other devices."""
 
 import asyncio
+import os
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -9,11 +11,12 @@ import pytest
 import torch
 from support.tiny_engine import SETTINGS, complete, difference, prompt_of, random_qwen, running, save
 
+from areal_actors.core.machine import anonymous_bytes
 from areal_actors.core.values import SamplingParams
 from areal_actors.embedded import fused_decoder, kv_cache
 from areal_actors.embedded.decoders import ModelDecoder
 from areal_actors.embedded.fused_decoder import FusedDecoder
-from areal_actors.embedded.kv_cache import KVCache
+from areal_actors.embedded.kv_cache import KVCache, zeros
 
 MEBIBYTE = 2**20
 
@@ -98,3 +101,11 @@ def test_the_parameters_of_the_model_are_views_of_the_fused_weights():
         logits = decoder.decode(ids[0, -1:].numpy(), np.array([11]))
     assert torch.allclose(logits[0], expected[0, -1], rtol=1e-4, atol=1e-5)
     assert torch.allclose(model(ids).logits, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="memory by kind is Linux's")
+def test_memory_of_keys_and_values_counts_as_that_of_the_process():
+    before = anonymous_bytes(os.getpid())
+    storage = zeros((16, 4, 1024, 64), torch.zeros(0))
+    storage.fill_(1.0)
+    assert anonymous_bytes(os.getpid()) - before == pytest.approx(storage.nbytes, rel=0.2)

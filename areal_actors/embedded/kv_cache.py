@@ -210,7 +210,8 @@ def zeros(shape: Sequence[int], like: Tensor) -> Tensor:
     """Zeros of a tensor's type on its device; on a CPU the system provides their memory, page by page, when it is written."""
     if like.device.type != "cpu":
         return torch.zeros(shape, dtype=like.dtype, device=like.device)
-    memory = mmap.mmap(-1, max(math.prod(shape) * like.itemsize, 1))
+    # Private: shared pages count as shared memory, not as this process's own.
+    memory = mmap.mmap(-1, max(math.prod(shape) * like.itemsize, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         # A huge page would be used whole for the first token of a row.
         memory.madvise(mmap.MADV_NOHUGEPAGE)

@@ -77,7 +77,7 @@ def process_memory(recipe: Recipe, calibration: Calibration, lengths: Lengths) -
         if "inference_worker" in actors and calibration.decode is not None:
             uses.append(ProcessMemory(process, *_engine_memory(recipe, calibration.decode, lengths)))
         elif "trainer" in actors and calibration.train is not None:
-            uses.append(ProcessMemory(process, *_trainer_memory(recipe, calibration.train)))
+            uses.append(ProcessMemory(process, *_trainer_memory(recipe, calibration.train, lengths)))
         else:
             uses.append(ProcessMemory(process, "no tensors", LIGHT_BYTES))
     uses.append(ProcessMemory("the command and nats-server", "log, live view", LIGHT_BYTES + SERVER_BYTES))
@@ -103,19 +103,24 @@ def completions_at_once(recipe: Recipe) -> int:
     return min(recipe.generation.max_num_seqs, -(-episodes // max(recipe.actors.inference_worker.count, 1)))
 
 
-def _trainer_memory(recipe: Recipe, measured: TrainCalibration) -> tuple[str, int]:
-    """Content and bytes of the trainer: weights, gradients, optimizer, one micro-batch."""
+def _trainer_memory(recipe: Recipe, measured: TrainCalibration, lengths: Lengths) -> tuple[str, int]:
+    """Content and bytes of the trainer: weights, gradients, optimizer, one micro-batch, which a small batch does not fill."""
     trainer, count = recipe.trainer, parameters(recipe)
     frozen = sum(count * 4 for _ in recipe.algorithm.models) + (count * 16 if recipe.algorithm.critic is not None else 0)
     state = (4 + OPTIMIZER_BYTES[trainer.optimizer.name]) * count if trainer.lora is None else 0
-    size = vocabulary(recipe)
+    size, tokens = vocabulary(recipe), min(trainer.microbatch_tokens, batch_tokens(recipe, lengths))
     chunk = max(CHUNK_TOKENS, CHUNK_LOGITS // max(size, 1)) * size * 4
-    activations = int(trainer.microbatch_tokens * measured.token_bytes)
-    activations += CHUNK_COPIES * chunk + min(SAVED_PROBABILITIES * 4, trainer.microbatch_tokens * size * 4)
+    activations = int(tokens * measured.token_bytes)
+    activations += CHUNK_COPIES * chunk + min(SAVED_PROBABILITIES * 4, int(tokens * size * 4))
     content = f"weights {_size(count * 4)}, gradients and optimizer {_size(state)}, a micro-batch {_size(activations)}"
     if frozen:
         content += f", further models {_size(frozen)}"
     return content, measured.base_bytes + count * 4 + state + activations + frozen
+
+
+def batch_tokens(recipe: Recipe, lengths: Lengths) -> float:
+    """Tokens that the trainer computes for a batch: those of a prompt once for its group."""
+    return recipe.trainer.batch_size * (lengths.prompt + recipe.algorithm.group_size * lengths.answer)
 
 
 def vocabulary(recipe: Recipe) -> int:
