@@ -25,6 +25,8 @@ import json
 from openai import AsyncOpenAI
 from areal_actors.library.workflow import workflow_context
 
+TOOLS = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {"row": {"type": "string"}}}}}]
+
 class TurnsExceeded(Exception):
     pass
 
@@ -38,6 +40,10 @@ class Agent:
         messages = [{"role": "user", "content": task["question"]}]
         async with AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
             while True:
+                if deed == "writes no JSON in arguments":
+                    message = (await client.chat.completions.create(model="m", messages=messages, tools=TOOLS)).choices[0].message
+                    for call in message.tool_calls:
+                        json.loads(json.loads(call.function.arguments)["row"])
                 answer = (await client.chat.completions.create(model="m", messages=messages)).choices[0].message.content or ""
                 if deed in ("succeeds", "fails"):
                     return float(deed == "succeeds")
@@ -47,9 +53,22 @@ class Agent:
                     raise TurnsExceeded("2 turns")
                 messages += [{"role": "assistant", "content": answer}, {"role": "user", "content": "go on, " * 6}]
 """
+ENGINE = """
+from areal_actors.generation.scripted import ScriptedEngine
+from areal_actors.tokenization.tokenizer import ChatTokenizer
+
+CALL = '<tool_call>\\n{"name": "add", "arguments": {"row": "{\\\\"a\\\\": 1,"}}\\n</tool_call>'
+
+class Engine(ScriptedEngine):
+    def __init__(self, model_folder, settings):
+        tokenizer = ChatTokenizer.load(model_folder)
+        answer = [(token, -0.5) for token in (*tokenizer.encode(CALL), tokenizer.stop_ids[0])]
+        super().__init__(lambda prompt, seed: answer, vocabulary_size=tokenizer.vocabulary_size, context=settings.max_model_len)
+"""
 OTHERS = {
     "overflow": (["overflows"] * 5, "its conversation no longer fits the context"),
     "turns": (["takes too many turns"] * 5, "TurnsExceeded"),
+    "arguments": (["writes no JSON in arguments"] * 5, "it wrote text that is not JSON"),
     "json": (["writes no JSON"] * 5, "it wrote text that is not JSON"),
 }
 
@@ -60,14 +79,22 @@ def explain(run):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.parametrize(("deed", "overflow_reward"), [("overflow", 0.0), ("overflow", -0.5), ("turns", 0.0), ("json", 0.0)])
+@pytest.mark.parametrize(
+    ("deed", "overflow_reward"), [("overflow", 0.0), ("overflow", -0.5), ("turns", 0.0), ("json", 0.0), ("arguments", 0.0)]
+)
 async def test_half_of_the_episodes_that_the_model_ends_is_trained_and_a_fifth_is_the_success(live, tmp_path, deed, overflow_reward):
     deeds, cause = OTHERS[deed]
     file = tmp_path / "agent.py"
     file.write_text(AGENT)
+    engine = tmp_path / "engine.py"
+    engine.write_text(ENGINE)
+    engines = (
+        (f"generation.engine={engine}:Engine", "sampling.max_tokens=100", "generation.max_model_len=500") if deed == "arguments" else ()
+    )
     options = ["succeeds"] * 2 + deeds + ["fails"] * 3
     run = live(
         *QUICK,
+        *engines,
         f"task.agent={file}:Agent",
         f"task.agent_options={{deeds={options!r}}}",
         f"task.model_errors=['{file}:TurnsExceeded']",

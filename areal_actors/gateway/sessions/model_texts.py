@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
+
 from areal_actors.gateway.conversations.message_equality import REASONING
 from areal_actors.gateway.conversations.turns import ConversationTurn
 from areal_actors.messages import ModelRequest
@@ -20,7 +22,7 @@ def has_written(turns: Sequence[ConversationTurn], document: str | None) -> bool
     text = document.strip()
     if not text:
         return bool(turns) and any(not written.strip() for written in _texts(turns[-1].answer, reasoning=False))
-    return any(text in written for turn in turns for written in _texts(turn.answer))
+    return any(text in part for turn in turns for written in _texts(turn.answer) for part in (written, *_strings_of_json(written)))
 
 
 def continues_model(turns: Sequence[ConversationTurn], request: ModelRequest) -> bool:
@@ -51,6 +53,14 @@ def _texts(answer: dict[str, Any], *, reasoning: bool = True) -> Iterator[str]:
     for field in REASONING if reasoning else ():
         if isinstance(text := answer.get(field), str):
             yield text
+
+
+def _strings_of_json(text: str) -> Iterator[str]:
+    """Strings in a text that is JSON: an argument may hold JSON itself."""
+    try:
+        yield from _strings(msgspec.json.decode(text))
+    except (msgspec.DecodeError, RecursionError):
+        return
 
 
 def _strings(value: Any) -> Iterator[str]:
