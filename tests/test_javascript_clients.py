@@ -9,7 +9,17 @@ import aiohttp
 import pytest
 from support.framework_harness import assert_extends
 from support.gateway_harness import root
-from support.javascript_clients import CLIENTS, LINES, PACKAGES, RUN, TURNS, installed_programs, opened_javascript_gateway, run_client
+from support.javascript_clients import (
+    CLIENTS,
+    LINES,
+    PACKAGES,
+    RUN,
+    TURNS,
+    installed_programs,
+    opened_javascript_gateway,
+    run_client,
+    without_key,
+)
 from support.recorded_requests import RECORD, noting, read_recorded, recorded_requests, write_recorded
 
 CORPUS = "javascript_clients"
@@ -75,3 +85,14 @@ async def test_ten_turns_of_a_client_are_read_as_sampled_and_extend_each_other(c
     assert [one | {"text": one["text"].strip()} for one in found] == wanted
     if os.environ.get(RECORD):
         write_recorded(CORPUS, client, requests)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize("client", CLIENTS, ids=lambda client: client.name)
+async def test_a_client_with_a_placeholder_for_its_key_has_its_session_by_the_address(client, programs):
+    async with opened_javascript_gateway() as harness:
+        session = await harness.open(RUN, lease=600)
+        found = await run_client(client, programs, without_key(session))
+        await assert_exported(harness, session)
+    assert len(found) == len(LINES)

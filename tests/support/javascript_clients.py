@@ -6,6 +6,7 @@ import asyncio
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,6 +15,7 @@ from support.gateway_harness import opened
 from support.npm_packages import install
 from support.samples import work
 
+from areal_actors.core.agent_host.naming import keyed_url
 from areal_actors.core.settings import GatewaySettings
 from areal_actors.core.values import SamplingParams
 
@@ -132,6 +134,11 @@ def installed_programs(folder: Path) -> Path:
     if refused := install(folder):
         pytest.skip(refused)
     return folder
+
+
+def without_key(session: Any) -> Any:
+    """The session for clients that have a placeholder for their key: its key is in the address, as agents get it."""
+    return SimpleNamespace(base_url=keyed_url(session.base_url, session.api_key), api_key="EMPTY")
 
 
 async def run_client(client: Client, folder: Path, session: Any) -> Any:
