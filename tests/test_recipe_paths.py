@@ -5,7 +5,7 @@ import pytest
 from areal_actors.core.devices import CudaDevices
 from areal_actors.core.errors import RecipeError
 from areal_actors.recipe.load import load
-from areal_actors.recipe.paths import beside, expand_home, find_recipe
+from areal_actors.recipe.paths import beside, expand_home, find_recipe, is_file
 
 NO_CUDA = CudaDevices(0, "no CUDA device")
 AGENT = "async def run(task, *, base_url, api_key):\n    return 'x'\n\n\ndef reward(task, output):\n    return 1.0\n"
@@ -112,3 +112,7 @@ def test_only_the_beginning_of_a_path_is_the_home_folder():
     assert expand_home({"a": kept}) == {"a": kept}
     assert expand_home("model:~/x") == f"model:{Path.home()}/x"
     assert expand_home("~") == str(Path.home())
+
+
+def test_an_override_longer_than_the_name_of_a_file_is_an_override():
+    assert not is_file("task.agent_options.text=" + "x" * 5000)

@@ -26,7 +26,18 @@ from areal_actors.rewards.json_schema import JsonSchema
 from areal_actors.rewards.math_equivalence import MathEquivalence
 from areal_actors.rewards.python_tests import PythonTests
 
-__all__ = ["MODEL", "REWARDS", "WEIGHTED", "Reward", "Score", "check_reward", "check_score", "resolve_reward", "task_name"]
+__all__ = [
+    "MODEL",
+    "REWARDS",
+    "WEIGHTED",
+    "Reward",
+    "Score",
+    "check_reward",
+    "check_score",
+    "describe_reward",
+    "resolve_reward",
+    "task_name",
+]
 
 Reward = Callable[[dict[str, Any], str], Any]
 """Returns a real number, or an awaitable of one; or a mapping with `reward` and further metrics; validated by `check_score`."""
@@ -49,6 +60,12 @@ REWARDS: Mapping[str, type[Rule]] = {"gsm8k": Gsm8k, "json_schema": JsonSchema, 
 WEIGHTED = "weighted"
 MODEL = "model:"
 """Prefix of the name of a trained reward model, followed by its folder; served by `rewards/reward_model.py`."""
+
+
+def describe_reward(reward: Reward) -> list[str]:
+    """Sentences about a reward on this machine: those of its method `describe`, if it has one."""
+    describe = getattr(reward, "describe", None)
+    return list(describe()) if callable(describe) else []
 
 
 def resolve_reward(name: str, root: Path = Path(), options: Mapping[str, Any] | None = None) -> Reward:
@@ -113,6 +130,7 @@ def _weighted(options: dict[str, Any], root: Path) -> Reward:
         named = {part_name: float(score) for part_name, _, score in scores}
         return {**metrics, **named, "reward": sum(weight * score for _, weight, score in scores)}
 
+    weighted.describe = lambda: [text for *_, part in parts for text in describe_reward(part)]  # type: ignore[attr-defined]
     return weighted
 
 

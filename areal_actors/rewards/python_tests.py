@@ -24,6 +24,7 @@ from areal_actors.core.config import Config, PositiveFloat, PositiveInt
 from areal_actors.core.errors import RewardError, SandboxError, SetupError
 from areal_actors.rewards.checks import task_name
 from areal_actors.sandbox import Limits, run_program
+from areal_actors.sandbox.protection import PAGE, describe_protection
 
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([^\s`]*)[^\n`]*\n(.*?)(?:^[ \t]*\1[ \t]*$|\Z)", re.MULTILINE | re.DOTALL)
 PYTHON = ("python", "python3", "py")
@@ -62,6 +63,13 @@ class PythonTests(Config):
             run_program("", limits=Limits(seconds=PREPARATION_SECONDS))
         except SandboxError as error:
             raise SetupError(f"task.reward: `python_tests` cannot run programs here: {error}") from error
+
+    def describe(self) -> Sequence[str]:
+        """What shuts the programs in, and which tests they pass without an answer."""
+        return (
+            describe_protection(),
+            f"tests pass without an answer where they hold it (`f(x).equals(expected)`) or ask for truth only (`assert f(x)`) ({PAGE})",
+        )
 
     def __call__(self, task: Mapping[str, Any], output: str) -> float:
         """Returns a number from 0 to 1.

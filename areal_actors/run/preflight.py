@@ -31,7 +31,7 @@ from areal_actors.recipe.device_map import device_problems
 from areal_actors.recipe.example_checks import check_examples
 from areal_actors.recipe.model_size import published_bytes
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.rewards import MODEL, resolve_reward
+from areal_actors.rewards import MODEL, describe_reward, resolve_reward
 from areal_actors.rollout.agent_process import AgentProcess, AgentProgram
 from areal_actors.rollout.runners import program_of
 from areal_actors.run.certificate_files import named_certificate
@@ -205,7 +205,7 @@ async def _reach_bus(url: str, run: str, replicas: int) -> None:
 def check_parts(recipe: Recipe) -> list[str]:
     """Check everything that can be missing before anything starts: devices, servers, model, data, reward, agent, filter, folder.
 
-    Returns sentences about the references of the data.
+    Returns sentences about the reward and the references of the data.
 
     Raises:
         SetupError: something is missing; the message names the setting.
@@ -228,7 +228,7 @@ def check_parts(recipe: Recipe) -> list[str]:
         if dataset.recognised:
             sys.stderr.write(f"{recipe.task.dataset}: columns recognised: {dataset.recognised} (task.columns names others)\n")
         if not recipe.task.reward.startswith(MODEL):
-            resolve_reward(recipe.task.reward, options=recipe.task.reward_options)
+            notices += describe_reward(resolve_reward(recipe.task.reward, options=recipe.task.reward_options))
         notices += check_references(recipe.task, dataset)
         check_agent(recipe)
     group_filter(recipe.batcher, Path.cwd())
