@@ -64,7 +64,7 @@ ESCAPES = (
 
 
 @pytest.mark.skipif(not landlock_version(), reason="this kernel has no Landlock to take away")
-def test_without_landlock_a_program_reaches_files_and_nothing_else_and_check_says_so():
+def test_without_landlock_a_program_reaches_files_and_nothing_else_and_check_prints_that():
     done = subprocess.run([sys.executable, "-c", WITHOUT_LANDLOCK], cwd=ROOT, capture_output=True, text=True, check=True, timeout=300)
     reached, sentences = json.loads(done.stdout.splitlines()[-1])
     assert set(reached) <= FILES, reached
@@ -72,7 +72,7 @@ def test_without_landlock_a_program_reaches_files_and_nothing_else_and_check_say
     assert "no Landlock" in sentences[0]
 
 
-def test_check_says_what_programs_still_can_do():
+def test_check_prints_what_programs_still_can_do():
     sentences = describe_reward(resolve_reward("weighted", options={"python_tests": {"weight": 1.0}, "gsm8k": {"weight": 1.0}}))
     assert len(sentences) == 2
     assert "what they still can do" in sentences[0] or "run" in sentences[0]

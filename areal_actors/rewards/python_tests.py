@@ -65,7 +65,7 @@ class PythonTests(Config):
             raise SetupError(f"task.reward: `python_tests` cannot run programs here: {error}") from error
 
     def describe(self) -> Sequence[str]:
-        """What shuts the programs in, and which tests they pass without an answer."""
+        """Restrictions of the programs, and which tests they pass without an answer."""
         return (
             describe_protection(),
             f"tests pass without an answer where they hold it (`f(x).equals(expected)`) or ask for truth only (`assert f(x)`) ({PAGE})",
