@@ -27,6 +27,7 @@ from areal_actors.messages import ActorFailed
 from areal_actors.recipe.device_map import device_variables
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.supervision import left_to_others
+from areal_actors.run.left_processes import end_left_processes, marked
 from areal_actors.run.liveness import START_OVERDUE
 from areal_actors.run.process import EXIT_FAILED, EXIT_FATAL, EXIT_START_FAILED, has_tensors, placed
 from areal_actors.run.restarts import Restarts
@@ -112,6 +113,7 @@ class Supervisor:
         self._stopping = True
         for kind in (*FIRST_TO_STOP, ""):
             await self._end_all(child for child in self._running() if not kind or kind in self.placed[child.name].values())
+        await self._end_left_processes()
 
     async def kill_all(self) -> None:
         """Kill every process at once: without a bus none can work or publish."""
@@ -120,6 +122,11 @@ class Supervisor:
         for child in running:
             child.send(signal.SIGKILL)
         await asyncio.gather(*(child.process.wait() for child in running))
+        await self._end_left_processes()
+
+    async def _end_left_processes(self) -> None:
+        if ended := await asyncio.to_thread(end_left_processes, self.folder.path):
+            logger.warning("ended programs that an agent or a reward had left running", programs=ended)
 
     def _running(self) -> list[Child]:
         return [child for child in self.children.values() if child.process.returncode is None]
@@ -145,7 +152,11 @@ class Supervisor:
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
-                env={**child_environment(self.recipe, self.placed[name].values()), **device_variables(self.recipe, name, self.cuda)},
+                env={
+                    **child_environment(self.recipe, self.placed[name].values()),
+                    **device_variables(self.recipe, name, self.cuda),
+                    **marked(self.folder.path),
+                },
             )
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(self.addresses.of(name)) + b"\n")
