@@ -1,9 +1,8 @@
-"""What a run writes is read by its own user only: another local user finds nothing to read, and cannot take a place over."""
+"""Files of a run are read by its own user only: another local user finds nothing to read, and cannot take a place over."""
 
 from __future__ import annotations
 
 import os
-import pwd
 import shutil
 import subprocess
 import sys
@@ -24,6 +23,8 @@ from areal_actors.run.run_folder import RunFolder
 from areal_actors.weights import folders as weight_folders
 from areal_actors.weights.folders import lock_path, shared_memory_path, versions_folder
 
+OTHER = 65534
+"""Id of a user who has no rights."""
 LOOK = textwrap.dedent("""
     import os, sys
     for top in sys.argv[1:]:
@@ -49,14 +50,13 @@ def open_place():
 
 
 def as_other(*command):
-    """Run a command as the user `nobody`; returns its output."""
-    user = pwd.getpwnam("nobody")
-    whose = {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+    """Run a command as another user; returns its output."""
+    whose = {"user": OTHER, "group": OTHER, "extra_groups": []}
     return subprocess.run(command, **whose, cwd="/", check=False, capture_output=True, text=True, timeout=60)
 
 
 def readable_by_other(*places):
-    """Paths of files below these folders that `nobody` can read."""
+    """Paths of files below these folders that another user can read."""
     python = os.path.realpath(shutil.which("python3", path="/usr/bin:/bin") or sys.executable)
     looked = as_other(python, "-c", LOOK, *map(str, places))
     assert looked.returncode == 0, looked.stderr
