@@ -11,17 +11,19 @@ COPY areal_actors areal_actors
 COPY bus bus
 COPY agents agents
 COPY recipes recipes
-RUN python -m pip install --no-cache-dir "build==1.4.0" \
-    && python -m build --wheel --outdir /wheels
+COPY scripts/locks/build.txt /wheels/build.txt
+RUN python -m pip install --no-cache-dir --require-hashes --requirement /wheels/build.txt \
+    && python -m build --wheel --no-isolation --outdir /wheels
 
 FROM python:3.12-slim
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
-COPY scripts/locks/dev.txt /wheels/constraints.txt
+COPY scripts/locked.sh scripts/locks/image.txt /wheels/
 COPY --from=build /wheels /wheels
-RUN python -m pip install --no-cache-dir --index-url "$TORCH_INDEX" --constraint /wheels/constraints.txt torch \
-    && for wheel in /wheels/*.whl; do \
-        python -m pip install --no-cache-dir --constraint /wheels/constraints.txt "${wheel}[data,otlp,reader,rewards]"; \
-    done
+RUN case "$TORCH_INDEX" in */cpu) kind=cpu ;; *) kind=cuda ;; esac \
+    && bash /wheels/locked.sh "$kind" /wheels/image.txt > /wheels/locked.txt \
+    && python -m pip install --no-cache-dir --no-deps --index-url "$TORCH_INDEX" "$(grep -o '^torch==[^ ]*' /wheels/image.txt)" \
+    && python -m pip install --no-cache-dir --no-deps --require-hashes --requirement /wheels/locked.txt \
+    && python -m pip install --no-cache-dir --no-deps /wheels/*.whl
 RUN useradd --create-home --uid 1000 areal \
     && install --directory --owner areal /work /work/runs
 USER 1000

@@ -204,7 +204,15 @@ path: setup
 simulate seeds="1000": setup
     @AREAL_SIMULATION_SEEDS='{{ seeds }}' {{ python }} -m pytest -q --timeout=0 tests/test_simulation.py
 
-# scripts/locks: the versions of all packages that .venv and .environments get, as of today; `just lock dev` writes one of them
+# sbom.json: the software bill of materials of .venv, in CycloneDX's format
+[group("check")]
+[no-exit-message]
+sbom: setup
+    @./scripts/environments.sh sbom
+    @.environments/sbom/bin/cyclonedx-py environment --pyproject pyproject.toml --output-reproducible --output-file sbom.json .venv/bin/python
+    @echo "sbom.json"
+
+# scripts/locks: the versions of all packages that .venv and .environments get, as of today, with hashes; `just lock dev` writes one of them
 [group("check")]
 [no-exit-message]
 lock *names: setup

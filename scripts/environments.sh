@@ -3,8 +3,8 @@
 # with our dependencies, and for each scripts/engines/NAME.txt, those of inference servers. A second start does nothing.
 # An environment that pins torch gets the locked version of ours, in the build that fits the machine.
 # Requirements with a line `# python: 3.12` get that Python or a later one. `scripts/environments.sh camel sglang` creates only these two.
-# Those that ask for a Python, programs from npm, agents/environments/NAME.npm, and `docs`, which builds the documentation
-# (scripts/docs.txt), are installed only by name.
+# Those that ask for a Python, programs from npm, agents/environments/NAME.npm, `docs`, which builds the documentation, and
+# `sbom` (scripts/docs.txt, scripts/sbom.txt) are installed only by name.
 #
 #   PYTHON        the interpreter to build them from (default: that of .venv, else python3)
 #   PIP_INDEX_URL and the rest of pip's own settings hold as usual
@@ -31,7 +31,7 @@ install_engine() {
     else
         install_torch "environments: $folder"
         progress "environments: $folder"
-        install_packages --no-deps --requirement "$1" || install_failed "$1"
+        install_locked "scripts/locks/$(basename "$1")" cpu || install_failed "$1"
     fi
 }
 
@@ -60,10 +60,9 @@ make_environment() {
     fi
     local requirements=agents/environments/$1.txt venv_python=.environments/$1/bin/python folder=.environments/$1
     [ -f "$requirements" ] || requirements=scripts/engines/$1.txt
-    [ "$1" != docs ] || requirements=scripts/docs.txt
-    [ -f "$requirements" ] || fail "there is no environment $1; known: $(known | xargs) $(programs | xargs) docs"
+    [ ! -f "scripts/$1.txt" ] || requirements=scripts/$1.txt # docs, sbom
+    [ -f "$requirements" ] || fail "there is no environment $1; known: $(known | xargs) $(programs | xargs) docs sbom"
     local wanted stamp=$folder/areal-setup.stamp log=$folder/areal-setup.log lock=scripts/locks/$1.txt
-    [ -f "$lock" ] || lock=$requirements # the list of an inference server is complete
     local chosen
     chosen=$(interpreter_for "$requirements")
     local python=$chosen
@@ -76,9 +75,13 @@ make_environment() {
     case $requirements in
     scripts/engines/*) install_engine "$requirements" ;;
     *)
-        if grep -q '^torch==' "$requirements"; then install_torch "environments: $folder"; fi
+        local kind=cuda
+        if grep -q '^torch==' "$requirements"; then
+            install_torch "environments: $folder"
+            kind=$(torch_kind)
+        fi
         progress "environments: $folder"
-        install_packages --requirement "$requirements" --constraint "$lock" || install_failed "$requirements"
+        install_locked "$lock" "$kind" || install_failed "$lock"
         ;;
     esac
     if [ -n "${PYTHONDONTWRITEBYTECODE:-}" ]; then

@@ -35,10 +35,20 @@ make_venv() {
     fi
 }
 
-# What uv cannot install, pip may: it knows more kinds of indexes and proxies.
+# The packages of a lock, by their hashes: another file of the same name and version, from whatever index, is refused. $2: cpu or cuda
+# (scripts/locked.sh).
+install_locked() {
+    local requirements
+    requirements=$(dirname "$venv_python")/../areal-locked.txt
+    scripts/locked.sh "${2:-cuda}" "$1" >"$requirements"
+    install_packages --no-deps --require-hashes --requirement "$requirements"
+}
+
+# What uv cannot install, pip may: it knows more kinds of indexes and proxies. uv looks on the first index of pip's settings and in its folders
+# of wheels; further indexes are for pip, and for a lock its hashes decide.
 install_packages() {
     if command -v uv >/dev/null; then
-        local option options=(--index-strategy unsafe-best-match) # as pip: the best version of all indexes
+        local option options=()
         while read -r option; do options+=("$option"); done < <(pip_settings)
         if uv pip install --python "$venv_python" "${options[@]}" "$@" >>"$log" 2>&1; then
             return
@@ -48,14 +58,14 @@ install_packages() {
     "$venv_python" -m pip install --progress-bar off --disable-pip-version-check --no-input --no-compile "$@" >>"$log" 2>&1
 }
 
-# Indexes and folders of wheels of pip's own settings, as options of uv.
+# Index and folders of wheels of pip's own settings, as options of uv.
 pip_settings() {
     "$venv_python" -m pip config list 2>>"$log" | "$venv_python" -c '
 import ast, sys
 for line in sys.stdin:
     name, _, value = line.strip().partition("=")
     option = name.rpartition(".")[2]
-    if option in ("index-url", "extra-index-url", "find-links"):
+    if option in ("index-url", "find-links"):
         print(*(f"--{option}={one}" for one in ast.literal_eval(value).split()), sep="\n")'
 }
 

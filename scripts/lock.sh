@@ -1,26 +1,30 @@
 #!/usr/bin/env bash
 # Writes scripts/locks/NAME.txt, the version of every package, direct or not, that scripts/bootstrap.sh (`dev`) and scripts/environments.sh
 # install, so that a new release of a dependency changes nothing here until this script has run and the tests have passed.
-# For every platform and every Python from 3.11 on, or from that of a line `# python: 3.12` in the requirements. `scripts/lock.sh trackers` writes only this one; the lists of inference servers in
-# scripts/engines are complete themselves.
+# Each with the hashes of all its files, by which it is installed.
+# For every platform and every Python from 3.11 on, or from that of a line `# python: 3.12` in the requirements. `scripts/lock.sh trackers` writes
+# only this one; the lists of inference servers in scripts/engines are complete themselves, and get their hashes.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 locked() {
-    echo dev docs
-    for file in agents/environments/*.txt; do basename "$file" .txt; done
+    echo dev build docs image sbom
+    for file in agents/environments/*.txt scripts/engines/*.txt; do basename "$file" .txt; done
 }
 
 lock() {
     local inputs
     case $1 in
     dev) inputs=(pyproject.toml --extra dev --extra data --extra gguf --extra rewards --extra mcp --extra reader) ;;
-    docs) inputs=(scripts/docs.txt) ;;
+    build) inputs=(scripts/build.txt --constraint scripts/locks/dev.txt) ;; # it goes into .venv, too
+    docs | sbom) inputs=("scripts/$1.txt") ;;
+    image) inputs=(pyproject.toml --extra data --extra otlp --extra reader --extra rewards --constraint scripts/locks/dev.txt) ;;
+    sglang | vllm) inputs=("scripts/engines/$1.txt" --no-deps) ;; # complete lists
     *) inputs=("agents/environments/$1.txt") ;;
     esac
     local python
     python=$(sed -n 's/^# python: //p' "${inputs[0]}")
-    .venv/bin/python -m uv pip compile --quiet --universal --python-version "${python:-3.11}" --upgrade --no-annotate \
+    .venv/bin/python -m uv pip compile --quiet --universal --python-version "${python:-3.11}" --upgrade --no-annotate --generate-hashes \
         --custom-compile-command "just lock $1" --output-file "scripts/locks/$1.txt" "${inputs[@]}"
 }
 

@@ -27,7 +27,7 @@ source scripts/torch.sh
 
 # What torch and transformers bring along has versions of its own for each of theirs.
 constraints() {
-    grep -vE '^(torch|transformers|huggingface-hub|tokenizers|setuptools|triton|nvidia-[a-z0-9-]+|cuda-[a-z0-9-]+)==' scripts/locks/dev.txt
+    sed -n 's/^\([A-Za-z0-9][^\\]*\).*/\1/p' scripts/locks/dev.txt | grep -vE '^(torch|transformers|huggingface-hub|tokenizers|setuptools|triton|nvidia-[a-z0-9-]+|cuda-[a-z0-9-]+)=='
 }
 
 if [ "$(cat "$folder/areal-setup.stamp" 2>/dev/null)" != "$*" ]; then

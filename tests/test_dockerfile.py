@@ -38,7 +38,7 @@ def copied():
 def test_what_is_copied_exists_and_is_not_ignored():
     ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").split()
     sources = [source for group, _ in copied() for source in group]
-    assert len(sources) == 8
+    assert len(sources) == 10
     for source in sources:
         assert (ROOT / source).exists(), source
         assert not any(fnmatch.fnmatch(source.partition("/")[0], pattern) for pattern in ignored), source

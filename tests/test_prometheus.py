@@ -47,8 +47,8 @@ def test_a_whole_run_is_what_its_state_is():
     for name, value in state.steps[-1].metrics.items():
         assert found["areal_step", name] == pytest.approx(value)
     assert found["areal_held_out", "accuracy", "sampled"] == pytest.approx(0.71)
-    assert found["areal_attempts_abandoned_total", "agent"] == state.abandoned["agent"]
-    assert found["areal_trajectories_exported_total",] == state.exported
+    assert found["areal_attempts_abandoned_total", "agent"] == state.episodes.abandoned["agent"]
+    assert found["areal_trajectories_exported_total",] == state.episodes.exported
     assert found["areal_actor_failures_total", "rollout_worker-0"] == 1
     assert found["areal_ended", "finished"] == 1
     assert found["areal_process_cpu_seconds_total", "control"] == pytest.approx(12.34)

@@ -136,9 +136,11 @@ def test_pruning_keeps_the_newest_versions_by_number(tmp_path: Path) -> None:
 
 def test_shared_memory_is_used_where_it_has_room_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(weight_folders, "SHARED_MEMORY", tmp_path / "shm")
-    (tmp_path / "shm").mkdir()
+    for name in ("shm", "run", "other", "big"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "secret").write_bytes(bytes(32))
     folder = versions_folder("my run", tmp_path / "run", needed_bytes=1000)
-    folder.mkdir()
+    assert folder.is_dir()
     assert folder == versions_folder("my run", tmp_path / "run", needed_bytes=2**70)
     assert folder.parent == tmp_path / "shm"
     assert folder.name.startswith("areal-my-run-")
@@ -151,6 +153,8 @@ def test_shared_memory_is_used_where_it_has_room_and_found_again(tmp_path: Path,
 
 def test_versions_are_in_the_named_folder_and_leave_it_with_the_run(tmp_path: Path) -> None:
     named = str(tmp_path / "shared")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "secret").write_bytes(bytes(32))
     folder = versions_folder("my run", tmp_path / "run", 1000, named)
     assert folder == named_path(named, "my run", tmp_path / "run")
     assert versions_folder("my run", tmp_path / "run", 1000) != folder

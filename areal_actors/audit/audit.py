@@ -31,6 +31,7 @@ from areal_actors.messages import (
     WeightsLoaded,
     WeightsPublished,
 )
+from areal_actors.messages.episode_ends import EpisodeCounts
 from bus.message import Message
 
 CHECKS: Mapping[str, str] = {
@@ -114,6 +115,7 @@ class Audit(msgspec.Struct):
     sequence: int = 0
     """Sequence of the newest event."""
     recipe: dict[str, Any] = {}
+    counts: EpisodeCounts = msgspec.field(default_factory=EpisodeCounts)
     groups: GroupLedger = msgspec.field(default_factory=GroupLedger)
     batches: dict[int, int] = {}
     """Sequence of the event of each batch or draw of examples since the checkpoint before the last, by weight version."""
@@ -142,10 +144,8 @@ class Audit(msgspec.Struct):
         """Fold the next event of the log; None for an event of an unknown kind."""
         if sequence != self.sequence + 1:
             first = self.sequence + 1
-            what = (
-                f"events {first} to {sequence - 1} are missing" if sequence > first else f"event {sequence} follows event {self.sequence}"
-            )
-            self.fault(sequence, "gap", what)
+            missing, earlier = f"events {first} to {sequence - 1} are missing", f"event {sequence} follows event {self.sequence}"
+            self.fault(sequence, "gap", missing if sequence > first else earlier)
         self.sequence = max(sequence, self.sequence)
         for check, sentence in self._fold(message):
             self.fault(sequence, check, sentence)
@@ -163,6 +163,8 @@ class Audit(msgspec.Struct):
             self.more_faults += 1
 
     def _fold(self, message: Message | None) -> Iterator[Finding]:  # noqa: C901, PLR0912 - one line for each kind
+        if message is not None:
+            self.counts.receive(message)
         match message:
             case RunStarted() | RunResumed():
                 yield from self._began(message)
@@ -252,10 +254,8 @@ class Audit(msgspec.Struct):
         if (known := self.versions.get(version)) is not None:
             known.published += 1
             if known.checksum != checksum:
-                yield (
-                    "checksum",
-                    f"version {version} was published with {checksum}, but first with {known.checksum} (event {known.published_at})",
-                )
+                first = f"first with {known.checksum} (event {known.published_at})"
+                yield "checksum", f"version {version} was published with {checksum}, but {first}"
             return
         newest = max(self.versions, default=-1)
         self.versions[version] = Version(checksum=checksum, published_at=self.sequence)

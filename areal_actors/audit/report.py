@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from areal_actors.audit.audit import Audit
+from areal_actors.messages.episode_ends import EpisodeCounts
 
 
 def report(audit: Audit) -> str:
@@ -21,6 +22,7 @@ def _counts(audit: Audit) -> Iterator[str]:
     if audit.learns_from_examples() or audit.is_served():
         return
     groups = audit.groups
+    yield _episodes(audit.counts)
     waiting = len(groups.under_way)
     yield (
         f"groups        {groups.granted:,} granted = {groups.trained_groups:,} trained + {groups.dropped_groups:,} dropped "
@@ -30,7 +32,6 @@ def _counts(audit: Audit) -> Iterator[str]:
     yield (
         f"trajectories  {groups.exported:,} exported = {groups.trained:,} in batches + {groups.dropped:,} dropped"
         f"{f' ({reasons})' if reasons else ''} + {groups.waiting_trajectories():,} in flight"
-        + (f"; {groups.repeated:,} duplicate ends of episodes ignored" if groups.repeated else "")
     )
     loaded = sum(version.loaded > 0 for version in audit.versions.values())
     again = sum(version.published > 1 for version in audit.versions.values())
@@ -39,6 +40,21 @@ def _counts(audit: Audit) -> Iterator[str]:
         f"versions      {len(audit.versions):,} published; {loaded:,} loaded by inference workers, {again:,} published again, "
         f"{proved:,} recomputed from the log, each with the same checksum"
     )
+
+
+def _episodes(counts: EpisodeCounts) -> str:
+    """Returns how the episodes ended, each counted once."""
+    ends = {
+        "exported": counts.exported,
+        "evaluated": counts.evaluated,
+        "given up": counts.given_up,
+        "rejected": counts.rejected_episodes,
+        "surplus when the last batch was formed": counts.surplus_running,
+    }
+    parts = " + ".join(f"{number:,} {end}" for end, number in ends.items() if number or end in {"exported", "given up"})
+    failed = f"; failed attempts: {counts.failures():,}"
+    repeated = f"; repeated ends, not counted: {counts.repeated:,}" if counts.repeated else ""
+    return f"episodes      {counts.episodes:,} ended = {parts}{failed}{repeated}"
 
 
 def _sequences(audit: Audit) -> str:

@@ -6,6 +6,8 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+from areal_actors.messages.episode_ends import OUTCOMES
+
 
 def takes_folder(parser: argparse.ArgumentParser) -> None:
     """Add the option `--folder`."""
@@ -48,7 +50,7 @@ def add_readers(command: Callable[..., argparse.ArgumentParser]) -> None:
     )
     shown.add_argument("--step", type=int, help="list only episodes that this step trained")
     shown.add_argument("--task", default="", metavar="ID", help="list only episodes of this task")
-    shown.add_argument("--outcome", default="", choices=("exported", "evaluated", "abandoned"), help="list only these")
+    shown.add_argument("--outcome", default="", choices=OUTCOMES, help="list only these")
     shown.add_argument("--tokens", action="store_true", help="print each sampled token with its log-probability and weight version")
     shown.add_argument("--json", action="store_true", help="print one JSON object per episode, nothing else")
     takes_folder(shown)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, deque
-from copy import copy
+from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, get_type_hints
 
 import msgspec
 
-from areal_actors.display.sentences import FAULTS, model_deed, refused_batch
+from areal_actors.display.sentences import FAULTS, refused_batch
 from areal_actors.messages import (
     KINDS,
     ActorFailed,
@@ -49,6 +50,7 @@ from areal_actors.messages import (
     WorkerJoined,
     WorkerLeft,
 )
+from areal_actors.messages.episode_ends import EpisodeCounts, is_failure
 from areal_actors.rollout.blocked import merge_reports
 from bus.base import Envelope
 from bus.message import Message
@@ -73,8 +75,12 @@ class CompletedStep(msgspec.Struct, frozen=True):
 TELEMETRY = frozenset({"beats", "beaten_at", "throughputs", "telemetry_since"})
 """Fields of a `RunState` that come from telemetry: a snapshot has all others."""
 
-LATER = frozenset({"model_ends"})
-"""Counters that snapshots of earlier releases do not have."""
+EARLIER: Mapping[str, Any] = {
+    "exported": int,
+    "given_up": int,
+    **dict.fromkeys(("model_ends", "dropped", "abandoned"), dict[str, int]),
+}
+"""Counters in snapshots of earlier releases, which have no `episodes`."""
 
 
 @dataclass(eq=False)
@@ -111,16 +117,9 @@ class RunState:
     """Workers of other hosts that have joined so far."""
     members: dict[str, str] = field(default_factory=dict)
     """Host of each worker of another host that is part of the run."""
-    exported: int = 0
-    model_ends: Counter[str] = field(default_factory=Counter)
-    """Exported episodes that the model itself ended, by its deed."""
-    dropped: Counter[str] = field(default_factory=Counter)
+    episodes: EpisodeCounts = field(default_factory=EpisodeCounts)
     discarding: bool = False
     """True if trajectories were dropped since the last step: exported ones are then no progress."""
-    abandoned: Counter[str] = field(default_factory=Counter)
-    """Failed attempts, by reason."""
-    given_up: int = 0
-    """Episodes with no attempt left."""
     last_failure: str = ""
     refused: Counter[str] = field(default_factory=Counter)
     """Completions refused by the gateway, by inference worker."""
@@ -146,13 +145,16 @@ class RunState:
 
     def snapshot(self) -> Any:
         """Returns the state after the events so far, without telemetry."""
-        return self.state_type(**{name: copy(getattr(self, name)) for name in self.state_type.__struct_fields__})
+        return self.state_type(**{name: deepcopy(getattr(self, name)) for name in self.state_type.__struct_fields__ if name not in EARLIER})
 
     def restore(self, state: Any) -> None:
         """Continue from a snapshot."""
         for name in self.state_type.__struct_fields__:
-            value = copy(getattr(state, name))
-            setattr(self, name, Counter(value) if isinstance(getattr(self, name), Counter) else value)
+            if name not in EARLIER:
+                value = deepcopy(getattr(state, name))
+                setattr(self, name, Counter(value) if isinstance(getattr(self, name), Counter) else value)
+        if state.episodes is None:
+            self.episodes = EpisodeCounts.of_earlier(**{name: getattr(state, name) for name in EARLIER})
 
     def receive(self, envelope: Envelope) -> Message | None:
         """Fold an event or telemetry, each once and events in order; returns it, or None for an unknown kind.
@@ -171,6 +173,7 @@ class RunState:
     def fold(self, message: Message, time: float) -> None:  # noqa: C901, PLR0912, PLR0915 - a table of one line each
         """Fold a message that was sent at this time (seconds since the epoch)."""
         self.now = max(self.now, time)
+        is_first = self.episodes.receive(message)
         match message:
             case RunStarted():
                 self.started, self.started_at = message, time
@@ -213,15 +216,9 @@ class RunState:
             case TrajectoryExported():
                 if not self.discarding:
                     self._progressed()
-                self.exported += 1
-                if message.trajectory.ended_by == "model":
-                    self.model_ends[model_deed(message.trajectory.end_cause)] += 1
             case TrajectoryDropped():
                 self.discarding = True
-                self.dropped[message.reason] += 1
-            case EpisodeAbandoned():
-                self.abandoned[message.reason] += 1
-                self.given_up += message.work.attempts_left == 0
+            case EpisodeAbandoned() if is_first and is_failure(message):
                 self.last_failure = f"{message.work.episode}: {message.detail}"
             case CompletionRefused():
                 self.refused[message.worker] += 1
@@ -340,9 +337,10 @@ RunState.state_type = msgspec.defstruct(
     [
         (name, dict[str, int] if kind == Counter[str] else kind)
         for name, kind in get_type_hints(RunState).items()
-        if name not in TELEMETRY | LATER | {"state_type", "state_version"}
+        if name not in TELEMETRY | {"episodes", "state_type", "state_version"}
     ]
-    + [(name, dict[str, int], {}) for name in sorted(LATER)],
+    + [("episodes", EpisodeCounts | None, None)]
+    + [(name, kind, kind() if kind is int else {}) for name, kind in EARLIER.items()],
     kw_only=True,
     frozen=True,
 )

@@ -44,13 +44,12 @@ from areal_actors.messages import (
     WorkerJoined,
     WorkerLeft,
 )
+from areal_actors.messages.episode_ends import EpisodeCounts, abandoned_outcome, is_failure
 from areal_actors.rollout.blocked import format_blocked
 from bus.message import Message
 
 ACCURACY = "accuracy"
 ROUNDING = 1e-9
-LONGEST_DEED = 100
-"""Characters of the deed by which a model ended an episode."""
 MEASURED = ("loss", "accuracy", "margin")
 """Metrics shown for held-out examples; the last two exist only for pairs."""
 STEP_METRICS = {
@@ -94,16 +93,28 @@ def without_credit(metrics: Mapping[str, float]) -> str:
     return f"no reward follows {counted(calls, 'call')}, trained with 0 (docs/rewards.md)" if calls else ""
 
 
-def model_deed(cause: str) -> str:
-    """Returns the kind of a deed by which a model ended its episode, without the details of the episode."""
-    return cause.partition(": ")[0][:LONGEST_DEED]
-
-
-def ended_by_model(deeds: Mapping[str, int], episodes: int) -> str:
-    """Returns how many episodes the model itself ended, by its deed; empty if there are none."""
+def ended_by_model(counts: EpisodeCounts) -> str:
+    """Returns how many exported episodes the model itself ended, by its deed; empty if there are none."""
+    deeds, episodes = counts.model_ends, counts.exported
     count = sum(deeds.values())
-    causes = ", ".join(f"{deed} ({number})" for deed, number in sorted(deeds.items(), key=lambda one: -one[1]))
+    causes = ", ".join(f"{deed} ({number})" for deed, number in most_common(deeds))
     return f"the model itself ended {count} of {counted(episodes, 'episode')} ({count / max(episodes, 1):.0%}): {causes}" if count else ""
+
+
+def set_aside(counts: EpisodeCounts) -> str:
+    """Returns the episodes that are not trained because the recipe asks for it, which is no failure; empty if there are none."""
+    numbers = (
+        (counts.surplus(), "surplus (staleness_gate.surplus_groups)"),
+        (counts.dropped.get("filtered", 0), "filtered (batcher)"),
+        (counts.rejected, "rejected by the recipe"),
+    )
+    parts = [f"{number:,} {meaning}" for number, meaning in numbers if number]
+    return f"episodes set aside, no failures: {', '.join(parts)}" if parts else ""
+
+
+def most_common(counts: Mapping[str, int]) -> list[tuple[str, int]]:
+    """Returns names with their counts, largest first."""
+    return sorted(counts.items(), key=lambda one: -one[1])
 
 
 def counted(number: int, thing: str) -> str:
@@ -201,6 +212,8 @@ def _losses(event: LossEvaluated) -> str:
 
 
 def _abandoned(event: EpisodeAbandoned) -> str:
+    if not is_failure(event):
+        return f"episode {event.work.episode} {abandoned_outcome(event.reason)}: {event.detail}"
     last = "given up" if event.work.attempts_left == 0 else f"attempt {event.work.attempt}"
     return f"episode {event.work.episode} abandoned ({last}) by {event.reason}: {event.detail}"
 

@@ -32,6 +32,8 @@ from areal_actors.display.sentences import (
     ended_by_model,
     held_out_scores,
     left_out,
+    most_common,
+    set_aside,
 )
 from areal_actors.display.throughput import busy_while_training, overlap_share
 from areal_actors.display.view import MODES, blocked, injected, refusals, refused_sequences
@@ -154,6 +156,7 @@ def _rows(state: RunState, throughputs: list[Throughput]) -> Iterator[tuple[str,
         with suppress(msgspec.ValidationError):  # another version wrote the recipe
             yield "limit", lowest_limit(msgspec.convert(state.started.recipe, Recipe))
     yield "attention", "; ".join(attention(state))
+    yield "set aside", set_aside(state.episodes)
     yield "failures", _failures(state)
     if state.injected:
         yield "chaos", f"{counted(state.injected.total(), 'fault')} injected: {injected(state)}"
@@ -161,8 +164,8 @@ def _rows(state: RunState, throughputs: list[Throughput]) -> Iterator[tuple[str,
 
 def _episodes(state: RunState) -> Iterator[tuple[str, str]]:
     """Yields the rows about learning from rewards."""
-    yield "ended", ended_by_model(state.model_ends, state.exported)
-    yield "trained", f"{state.exported:,} episodes exported, {sum(state.history('trained_tokens')):,.0f} tokens trained"
+    yield "ended", ended_by_model(state.episodes)
+    yield "trained", f"{state.episodes.exported:,} episodes exported, {sum(state.history('trained_tokens')):,.0f} tokens trained"
     for mode in MODES:
         if found := state.accuracy(mode):
             measure, values = held_out_scores(found)
@@ -202,12 +205,13 @@ def _before_after(values: list[float], form: str) -> str:
 
 
 def _failures(state: RunState) -> str:
-    parts = [f"{counted(count, 'attempt')} abandoned ({reason})" for reason, count in state.abandoned.most_common()]
-    parts += [f"{counted(state.given_up, 'episode')} given up"] * bool(state.given_up)
+    counts = state.episodes
+    parts = [f"{counted(count, 'attempt')} abandoned ({reason})" for reason, count in most_common(counts.abandoned)]
+    parts += [f"{counted(counts.given_up, 'episode')} given up"] * bool(counts.given_up)
     parts += refusals(state)
     parts += blocked(state)
     parts += [refused_sequences(state)] * bool(state.last_refused_batch)
-    parts += [f"trajectories dropped: {count} ({reason})" for reason, count in state.dropped.most_common()]
+    parts += [f"trajectories dropped: {count} ({reason})" for reason, count in most_common(counts.losses())]
     parts += [f"{count} × {actor}" for actor, count in state.actor_failures.most_common()]
     parts += bus_outages(state.bus_outages)
     return "; ".join(parts) or "none"

@@ -23,7 +23,9 @@ from areal_actors.display.sentences import (
     equal_groups,
     held_out_scores,
     left_out,
+    most_common,
     present,
+    set_aside,
     without_score,
 )
 from areal_actors.display.sheet import Chart, Fact, bar, columns, in_encoding, sheet, sparkline
@@ -117,13 +119,14 @@ class RunView:
             (4, "loss", _course(state.history("loss"), spark) if state.learns_from_examples() else "", ""),
             (4, "reward", "  ".join(filter(None, (_course(state.history("reward_mean"), spark), equal_groups(step)))), ""),
             (9, "answers", " · ".join(_answers(state, step)), ""),
-            (8, "ended", ended_by_model(state.model_ends, state.exported), ""),
+            (8, "ended", ended_by_model(state.episodes), ""),
             (10, "staleness", " · ".join(present(STALENESS, step)), ""),
             (11, "learning", " · ".join(present(LEARNING, step)), ""),
             (8, "speed", " · ".join(_speed(state)), ""),
             (6, "waiting", "" if over else waiting_summary(state), ""),
             (7, "left out", left_out(state.examples_dropped) if state.examples_dropped else "", "yellow"),
             (5, "attention", "" if over else "\n".join(attention(state)), "yellow"),
+            (9, "set aside", set_aside(state.episodes), ""),
             (7, "failures", _failures(state), "yellow"),
             (7, "messages", "\n".join(line for line in self.notices if line != self.interrupted), "yellow"),
             (3, "agents", "" if over else self.access, ""),
@@ -202,10 +205,10 @@ def _speed(state: RunState) -> list[str]:
 
 def _failures(state: RunState) -> str:
     lines = []
-    if state.abandoned:
-        reasons = ", ".join(f"{reason} {count}" for reason, count in state.abandoned.most_common())
-        counts = f"{counted(state.abandoned.total(), 'attempt')} abandoned ({reasons}), {counted(state.given_up, 'episode')} given up"
-        lines.append(f"{counts}; last {state.last_failure}")
+    if failures := state.episodes.failures():
+        reasons = ", ".join(f"{reason} {count}" for reason, count in most_common(state.episodes.abandoned))
+        given_up = counted(state.episodes.given_up, "episode")
+        lines.append(f"{counted(failures, 'attempt')} abandoned ({reasons}), {given_up} given up; last {state.last_failure}")
     if state.refused:
         lines.append(f"{', '.join(refusals(state))}; last {state.last_refused}")
     if state.last_refused_batch:

@@ -18,6 +18,7 @@ import transformers
 
 import areal_actors
 from areal_actors.core.errors import CheckpointError, SetupError
+from areal_actors.core.private_folders import make_private
 from areal_actors.embedded.embedded_model import make_embedded_model
 from areal_actors.embedded.settings import WarmStart
 from areal_actors.embedded.warm_start import Progress
@@ -48,7 +49,7 @@ def kept_model(models: Path, warm_start: WarmStart, seed: int, threads: int, pro
     if _is_intact(folder):
         return str(folder)
     try:
-        models.mkdir(parents=True, exist_ok=True)
+        make_private(models)
         _remove_abandoned(models)
         partial = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", suffix=".partial", dir=models))
     except OSError as error:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from areal_actors.core.devices import VISIBLE, CudaDevices, visibility
 from areal_actors.core.errors import SetupError
+from areal_actors.core.private_folders import make_private
 from areal_actors.core.settings import JOIN_TOKEN
 from areal_actors.hosts.local_command import LocalCommand
 from areal_actors.hosts.local_workers import LocalWorkers, holder
@@ -68,7 +69,7 @@ def launch_here(plan: LaunchPlan, commands: Sequence[LocalCommand], cuda: CudaDe
     token = secrets.token_hex(16)
     run, *joined = commands
     outputs = Path(plan.recipe.folder) / f"{plan.recipe.run}.hosts"
-    outputs.mkdir(parents=True, exist_ok=True)
+    make_private(outputs)
     process = subprocess.Popen((*PROGRAM, *run.words), env=_environment(run, token))
     signal.signal(signal.SIGTERM, lambda *_: process.send_signal(signal.SIGTERM))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run gets it from the terminal, too

@@ -12,6 +12,7 @@ from areal_actors.core.ignored_fields import effective_fields
 from areal_actors.core.values import Trajectory
 from areal_actors.lint.stated_answers import reference_of, states_reference
 from areal_actors.messages import EpisodeAbandoned, EpisodeScored, InteractionRecorded, TrajectoryExported, recorded_calls
+from areal_actors.messages.episode_ends import is_failure
 from areal_actors.sequences.build import last_trained
 from areal_actors.sequences.credit import Credit, calls_without_credit
 from bus.message import Message
@@ -82,7 +83,7 @@ class FirstEpisodes:
                 self.episodes.append(_episode(message.trajectory, self.credit))
             case EpisodeScored() if message.work.purpose == "train":
                 self._add_score(message)
-            case EpisodeAbandoned() if message.work.purpose == "train" and message.reason not in {"rejected", "surplus"}:
+            case EpisodeAbandoned() if message.work.purpose == "train" and is_failure(message):
                 self.abandoned[f"{message.reason}: {message.detail}"].append(message.work.episode)
                 if message.reason == "reward":
                     self.unscored.setdefault(message.work.task.id, (message.work.episode, message.work.task.data))

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from areal_actors.core.durable_files import append_line
 from areal_actors.core.values import Interaction, Value
 from areal_actors.messages import (
@@ -22,6 +24,7 @@ from areal_actors.messages import (
     WeightsPublished,
     recorded_calls,
 )
+from areal_actors.messages.episode_ends import EpisodeEnd, EpisodeEnds, outcome_of, party_at_end
 from areal_actors.runtime.actor import Actor, Context, on
 
 REMEMBERED = 4_096
@@ -43,13 +46,14 @@ class EpisodeLogState(Value):
     recorded: dict[str, list[InteractionRecorded]]
     scored: dict[str, EpisodeScored]
     model: str = ""
+    ends: EpisodeEnds = msgspec.field(default_factory=EpisodeEnds)
 
 
 class EpisodeLog(Actor):
     """Joins the events of each episode and decodes its tokens; all data is also in the log of the run.
 
-    Fields of a line: `time` (seconds since the epoch), `outcome` (`exported`, `evaluated`, `abandoned`), `reason` and `detail`
-    of an abandoned episode, `task_id`, `task`, `episode`, `group`, `attempt`, `purpose`, `output` (the agent's text), `reward`,
+    Fields of a line: `time` (seconds since the epoch), `outcome` (`exported`, `evaluated`, `abandoned`, `rejected`, `surplus`), `reason`
+    and `detail` of the last three, `task_id`, `task`, `episode`, `group`, `attempt`, `purpose`, `output` (the agent's text), `reward`,
     `ended_by` (`agent`, `model`, `environment`, `infrastructure`) and `end_cause` of one that the model ended,
     `interactions`, `completion_tokens`, `weight_versions` (oldest and newest), `seconds` (since its group was granted, including
     waiting and earlier attempts; null in evaluation). Fields of an interaction: `id`, `parent`, `prefix`, `prompt` (text after that of
@@ -59,7 +63,7 @@ class EpisodeLog(Actor):
 
     state_type = EpisodeLogState
 
-    def __init__(self, path: Path, load_decoder: Callable[[str], TokenDecoder]) -> None:
+    def __init__(self, path: Path, load_decoder: Callable[[str], TokenDecoder], *, group_size: int = 0) -> None:
         """`path` is in the run folder; `load_decoder` takes the model folder named by `WeightsPublished`."""
         self.path = path
         self.load_decoder = load_decoder
@@ -71,14 +75,18 @@ class EpisodeLog(Actor):
         self.recorded: dict[str, list[InteractionRecorded]] = {}
         """Interactions by episode, until it ends."""
         self.scored: dict[str, EpisodeScored] = {}
+        self.ends = EpisodeEnds(group_size=group_size)
 
     def snapshot(self) -> EpisodeLogState:
         """State of episodes that have not ended."""
-        return EpisodeLogState(granted=dict(self.granted), recorded=dict(self.recorded), scored=dict(self.scored), model=self.model)
+        return EpisodeLogState(
+            granted=dict(self.granted), recorded=dict(self.recorded), scored=dict(self.scored), model=self.model, ends=self.ends
+        )
 
     def restore(self, state: EpisodeLogState) -> None:
         """Continue from this state."""
         self.granted, self.recorded, self.scored = dict(state.granted), dict(state.recorded), dict(state.scored)
+        self.ends = EpisodeEnds(group_size=self.ends.group_size, ended=state.ends.ended, failed=state.ends.failed)
         if state.model:
             self._load(state.model)
 
@@ -120,6 +128,8 @@ class EpisodeLog(Actor):
         trajectory = event.trajectory
         scored = self.scored.pop(trajectory.episode, None)
         calls = [*self.recorded.pop(trajectory.episode, []), *event.recorded]
+        if not self.ends.is_first(trajectory.episode, trajectory.attempt):
+            return
         prompts = {recorded.interaction: recorded.prompt_tokens for recorded in calls}
         self._write(
             context,
@@ -132,8 +142,7 @@ class EpisodeLog(Actor):
             purpose="train",
             output=scored.output if scored else "",
             reward=trajectory.reward,
-            ended_by=trajectory.ended_by,
-            end_cause=trajectory.end_cause,
+            **_end(event),
             interactions=[self._full(made, prompts.get(made.id)) for made in trajectory.interactions],
         )
 
@@ -143,12 +152,15 @@ class EpisodeLog(Actor):
 
     @on
     def episode_abandoned(self, event: EpisodeAbandoned, context: Context) -> None:
-        self._ended(context, event, outcome="abandoned", reason=event.reason, detail=event.detail, ended_by=event.ended_by())
+        self._ended(context, event, outcome=outcome_of(event), reason=event.reason, detail=event.detail, **_end(event))
 
     def _ended(self, context: Context, event: EpisodeEvaluated | EpisodeAbandoned, **fields: Any) -> None:
         work = event.work
         self.scored.pop(work.episode, None)
         interactions = [_summary(call) for call in self.recorded.pop(work.episode, []) if call.is_of(work.attempt)]
+        left = event.work.attempts_left if isinstance(event, EpisodeAbandoned) else 0
+        if not self.ends.is_first(work.episode, work.attempt, left):
+            return
         self._write(
             context,
             task_id=work.task.id,
@@ -200,8 +212,8 @@ def _forget_oldest(known: dict[str, Any]) -> None:
         del known[next(iter(known))]
 
 
-def _end(event: EpisodeEvaluated) -> dict[str, str]:
-    return {"ended_by": event.ended_by, "end_cause": event.end_cause}
+def _end(event: EpisodeEnd) -> dict[str, str]:
+    return dict(zip(("ended_by", "end_cause"), party_at_end(event), strict=True))
 
 
 def _summary(recorded: InteractionRecorded) -> dict[str, Any]:

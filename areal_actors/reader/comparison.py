@@ -19,7 +19,7 @@ from areal_actors.core.errors import SetupError
 from areal_actors.core.foreign_text import escape_controls
 from areal_actors.display.curves import SMOOTH_STEPS
 from areal_actors.display.run_state import RunState
-from areal_actors.display.sentences import ACCURACY, duration, held_out_scores
+from areal_actors.display.sentences import ACCURACY, duration, held_out_scores, most_common
 from areal_actors.display.sheet import sparkline
 from areal_actors.display.view import MODES
 from areal_actors.messages import EvaluationCompleted
@@ -124,8 +124,9 @@ def _results(found: Sequence[RunFiles]) -> Iterator[tuple[str, list[str]]]:
     for name in ("loss", "accuracy", "margin"):
         if any(state.held_out(name) for state in states):
             yield f"held-out {name}", [_course(state.held_out(name)) for state in states]
-    if any(state.abandoned for state in states):
-        yield "attempts abandoned", [", ".join(f"{count} {reason}" for reason, count in state.abandoned.most_common()) for state in states]
+    if any(state.episodes.abandoned for state in states):
+        reasons = [most_common(state.episodes.abandoned) for state in states]
+        yield "attempts abandoned", [", ".join(f"{count} {reason}" for reason, count in counts) for counts in reasons]
     if any(state.finished and state.finished.error for state in states):
         yield "ended early", [state.finished.error if state.finished else "" for state in states]
     if any(run.complaint for run in found):

@@ -17,6 +17,7 @@ from rich.text import Text
 from areal_actors.core.errors import SetupError
 from areal_actors.core.foreign_text import escape_controls
 from areal_actors.display.sentences import counted
+from areal_actors.messages.episode_ends import describe_party
 from areal_actors.reader.listing import output
 from areal_actors.reader.records import EndedEpisode
 from areal_actors.reader.run import Run, open_run
@@ -30,7 +31,7 @@ class EpisodeFilter(msgspec.Struct, frozen=True):
     """Selection of ended episodes for the list."""
 
     outcome: str = ""
-    """`exported`, `evaluated` or `abandoned`; empty for all."""
+    """One of `OUTCOMES`; empty for all."""
     step: int | None = None
     """Only episodes that this step trained."""
     task: str = ""
@@ -150,7 +151,7 @@ def _facts(run: Run, ended: EndedEpisode) -> RenderableType:
         "task": ended.task_id + (f"  {json.dumps(ended.work.task.data, ensure_ascii=False, default=str)}" if ended.work else ""),
         "outcome": run.records.outcome_of(ended) + detail,
         "reward": "" if ended.reward is None else f"{ended.reward:g}",
-        "ended by": ended.model_end,
+        "ended by": describe_party(ended.event),
         "ended": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ended.time))
         + (f", {ended.seconds:.1f} s after its group was granted" if ended.seconds is not None else ""),
     }

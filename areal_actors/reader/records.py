@@ -20,11 +20,14 @@ from areal_actors.messages import (
     EvaluationCompleted,
     InteractionRecorded,
     RunEpisode,
+    RunResumed,
+    RunStarted,
     TrajectoryDropped,
     TrajectoryExported,
     WeightsPublished,
     recorded_calls,
 )
+from areal_actors.messages.episode_ends import SURPLUS, EpisodeEnd, EpisodeEnds, Outcome, outcome_of
 from bus.base import Envelope
 from bus.message import Message
 
@@ -32,7 +35,7 @@ from bus.message import Message
 class EndedEpisode(msgspec.Struct, frozen=True):
     """One ended attempt at an episode."""
 
-    event: TrajectoryExported | EpisodeEvaluated | EpisodeAbandoned
+    event: EpisodeEnd
     time: float
     """Seconds since the epoch."""
     sequence: int
@@ -84,15 +87,9 @@ class EndedEpisode(msgspec.Struct, frozen=True):
         return self.event.work
 
     @property
-    def outcome(self) -> str:
-        """`exported`, `evaluated` or `abandoned`."""
-        return self.event.subject.partition(".")[2]
-
-    @property
-    def model_end(self) -> str:
-        """`the model: ` and its deed, if the model itself ended the episode; empty otherwise."""
-        end = self.event if isinstance(self.event, EpisodeEvaluated) else self.trajectory
-        return f"the model: {end.end_cause}" if end is not None and end.ended_by == "model" else ""
+    def outcome(self) -> Outcome:
+        """`exported`, `evaluated`, `abandoned`, `rejected` or `surplus`; only `abandoned` is a failure."""
+        return outcome_of(self.event)
 
     @property
     def trajectory(self) -> Trajectory | None:
@@ -133,6 +130,7 @@ class Records:
     """Model folder, relative to the run's if it is inside."""
     evaluated_at: list[float] = field(default_factory=list)
     """Time of each evaluation in the log."""
+    _ends: EpisodeEnds = field(default_factory=EpisodeEnds)
     _granted: dict[str, float] = field(default_factory=dict)
     _scored: dict[str, EpisodeScored] = field(default_factory=dict)
     _recorded: dict[str, list[InteractionRecorded]] = field(default_factory=dict)
@@ -149,10 +147,12 @@ class Records:
         if message is not None:
             self._fold(message, envelope)
 
-    def _fold(self, message: Message, envelope: Envelope) -> None:  # noqa: C901 - a table of a few lines each
+    def _fold(self, message: Message, envelope: Envelope) -> None:  # noqa: C901, PLR0912 - a table of a few lines each
         for call in recorded_calls(message):
             self._record(call)
         match message:
+            case RunStarted() | RunResumed():
+                self._ends.begin(message.recipe)
             case CapacityGranted():
                 granted = range(message.first_group, message.first_group + message.groups)
                 self._granted |= dict.fromkeys(map(str, granted), envelope.time)
@@ -169,8 +169,8 @@ class Records:
                 self._end(message, envelope, message.work, message.output)
             case EpisodeAbandoned():
                 scored = self._scored.pop(message.work.episode, None)
-                self._end(message, envelope, message.work, scored.output if scored else "")
-                self._abandoned[message.work.episode, message.work.attempt] = envelope.sequence
+                if self._end(message, envelope, message.work, scored.output if scored else ""):
+                    self._abandoned[message.work.episode, message.work.attempt] = envelope.sequence
             case BatchFormed():
                 self.trained |= {member.sequence: message.step + 1 for group in message.groups for member in group}
                 recipe = self.state.started.recipe if self.state.started else {}
@@ -187,28 +187,37 @@ class Records:
             ended = self.ended[end]
             self.ended[end] = msgspec.structs.replace(ended, recorded=(*ended.recorded, call))
 
-    def _end(
-        self, event: TrajectoryExported | EpisodeEvaluated | EpisodeAbandoned, envelope: Envelope, work: RunEpisode | None, output: str
-    ) -> None:
+    def _end(self, event: EpisodeEnd, envelope: Envelope, work: RunEpisode | None, output: str) -> bool:
+        """Keep the end of an attempt; returns False if it repeats one."""
         ended = EndedEpisode(event=event, time=envelope.time, sequence=envelope.sequence, work=work, output=output)
+        left = event.work.attempts_left if isinstance(event, EpisodeAbandoned) else 0
+        if not self._ends.is_first(ended.episode, ended.attempt, left):
+            return False
         granted = self._granted.get(ended.group) if ended.purpose == "train" else None
         self.ended[envelope.sequence] = msgspec.structs.replace(
             ended,
             recorded=tuple(self._recorded.pop(ended.episode, ())),
             seconds=None if granted is None else envelope.time - granted,
         )
+        return True
 
     def of(self, episode: str) -> Iterator[EndedEpisode]:
         """Yields the ended attempts of an episode."""
         return (ended for ended in self.ended.values() if ended.episode == episode)
 
     def outcome_of(self, ended: EndedEpisode) -> str:
-        """Returns what became of an attempt: `trained in step 3`, `dropped: stale`, `abandoned: timeout`, `evaluated`, or `waiting`."""
-        if isinstance(ended.event, EpisodeAbandoned):
-            return f"abandoned: {ended.event.reason}"
-        if isinstance(ended.event, EpisodeEvaluated):
+        """Returns what became of an attempt: `trained in step 3`, `dropped: stale`, `abandoned: timeout`, `waiting` and others."""
+        if ended.outcome == "abandoned":
+            return f"abandoned: {self.reason_of(ended)}"
+        if ended.outcome != "exported":
             return ended.outcome
         if step := self.trained.get(ended.sequence):
             return f"trained in step {step}"
-        reason = self.dropped.get(ended.event.trajectory.episode)
-        return f"dropped: {reason}" if reason else "waiting"
+        reason = self.reason_of(ended)
+        return SURPLUS if reason == SURPLUS else f"dropped: {reason}" if reason else "waiting"
+
+    def reason_of(self, ended: EndedEpisode) -> str:
+        """Returns the reason why an attempt was abandoned, or its trajectory dropped; empty if it was neither."""
+        if isinstance(ended.event, EpisodeAbandoned):
+            return ended.event.reason
+        return self.dropped.get(ended.episode, "") if ended.trajectory and ended.sequence not in self.trained else ""

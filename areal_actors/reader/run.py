@@ -137,7 +137,6 @@ class Run:
         versions = [call[field] for call in calls for field in ("oldest_version", "newest_version")]
         failed = event if isinstance(event, EpisodeAbandoned) else None
         trained = self.records.trained.get(ended.sequence)
-        outcome = self.records.outcome_of(ended)
         return {
             "episode": ended.episode,
             "attempt": ended.attempt,
@@ -147,7 +146,7 @@ class Run:
             "outcome": ended.outcome,
             "step": trained,
             "reward": ended.reward,
-            "reason": failed.reason if failed else outcome.partition(": ")[2],
+            "reason": self.records.reason_of(ended),
             "detail": failed.detail if failed else "",
             "output": ended.output,
             "interactions": len(calls),

@@ -165,5 +165,5 @@ def _described(run: str, control: ControlReplay, shown: RunState, flying: InFlig
         actors={name: one.actor.status() for name, one in control.actors.items()},
         groups={number: list(group.values()) for number, group in flying.groups.items()} if flying else {},
         live=sorted(shown.serving),
-        failures=dict(shown.abandoned),
+        failures=dict(shown.episodes.abandoned),
     )

@@ -155,7 +155,7 @@ async def _why(run: str, folder: Path) -> Why:
         now=waiting_summary(state) if live else "",
         open_waits=waits,
         attention=attention(state),
-        ended_by_model=ended_by_model(state.model_ends, state.exported),
+        ended_by_model=ended_by_model(state.episodes),
         show=run_command("show", place.path.name if place is not None else state.run, str(folder)),
         signal=[] if recipe.learns_from_examples() else findings(facts, recipe),
         workers=_recommended(loads, recipe),

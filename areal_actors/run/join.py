@@ -29,6 +29,7 @@ from areal_actors import __version__
 from areal_actors.core.errors import SetupError
 from areal_actors.core.module_command import module_command
 from areal_actors.core.objects import CODE, RemoteObjects
+from areal_actors.core.private_folders import make_private, take_private
 from areal_actors.core.values import Value
 from areal_actors.messages import JoinAnswer, JoinRun, LeaveRun, RenewLease
 from areal_actors.recipe.recipe import Recipe
@@ -42,7 +43,7 @@ from areal_actors.run.process import EXIT_FATAL, EXIT_START_FAILED, has_tensors
 from areal_actors.run.run_folder import RunFolder, ServerAddress
 from areal_actors.run.server import JOINER
 from areal_actors.run.supervisor import child_environment, reason_of_end
-from areal_actors.weights.folders import SHARED_MEMORY, lock_path
+from areal_actors.weights.folders import SHARED_MEMORY, is_writable, lock_path
 from bus.base import Stamp
 from bus.errors import BusError, NoReply, NoResponder, PermissionDenied, ServerUnavailable
 from bus.message import Reply, Request
@@ -95,7 +96,7 @@ def join(options: JoinOptions) -> int:
 def _place(folder: str) -> Iterator[Path]:
     """Yield the folder for pulled files."""
     if folder:
-        Path(folder).mkdir(parents=True, exist_ok=True)
+        make_private(Path(folder))
         yield Path(folder).absolute()
         return
     with tempfile.TemporaryDirectory(prefix="areal-join-") as made:
@@ -339,8 +340,9 @@ class JoinedHost:
     def _shared_memory(self, share: str) -> Path:
         """Returns the folder for weight versions, shared by all workers of this run on this host, and removed with the last of them."""
         if self._weights is None:
-            root = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else self.folder.path
+            root = SHARED_MEMORY if is_writable(SHARED_MEMORY) else self.folder.path
             self._weights = root / f"areal-joined-{self.options.address.run}-{share}"
+            take_private(self._weights)
             self._stack.enter_context(_holding(self._weights))
         return self._weights
 

@@ -120,7 +120,7 @@ def _is_throttled(message: Message, view: RunView) -> bool:
     if isinstance(message, CompletionRefused):
         count = view.state.refused[message.worker]
     elif isinstance(message, EpisodeAbandoned):
-        count = view.state.abandoned[message.reason]
+        count = view.state.episodes.of_reason(message.reason)
     elif isinstance(message, EventLoopBlocked):
         count = view.state.blocked[message.line].times
     else:

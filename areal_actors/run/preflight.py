@@ -42,7 +42,7 @@ from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.run_lock import LockHeld, holder, locked
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.training.checkpoint_store import folder_bytes
-from areal_actors.weights.folders import lock_path, locked_folders, remove_all, shared_memory_path, versions_folder
+from areal_actors.weights.folders import check_room, is_writable, lock_path, locked_folders, remove_all, shared_memory_path
 from bus.errors import BusError, LogUnavailable
 from bus.nats import NatsBus
 from bus.server import find_binary, resolve_server
@@ -248,8 +248,9 @@ def fresh_folder(recipe: Recipe, folder: RunFolder, check: Callable[[Recipe], Re
             stack.enter_context(folder.held())
             recipe = check(recipe)
             refuse_full_disk(recipe.disk, folder.path.parent)
-            stack.enter_context(holding_weights(recipe, folder))
+            check_room(recipe.run, folder.path, published_bytes(recipe), recipe.trainer.weights_folder)
             folder.create(recipe)
+            stack.enter_context(holding_weights(recipe, folder))
         except OSError as error:
             raise SetupError(
                 f"folder: the run cannot be kept in {folder.path} ({error.strerror}); set folder to one that can be written"
@@ -278,10 +279,10 @@ def holding_weights(recipe: Recipe, folder: RunFolder) -> Iterator[None]:
     Raises:
         SetupError: there is no room for them, or shared memory does not support locks.
     """
-    versions_folder(recipe.run, folder.path, published_bytes(recipe), recipe.trainer.weights_folder)
+    check_room(recipe.run, folder.path, published_bytes(recipe), recipe.trainer.weights_folder)
     lock = lock_path(shared_memory_path(recipe.run, folder.path))
     try:
-        if not lock.parent.is_dir():
+        if not is_writable(lock.parent):
             yield
             return
         with locked(lock, remove=True):

@@ -208,7 +208,9 @@ CPU_ACTORS: Mapping[str, Builder] = {
     **FOLDS,
     "checkpointer": _checkpointer,
     "metrics": lambda context: Metrics(context.folder.metrics),
-    "episode_log": lambda context: EpisodeLog(context.folder.episodes, tokenizer.ChatTokenizer.load),
+    "episode_log": lambda context: EpisodeLog(
+        context.folder.episodes, tokenizer.ChatTokenizer.load, group_size=context.recipe.algorithm.group_size
+    ),
     "session_manager": _session_manager,
     "rollout_worker": _rollout_worker,
     "reward_worker": _reward_worker,

@@ -85,7 +85,7 @@ def _counter(state: RunState, name: str, meaning: str, values: Mapping[K, float]
     return family
 
 
-def _by(counts: Counter[str]) -> dict[tuple[str, ...], float]:
+def _by(counts: Mapping[str, int]) -> dict[tuple[str, ...], float]:
     return {(name,): float(count) for name, count in counts.items()}
 
 
@@ -119,10 +119,15 @@ def _results(state: RunState) -> Iterator[Metric]:
 
 
 def _failures(state: RunState) -> Iterator[Metric]:
-    yield _counter(state, "trajectories_exported", "Episodes accepted for training.", {(): state.exported})
-    yield _counter(state, "trajectories_dropped", "Accepted episodes that are not trained.", _by(state.dropped), ("reason",))
-    yield _counter(state, "attempts_abandoned", "Failed attempts of episodes.", _by(state.abandoned), ("reason",))
-    yield _counter(state, "episodes_given_up", "Episodes without an attempt left.", {(): state.given_up})
+    counts = state.episodes
+    yield _counter(state, "episodes_ended", "Episodes that ended, each counted once.", {(): counts.episodes})
+    yield _counter(state, "trajectories_exported", "Episodes accepted for training.", {(): counts.exported})
+    yield _counter(state, "trajectories_dropped", "Accepted episodes that are not trained.", _by(counts.dropped), ("reason",))
+    yield _counter(state, "attempts_abandoned", "Failed attempts of episodes.", _by(counts.abandoned), ("reason",))
+    yield _counter(state, "attempts_rejected", "Attempts that the recipe rejected, which is no failure.", {(): counts.rejected})
+    yield _counter(state, "episodes_given_up", "Episodes without an attempt left.", {(): counts.given_up})
+    meaning = "Episodes that the last batches did not need, complete or not, which is no failure."
+    yield _counter(state, "episodes_surplus", meaning, {(): counts.surplus()})
     yield _counter(state, "completions_refused", "Completions that the gateway refused.", _by(state.refused), ("worker",))
     yield _counter(state, "sequences_refused", "Sequences that could not be trained.", {(): state.refused_sequences})
     actors: Counter[str] = Counter()

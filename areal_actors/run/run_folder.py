@@ -12,6 +12,7 @@ import msgspec
 
 from areal_actors.core.durable_files import PRIVATE_MODE, atomic_write
 from areal_actors.core.errors import SetupError
+from areal_actors.core.private_folders import make_private
 from areal_actors.core.values import Value
 from areal_actors.gateway.sessions.keys import admin_key
 from areal_actors.recipe.recipe import Recipe
@@ -61,7 +62,7 @@ DEFAULT_FOLDER = "runs"
 
 
 class RunFolder:
-    """`runs/<run>/`: files and folders.
+    """`runs/<run>/`: files and folders, which only the run's user can enter.
 
     Files: recipe.json, bus.json, monitor.json, join.json, admin_key, secret, served.json, metrics.jsonl, usage.json,
     phases.json, reward.png.
@@ -98,6 +99,7 @@ class RunFolder:
                 stack.enter_context(locked(self.path.with_name(f".{self.path.name}.lock"), remove=True))
                 self._inside = stack.enter_context(ExitStack())
                 if self.path.is_dir():
+                    make_private(self.path)
                     self._hold_inside()
                     self._wait_for_processes()
             except LockHeld as held:
@@ -113,8 +115,9 @@ class RunFolder:
         """Create the folder, after renaming an earlier run's to a numbered one, and write the resolved recipe."""
         if self.path.exists():
             self.path.rename(first_free(self.path.parent, f"{self.path.name}."))
-        for folder in (self.path, self.checkpoints, self.logs, self.path / "tapes", self.blobs, self.nats):
-            folder.mkdir(parents=True)
+        make_private(self.path)
+        for folder in (self.checkpoints, self.logs, self.path / "tapes", self.blobs, self.nats):
+            folder.mkdir()
         if self._inside is not None:
             self._inside.close()
             self._hold_inside()

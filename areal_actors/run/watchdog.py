@@ -34,6 +34,7 @@ from areal_actors.messages import (
     WorkerLeft,
     recorded_calls,
 )
+from areal_actors.messages.episode_ends import is_failure
 from areal_actors.recipe.supervision import joined_kind
 from bus.message import Message
 
@@ -161,7 +162,7 @@ class Watchdog:
                 self.dropped.clear()
             case EpisodeAbandoned(reason="rejected"):
                 self.rejections[f"{message.reason}: {message.detail}"] += 1
-            case EpisodeAbandoned() if message.reason != "surplus" and message.work.attempts_left == 0 and not self.weights.none_served():
+            case EpisodeAbandoned() if is_failure(message) and message.work.attempts_left == 0 and not self.weights.none_served():
                 self.failures[f"{message.reason}: {message.detail}"] += 1
             case TrajectoryExported():
                 self.failures.clear()

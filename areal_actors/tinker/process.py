@@ -18,6 +18,7 @@ import uvloop
 from aiohttp import web
 
 from areal_actors.core.errors import ArealError, SetupError
+from areal_actors.core.private_folders import make_private
 from areal_actors.embedded.kept_models import kept_model
 from areal_actors.embedded.settings import WarmStart
 from areal_actors.run.launch import on_interrupt
@@ -50,6 +51,8 @@ def main(arguments: list[str]) -> int:
     state = Path(options.state).absolute()
     try:
         check_options(options, state)
+        if not state.exists():
+            make_private(state)
         with listening_socket(options) as listening, tempfile.TemporaryDirectory(prefix="areal-tinker-") as temporary:
             folder = find_model(options, state)
             if options.name:

@@ -36,6 +36,7 @@ from areal_actors.messages import (
     WeightsPublished,
     recorded_calls,
 )
+from areal_actors.messages.episode_ends import EpisodeEnds, is_failure, outcome_of
 from bus.base import Envelope
 
 REQUESTS = frozenset(kind.subject for kind in (RunEpisode, EvaluateEpisode, ModelRequest, Generate, ScoreEpisode))
@@ -101,6 +102,7 @@ class Traces:
     def __init__(self) -> None:
         self.run = ""
         self._started = ""
+        self._ends = EpisodeEnds()
         self._began: dict[str, float] = {}
         """Time of each request, by its id, and of the work on each attempt, by `EPISODE/ATTEMPT`."""
         self._sampling: dict[str, float] = {}
@@ -144,15 +146,17 @@ class Traces:
         match event:
             case RunStarted():
                 self.run, self._started = envelope.run, envelope.id
+                self._ends.begin(event.recipe)
             case CapacityGranted():
                 self._granted |= dict.fromkeys(range(event.first_group, event.first_group + event.groups), time)
             case EpisodeScored():
                 self._scored[event.work.episode] = (envelope.id, envelope.cause, time)
-            case EpisodeAbandoned():
-                yield from self._episode(event.work.episode, event.work.attempt, time, error=f"{event.reason}: {event.detail}")
-            case EpisodeEvaluated():
-                yield from self._episode(event.work.episode, event.work.attempt, time, reward=event.reward)
-            case TrajectoryExported():
+            case EpisodeAbandoned() if self._is_first(event.work.episode, event.work.attempt, event.work.attempts_left):
+                error = f"{event.reason}: {event.detail}" if is_failure(event) else ""
+                yield from self._episode(event.work.episode, event.work.attempt, time, outcome=outcome_of(event), error=error)
+            case EpisodeEvaluated() if self._is_first(event.work.episode, event.work.attempt):
+                yield from self._episode(event.work.episode, event.work.attempt, time, outcome="evaluated", reward=event.reward)
+            case TrajectoryExported() if self._is_first(event.trajectory.episode, event.trajectory.attempt):
                 yield from self._export(envelope, event)
             case TrajectoryDropped():
                 yield from self._drop(envelope, event)
@@ -174,12 +178,17 @@ class Traces:
         trace = self._trace("episode", episode, attempt)
         return SpanPlace(trace, _digest(8, trace))
 
+    def _is_first(self, episode: str, attempt: int, attempts_left: int = 0) -> bool:
+        """Returns True at the first end of an attempt; a repetition has no spans."""
+        return self._ends.is_first(episode, attempt, attempts_left)
+
     def _episode(
         self,
         episode: str,
         attempt: int,
         end: float,
         *,
+        outcome: str,
         reward: float | None = None,
         error: str = "",
         sampled: Mapping[str, Interaction] | None = None,
@@ -191,7 +200,7 @@ class Traces:
         begin = asked if asked is not None else self._granted.get(int(group), end) if group.isdecimal() else end
         first = [self._began.get(call.cause, call.time) for call in calls]
         begin = min([begin, *first])
-        attributes = {"areal.run": self.run, "areal.episode": episode, "areal.attempt": attempt}
+        attributes = {"areal.run": self.run, "areal.episode": episode, "areal.attempt": attempt, "areal.outcome": outcome}
         attributes |= {} if reward is None else {"areal.reward": reward}
         yield Span("episode", root, "", begin, end, attributes | ({} if asked is not None else INFERRED), error=error)
         before = begin
@@ -228,7 +237,7 @@ class Traces:
         )
         scored = self._scored.get(made.episode, ("", "", envelope.time))[2]
         sampled = {one.id: one for one in made.interactions}
-        yield from self._episode(made.episode, made.attempt, envelope.time, reward=made.reward, sampled=sampled)
+        yield from self._episode(made.episode, made.attempt, envelope.time, outcome="exported", reward=made.reward, sampled=sampled)
         yield Span("export", export, root.span, scored, envelope.time, {"areal.sequence": envelope.sequence})
         self._exported[envelope.sequence] = Exported(root, export, envelope.time, made.reward)
         self._positions[made.episode] = envelope.sequence

@@ -11,6 +11,7 @@ from typing import Any
 from areal_actors.core.errors import SetupError
 from areal_actors.core.values import unpack_ids
 from areal_actors.messages import EpisodeAbandoned, EpisodeEvaluated, EpisodeScored, TrajectoryExported
+from areal_actors.messages.episode_ends import describe_party
 from areal_actors.messages.fields import fields_of
 from areal_actors.replay.call_tree import tree
 from areal_actors.tokenization.tokenizer import ChatTokenizer
@@ -44,11 +45,12 @@ class LogDetails:
         ended = self._source.copy.read(row.ended) if row.ended else None
         if ended is None or ended.subject != TrajectoryExported.subject:
             return found
-        trajectory = ended.open(TrajectoryExported).trajectory
+        exported = ended.open(TrajectoryExported)
+        trajectory = exported.trajectory
         depths = tree({call.id: call.parent for call in trajectory.interactions})
         calls = {call.id: call for call in trajectory.interactions}
         found["metrics"] = trajectory.metrics
-        found["ended_by"], found["end_cause"] = trajectory.ended_by, trajectory.end_cause
+        found["ended_by"] = describe_party(exported)
         for name, depth in depths:
             call = calls[name]
             ids = call.completion.ids_array().tolist()
@@ -75,7 +77,7 @@ class LogDetails:
         return [self._answer(row) | {"row": row} for row in rows]
 
     def _answer(self, row: EpisodeRow) -> dict[str, Any]:
-        found: dict[str, Any] = {"task": {}, "output": "", "detail": "", "metrics": {}, "ended_by": "", "end_cause": ""}
+        found: dict[str, Any] = {"task": {}, "output": "", "detail": "", "metrics": {}, "ended_by": ""}
         for position in (row.scored, row.ended):
             envelope = self._source.copy.read(position) if position else None
             if envelope is None:
@@ -86,11 +88,11 @@ class LogDetails:
             elif envelope.subject == EpisodeEvaluated.subject:
                 evaluated = envelope.open(EpisodeEvaluated)
                 found |= {"task": evaluated.work.task.data, "output": evaluated.output[:LONGEST_TEXT], "metrics": evaluated.metrics}
-                found |= {"ended_by": evaluated.ended_by, "end_cause": evaluated.end_cause}
+                found["ended_by"] = describe_party(evaluated)
             elif envelope.subject == EpisodeAbandoned.subject:
                 abandoned = envelope.open(EpisodeAbandoned)
                 found |= {"task": abandoned.work.task.data, "detail": abandoned.detail[:LONGEST_TEXT]}
-                found |= {"ended_by": abandoned.ended_by()}
+                found["ended_by"] = describe_party(abandoned)
         return found
 
     async def trained(self, row: EpisodeRow) -> bytes:

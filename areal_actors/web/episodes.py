@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from areal_actors.messages import TrajectoryDropped
+from areal_actors.messages.episode_ends import EpisodeEnds, abandoned_outcome
 from areal_actors.web.partial import AbandonedPart, EpisodeWork, EvaluatedPart, ExportedPart, RecordedPart, RecordedParts, ScoredPart
 from areal_actors.web.rows import CallRow, EpisodeRow, RowTable, SampledSpan
 
@@ -15,6 +16,7 @@ class EpisodeFold:
 
     def __init__(self) -> None:
         self.table = RowTable(EpisodeRow)
+        self.ends = EpisodeEnds()
         self.began = 0.0
         """Time of the first event, in seconds since the epoch."""
         self._newest: dict[str, EpisodeRow] = {}
@@ -103,8 +105,10 @@ class EpisodeFold:
         self.table.touch(row, position)
 
     def _ended_by_export(self, event: ExportedPart, position: int, at: float) -> None:
-        self._recorded_together(event, position, at)
         found = event.trajectory
+        if not self.ends.is_first(found.episode, found.attempt):
+            return
+        self._recorded_together(event, position, at)
         row = self._newest.get(found.episode)
         if row is None or row.ended:
             row = self._begin(found.episode, found.group, found.attempt, "train", position, at)
@@ -121,14 +125,18 @@ class EpisodeFold:
         self._end(row, "exported", position, at)
 
     def _ended_by_evaluation(self, event: EvaluatedPart, position: int, at: float) -> None:
+        if not self.ends.is_first(event.work.episode, event.work.attempt):
+            return
         row = self._open(event.work, position, at)
         row.reward, row.tokens = event.reward, event.completion_tokens
         self._end(row, "evaluated", position, at)
 
     def _abandoned(self, event: AbandonedPart, position: int, at: float) -> None:
+        if not self.ends.is_first(event.work.episode, event.work.attempt, event.work.attempts_left):
+            return
         row = self._open(event.work, position, at)
         row.reason = f"{event.reason}: {event.detail}"[:500]
-        self._end(row, "abandoned", position, at)
+        self._end(row, abandoned_outcome(event.reason), position, at)
         if event.work.attempts_left:
             work = event.work
             self._begin(work.episode, work.group, work.attempt + 1, work.purpose, position, at)

@@ -229,11 +229,13 @@ class RunIndex:
 
     def _started(self, event: RunStarted, position: int, at: float) -> None:
         self.recipe = event.recipe
+        self.fold.ends.begin(event.recipe)
         self._bound(int(event.recipe.get("staleness_gate", {}).get("max_staleness", 0)), position, at)
 
     def _resumed(self, event: RunResumed, position: int, at: float) -> None:
         self.finished = None
         self.recipe = event.recipe
+        self.fold.ends.begin(event.recipe)
         self._bound(int(event.recipe.get("staleness_gate", {}).get("max_staleness", 0)), position, at)
 
     def _finished(self, event: RunFinished, _: int, __: float) -> None:

@@ -58,7 +58,7 @@ class EpisodeRow(Row, kw_only=True, gc=False):
     ended: int = 0
     ended_at: float = 0.0
     outcome: str = ""
-    """`exported`, `evaluated`, `abandoned`, or empty while it runs."""
+    """`exported`, `evaluated`, `abandoned`, `rejected`, `surplus`, or empty while it runs; only `abandoned` is a failure."""
     reward: float | None = None
     tokens: int = 0
     """Number of sampled tokens."""

@@ -10,11 +10,15 @@ from pathlib import Path
 
 from areal_actors.core.durable_files import MEBIBYTE
 from areal_actors.core.errors import SetupError
+from areal_actors.core.private_folders import is_own, make_private, take_private
 
 LOCK_SUFFIX = ".lock"
 SHARE = ".share"
 """File beside the versions by which another process of the host recognises the folder."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - the one place where a file is memory that other processes can map
+
+SECRET_FILE = "secret"  # noqa: S105 - the name of a file
+"""File of a run's folder whose bytes only the run's user knows."""
 
 SPARE_VERSIONS = 1
 """Versions kept beyond the maximum staleness while one is written, for an inference worker that loads the one before it."""
@@ -33,18 +37,26 @@ def version_folder(root: str | Path, weight_version: int) -> Path:
 
 
 def shared_memory_path(run: str, run_folder: str | Path) -> Path:
-    """Shared-memory folder of a run; stable across restarts, so that a restarted trainer finds and prunes its versions."""
-    return SHARED_MEMORY / _name(run, run_folder)
+    """Shared-memory folder of a run; stable across restarts, so that a restarted trainer finds and prunes its versions.
+
+    Its name is a digest of the run's secret, so that no other user can foresee it.
+
+    Raises:
+        FileNotFoundError: the run's folder has not been made.
+    """
+    secret = (Path(run_folder) / SECRET_FILE).read_bytes()
+    owner = blake2b(str(Path(run_folder).absolute()).encode(), key=secret[: blake2b.MAX_KEY_SIZE], digest_size=16).hexdigest()
+    return SHARED_MEMORY / f"areal-{_in_name(run)}-{owner}"
 
 
 def named_path(folder: str, run: str, run_folder: str | Path) -> Path:
     """Folder of a run's versions within one that a recipe names."""
-    return Path(folder) / _name(run, run_folder)
-
-
-def _name(run: str, run_folder: str | Path) -> str:
     owner = blake2b(str(Path(run_folder).absolute()).encode(), digest_size=4).hexdigest()
-    return f"areal-{re.sub('[^A-Za-z0-9_.-]', '-', run)}-{owner}"
+    return Path(folder) / f"areal-{_in_name(run)}-{owner}"
+
+
+def _in_name(run: str) -> str:
+    return re.sub("[^A-Za-z0-9_.-]", "-", run)
 
 
 def lock_path(folder: Path) -> Path:
@@ -53,19 +65,56 @@ def lock_path(folder: Path) -> Path:
 
 
 def locked_folders() -> list[Path]:
-    """Folders in shared memory with a lock file: those of live runs, and of killed runs that left them behind."""
-    return sorted(path.with_name(path.name.removesuffix(LOCK_SUFFIX)) for path in SHARED_MEMORY.glob(f"areal-*{LOCK_SUFFIX}"))
+    """This user's folders in shared memory with a lock file: those of live runs, and of killed runs that left them behind."""
+    places = (path.with_name(path.name.removesuffix(LOCK_SUFFIX)) for path in SHARED_MEMORY.glob(f"areal-*{LOCK_SUFFIX}"))
+    return sorted(place for place in places if is_own(place) or not os.path.lexists(place))
 
 
 def versions_folder(run: str, run_folder: str | Path, needed_bytes: int = 0, named: str = "") -> Path:
     """Folder of a run's weight versions: in the named one; else in shared memory if it is writable and has room; else in the run's folder.
 
+    It is made, closed to other users, unless the recipe names it.
+
+    Raises:
+        SetupError: it does not exist yet, and its file system has no room for these bytes, or another user has made it.
+        FileNotFoundError: the run's folder has not been made.
+    """
+    shared = shared_memory_path(run, run_folder)
+    if not named and (os.path.lexists(shared) or has_shared_room(needed_bytes)):
+        take_private(shared)
+        return shared
+    place = disk_place(run, run_folder, needed_bytes, named)
+    if not named:
+        make_private(place)
+    return place
+
+
+def check_room(run: str, run_folder: str | Path, needed_bytes: int, named: str = "") -> None:
+    """Check that the weight versions of a run that starts have room.
+
+    Raises:
+        SetupError: there is none for these bytes.
+    """
+    if named or not has_shared_room(needed_bytes):
+        disk_place(run, run_folder, needed_bytes, named)
+
+
+def has_shared_room(needed_bytes: int) -> bool:
+    """Returns True if shared memory is writable and has room."""
+    return is_writable(SHARED_MEMORY) and shutil.disk_usage(SHARED_MEMORY).free >= needed_bytes
+
+
+def is_writable(folder: Path) -> bool:
+    """Returns True if this user may write into a folder, and its file system is not mounted read-only."""
+    return folder.is_dir() and os.access(folder, os.W_OK | os.X_OK) and not os.statvfs(folder).f_flag & os.ST_RDONLY
+
+
+def disk_place(run: str, run_folder: str | Path, needed_bytes: int = 0, named: str = "") -> Path:
+    """Folder of a run's weight versions on a disk: in the named one, else in the run's folder.
+
     Raises:
         SetupError: it does not exist yet, and its file system has no room for these bytes.
     """
-    shared = shared_memory_path(run, run_folder)
-    if not named and (shared.is_dir() or (os.access(SHARED_MEMORY, os.W_OK) and shutil.disk_usage(SHARED_MEMORY).free >= needed_bytes)):
-        return shared
     place = named_path(named, run, run_folder) if named else Path(run_folder).absolute() / "weights"
     there = next(path for path in (place, *place.parents) if path.is_dir())
     free = shutil.disk_usage(there).free
@@ -80,7 +129,8 @@ def versions_folder(run: str, run_folder: str | Path, needed_bytes: int = 0, nam
 
 def possible_folders(run: str, run_folder: str | Path, named: str = "") -> list[Path]:
     """Returns every folder in which versions of a run may lie; see `versions_folder`."""
-    unnamed = [shared_memory_path(run, run_folder), Path(run_folder).absolute() / "weights"]
+    inside = Path(run_folder).absolute() / "weights"
+    unnamed = [shared_memory_path(run, run_folder), inside] if (Path(run_folder) / SECRET_FILE).is_file() else [inside]
     return [named_path(named, run, run_folder), *unnamed] if named else unnamed
 
 

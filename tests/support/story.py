@@ -98,9 +98,9 @@ def abandoned(reason="agent", attempts_left=1, detail="ValueError: no such unit"
     return sealed(EpisodeAbandoned(work=work, reason=reason, detail=detail), 70)
 
 
-def exported():
+def exported(episode="1.0"):
     turn = Interaction(id="i", prompt_suffix=b"", completion=TokenColumns.of([1], [0.0], [0]), finish_reason="stop", reward=1.0)
-    trajectory = Trajectory(episode="1.0", group="1", attempt=1, task="t", reward=1.0, interactions=(turn,))
+    trajectory = Trajectory(episode=episode, group=episode.partition(".")[0], attempt=1, task="t", reward=1.0, interactions=(turn,))
     return sealed(TrajectoryExported(trajectory=trajectory), 65)
 
 
@@ -148,7 +148,7 @@ def whole_run():
     yield evaluated(0, 0.31)
     yield evaluated(0, 0.35, "greedy")
     for step in range(1, STEPS + 1):
-        yield exported()
+        yield exported(f"{step}.0")
         yield stepped(step)
         yield sealed(WeightsPublished(weight_version=step, location=LOCATION), 60 + 8.0 * step)
         if step == 20:

@@ -87,7 +87,7 @@ export class RunData extends EventTarget {
   // The last station that an attempt has reached.
   station(row) {
     const reached = position => position > 0 && position <= this.now;
-    if (reached(row.dropped)) return "dropped";
+    if (reached(row.dropped)) return row.reason === "surplus" ? "surplus" : "dropped";
     if (reached(row.trained)) return "trained";
     if (reached(row.batch)) return "in batch";
     if (reached(row.ended)) return row.outcome;

@@ -10,7 +10,7 @@ export class Lanes {
   constructor(data, root, open) {
     Object.assign(this, { data, open, selected: -1, rows: [], bottom: true });
     this.filter = element("input", { type: "search", placeholder: "episode, task or group", aria: { label: "Show lanes of this episode, task or group" } });
-    this.station = element("select", { aria: { label: "Show lanes of episodes at this station" } }, ...["all", "granted", "sampling", "scored", "exported", "in batch", "trained", "dropped", "abandoned", "evaluated"].map(name => element("option", { value: name === "all" ? "" : name, textContent: name === "all" ? "every station" : name })));
+    this.station = element("select", { aria: { label: "Show lanes of episodes at this station" } }, ...["all", "granted", "sampling", "scored", "exported", "in batch", "trained", "dropped", "abandoned", "rejected", "surplus", "evaluated"].map(name => element("option", { value: name === "all" ? "" : name, textContent: name === "all" ? "every station" : name })));
     this.purpose = element("select", { aria: { label: "Show lanes of training or evaluation" } }, ...[["train", "training"], ["evaluate", "evaluation"], ["", "both"]].map(([value, text]) => element("option", { value, textContent: text })));
     this.fit = element("input", { type: "checkbox", checked: true });
     this.legend = element("p", { className: "legend" });
@@ -74,7 +74,7 @@ export class Lanes {
 
   shownEnd(row, now) {
     const seen = (position, at) => position && position <= this.data.now ? at : null;
-    return seen(row.trained, row.trained_at) ?? (seen(row.batch, row.ended_at) !== null ? now : null) ?? (row.purpose !== "train" || row.outcome === "abandoned" || row.dropped ? seen(row.ended, row.ended_at) : null) ?? now;
+    return seen(row.trained, row.trained_at) ?? (seen(row.batch, row.ended_at) !== null ? now : null) ?? (row.purpose !== "train" || ["abandoned", "rejected", "surplus"].includes(row.outcome) || row.dropped ? seen(row.ended, row.ended_at) : null) ?? now;
   }
 
   axis(pen, from, to, x, height) {

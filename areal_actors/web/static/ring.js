@@ -41,6 +41,6 @@ export const ring = data => {
   under.textContent = "weights";
   const text = `Episodes: ${STATIONS.map(([station, label]) => `${label} ${found[station] ?? 0}`).join(", ")}`;
   const drawing = svg("svg", { viewBox: `0 0 ${SIZE} ${SIZE}`, role: "img", "aria-label": text }, ...parts, version, under);
-  const aside = [["dropped", found.dropped], ["abandoned", found.abandoned], ["evaluation in progress", found.evaluation]].filter(([, number]) => number);
+  const aside = [["dropped", found.dropped], ["abandoned", found.abandoned], ["rejected", found.rejected], ["surplus", found.surplus], ["evaluation in progress", found.evaluation]].filter(([, number]) => number);
   return element("div", {}, drawing, element("p", { className: "aside", textContent: aside.map(([name, number]) => `${name} ${count(number)}`).join(" · ") }));
 };

@@ -1,0 +1,59 @@
+"""Folders that only their owner can enter: other local users read nothing in them, whatever the modes of the files.
+
+A run's folder has completions, weights and keys. Files that a user writes with a command of its own (`areal export`, a copied checkpoint)
+have the user's umask.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from areal_actors.core.errors import SetupError
+
+MODE = 0o700
+
+
+def make_private(path: Path) -> None:
+    """Make a folder that only this user can enter, with its parents in the user's umask, or close one that is there.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        path.mkdir(mode=MODE)
+    if stat.S_IMODE(path.stat().st_mode) == MODE:
+        return
+    with suppress(OSError):
+        path.chmod(MODE)
+    if path.stat().st_mode & 0o077:
+        sys.stderr.write(f"{path} can be read by other users of this machine: its file system or owner does not let it be closed\n")
+
+
+def is_own(path: Path) -> bool:
+    """Returns True if this is a folder of this user, and no link."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+
+
+def take_private(path: Path) -> None:
+    """Make a private folder in a place where every user can make one, as `/dev/shm`.
+
+    Raises:
+        SetupError: another user has made a folder or a link of this name, and could read or replace what is written.
+        OSError: it cannot be made.
+    """
+    with suppress(FileExistsError):
+        path.mkdir(mode=MODE)
+    if not is_own(path):
+        raise SetupError(
+            f"{path} was made by another user of this machine, who could read or replace the weights: have it removed, and start again"
+        )
+    path.chmod(MODE)
