@@ -75,7 +75,7 @@ async def duration(call):
 
 
 class Work:
-    """What a client does when the server is killed."""
+    """Requests of a client while the server is killed."""
 
     def __init__(self, client, model_id, path):
         self.client, self.model_id, self.path = client, model_id, path
@@ -98,7 +98,7 @@ class Work:
 
 
 async def kill_in(process, call, seconds):
-    """Kill the server so long after the start of a call, which is made again and again."""
+    """Kill the server this time after the start of a call, which is made again and again."""
 
     async def repeat():
         while True:
