@@ -91,12 +91,10 @@ def storage_error(what: str, error: Exception, folder: Path, root: Path, then: s
         root: the run's folder.
         then: last step of the remedy; by default to resume the run.
     """
-    if is_disk_full(error, root):
-        return disk_full(what, root, then)
     hint = error.errno in READ_ONLY if isinstance(error, OSError) else any(words in str(error) for words in READ_ONLY_WORDS)
     if hint and (refusal := write_refusal(folder)):
         return read_only(what, folder, refusal, then or f"`areal resume {root.name}`")
-    return None
+    return disk_full(what, root, then) if is_disk_full(error, root) else None
 
 
 def read_only(what: str, folder: Path, refusal: str, then: str) -> SetupError:
@@ -115,9 +113,18 @@ def append_line(path: Path, line: str) -> None:
     """Append one line, on a new line if a crash has truncated the last one.
 
     Raises:
-        SetupError: the disk is full; the file is unchanged.
+        SetupError: the disk is full, or the folder cannot be written; the file is unchanged.
         OSError: it cannot be written for another reason.
     """
+    try:
+        _append(path, line)
+    except OSError as error:
+        if refused := storage_error(f"{path} cannot be written", error, path.parent, path.parent):
+            raise refused from error
+        raise
+
+
+def _append(path: Path, line: str) -> None:
     with path.open("ab", buffering=0) as file:
         length = file.seek(0, os.SEEK_END)
         content = line.encode() + NEWLINE
@@ -126,10 +133,8 @@ def append_line(path: Path, line: str) -> None:
         try:
             if file.write(content) != len(content):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        except OSError as error:
+        except OSError:
             file.truncate(length)
-            if error.errno in DISK_FULL:
-                raise disk_full(f"{path} cannot be written", path.parent) from error
             raise
 
 
