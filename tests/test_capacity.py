@@ -3,7 +3,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from areal_actors.gateway.sessions.capacity import ExternalCapacity
+from areal_actors.core.gateways import GatewayShare
+from areal_actors.core.values import SamplingParams
+from areal_actors.gateway.sessions.capacity import ExternalCapacity, ExternalSlots
+from areal_actors.gateway.sessions.group_ends import end_slot, lost_sessions, work_of
+from areal_actors.gateway.sessions.registry import SessionRegistry
+from areal_actors.messages import SessionStarted
 
 
 def start(capacity, task, now=0.0):
@@ -89,3 +94,48 @@ def test_the_log_folds_to_the_same_table_in_whatever_order_starts_were_written(h
         folded.ended(episode)
     assert (folded.room(0.0), folded.running, folded.indexes) == (live.room(0.0), live.running, live.indexes)
     assert [folded.next_slot(task) for task in "abcd"] == [live.next_slot(task) for task in "abcd"]
+
+
+def begin(slots, task, now, gateway=0):
+    """Start a session at a gateway; returns its episode and attempt."""
+    slot = slots.capacity.next_slot(task)
+    work = work_of(slots, slot, SamplingParams())
+    name = f"{slot.session}-g{gateway}"
+    slots.start(SessionStarted(session=name, work=work, member=slot.member, index=slot.index, key=b""), now)
+    return work.episode, work.attempt
+
+
+def lose(slots, gateway, now):
+    """Lose the sessions of a gateway; the event of each arrives twice."""
+    its = GatewayShare(number=gateway, count=2)
+    for lost in lost_sessions(slots, its, SessionRegistry(b"secret")):
+        assert end_slot(slots, lost, now) is not None
+        assert end_slot(slots, lost, now) is None
+
+
+def test_a_lost_session_gives_its_place_to_the_next_one_of_its_task():
+    slots = ExternalSlots(ExternalCapacity(2))
+    slots.capacity.grant(0, 3)
+    assert [begin(slots, "a", 0.0, gateway) for gateway in (0, 1)] == [("0.0", 1), ("0.1", 1)]
+    lose(slots, 1, 5.0)
+    assert begin(slots, "a", 6.0, gateway=1) == ("0.1", 2)
+    lose(slots, 1, 7.0)
+    assert begin(slots, "a", 8.0) == ("0.1", 3)
+    assert begin(slots, "a", 9.0) == ("1.0", 1)
+    assert slots.rejoining == {}
+
+
+def test_groups_of_a_task_that_lost_a_session_are_late_sooner_once_none_of_its_sessions_runs():
+    slots = ExternalSlots(ExternalCapacity(2))
+    slots.capacity.grant(0, 3)
+    for gateway in (0, 1):
+        begin(slots, "a", 0.0, gateway)
+    begin(slots, "a", 1.0)
+    begin(slots, "b", 1.0)
+    lose(slots, 1, 5.0)
+    assert slots.late(100.0, 600.0, 60.0) == [], "sessions of the task still run"
+    slots.ended("0.0", 110.0, exported=True)
+    slots.ended("1.0", 120.0, exported=True)
+    assert slots.late(180.0, 600.0, 60.0) == []
+    assert [slot.episode for slot in slots.late(181.0, 600.0, 60.0)] == ["1.1", "0.1"]
+    assert slots.describe_waits().startswith("group 0 of task 'a' lacks a session for member 1; group 1 of task 'a' lacks")

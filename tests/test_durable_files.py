@@ -11,8 +11,11 @@ import pytest
 
 from areal_actors.core.durable_files import append_line, atomic_write, read_lines
 from areal_actors.core.errors import SetupError
-from areal_actors.messages import RunFinished
+from areal_actors.messages import CheckpointStaged, RunFinished
 from areal_actors.metrics.metrics_file import Metrics
+from areal_actors.run.run_folder import RunFolder
+from areal_actors.training.checkpoint_store import CheckpointStore
+from areal_actors.training.checkpointer import CheckpointConfig, Checkpointer
 
 
 @pytest.fixture
@@ -25,6 +28,19 @@ def full(tmp_path):
         pytest.skip("no disk can be mounted here")
     yield place
     subprocess.run([shutil.which("umount"), place], check=True)
+
+
+@pytest.fixture
+def frozen(full):
+    """Makes folders of a disk, and then the disk read-only."""
+
+    def freeze(*names):
+        for name in names:
+            (full / name).mkdir(parents=True, exist_ok=True)
+        subprocess.run([shutil.which("mount"), "-o", "remount,ro", full], check=True)
+        return full
+
+    return freeze
 
 
 def fill(place, leave=0):
@@ -96,3 +112,47 @@ async def test_the_metrics_of_a_resumed_run_go_on_after_a_torn_line(send, tmp_pa
     lines = read_lines(path)
     assert [row["kind"] for row in lines.rows] == ["run.finished"]
     assert lines.damaged == (1,)
+
+
+def test_a_line_for_a_read_only_folder_is_refused_with_the_remedy(frozen):
+    place = frozen("run")
+    with pytest.raises(SetupError, match=r"/run cannot be written \(Read-only file system\); make it writable .*, then `areal resume run`"):
+        append_line(place / "run" / "metrics.jsonl", "{}")
+
+
+def test_a_checkpoint_for_a_read_only_folder_is_refused_with_the_remedy(frozen):
+    place = frozen("run/checkpoints")
+    store = CheckpointStore(place / "run")
+    for error in (None, RuntimeError("safetensors: Read-only file system (os error 30)")):
+
+        def save(folder, error=error):
+            raise error or OSError(30, "Read-only file system", folder)
+
+        with pytest.raises(
+            SetupError, match=r"cannot write a checkpoint to .*/run/checkpoints cannot be written \(Read-only file system\)"
+        ):
+            store.write(save, "checkpoints/.writing-step-2")
+
+
+def test_an_error_that_only_names_permissions_is_not_that_of_a_read_only_folder(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+
+    def save(folder):
+        raise PermissionError(13, "Permission denied", "/etc/shadow")
+
+    with pytest.raises(PermissionError, match="/etc/shadow"):
+        CheckpointStore(tmp_path).write(save, "checkpoints/.writing-step-2")
+
+
+def test_a_run_with_a_read_only_folder_is_not_resumed(frozen):
+    place = frozen("run/checkpoints", "run/logs")
+    with pytest.raises(SetupError, match=r"run 'run' cannot be resumed: .*/run cannot be written \(Read-only file system\)"):
+        RunFolder(place / "run").check_writable()
+
+
+async def test_a_checkpoint_that_cannot_be_finalized_for_a_read_only_folder_ends_the_run(frozen, send):
+    place = frozen("run/checkpoints/.writing-step-2")
+    actor = Checkpointer(CheckpointConfig(), folder=place / "run" / "checkpoints", steps=2)
+    staged = CheckpointStaged(folder="checkpoints/.writing-step-2", step=2, cursor=7)
+    with pytest.raises(SetupError, match=r"cannot finalize the checkpoint of step 2 .* cannot be written \(Read-only file system\)"):
+        await send(actor, staged)

@@ -259,6 +259,64 @@ async def test_a_restarted_gateway_abandons_the_external_sessions_that_it_lost()
         assert gateways[0].manager.registry.find("sum-0-g0") is not None
 
 
+async def test_the_next_session_of_a_task_takes_the_place_of_a_lost_one_in_its_group():
+    async with several(group_size=2) as gateways:
+        await gateways[0].grant(2)
+        for gateway in gateways:
+            await gateway.started("sum")
+        await gateways.restart(1)
+        await gateways.until(lambda: gateways[0].manager.slots.attempts)
+        given = await gateways[0].started("sum")
+        await gateways.until(lambda: len(gateways.log(SessionStarted)) == 3)
+        again = gateways.log(SessionStarted)[-1]
+        assert (again.work.episode, again.work.attempt, again.session) == ("0.1", 2, "sum-2-g0")
+        for session in ("sum-0-g0", "sum-2-g0"):
+            gateways[0].record(session, (f"a-{session}", "xy", ""))
+        assert (await finished(gateways[0], given))[1]["state"] == "exported"
+        assert [event.trajectory.episode for event in gateways.log(TrajectoryExported)] == ["0.1"]
+        assert gateways[0].manager.slots.describe_waits() == "session sum-0-g0 (member 0 of group 0) has not ended"
+
+
+async def test_gateway_0_gives_up_the_sessions_of_another_one_as_soon_as_it_has_failed():
+    async with several(group_size=2) as gateways:
+        await gateways[0].grant(2)
+        for gateway in gateways:
+            await gateway.started("sum")
+        await gateways[1].stop()
+        await gateways.bus.publish(ActorFailed(actor="session_manager-1", process="gateway-1", reason="killed"), gateways.stamp())
+        await gateways.until(lambda: gateways.log(EpisodeAbandoned))
+        (lost,) = gateways.log(EpisodeAbandoned)
+        assert (lost.work.episode, lost.work.attempts_left, lost.reason) == ("0.1", 1, "session")
+        assert gateways[0].manager.slots.describe_waits().startswith("group 0 of task 'sum' lacks a session for member 1; session sum-0-g0")
+        assert (await gateways[0].started("sum"))["session_id"] == "sum-2-g0"
+        assert gateways.log(SessionStarted)[-1].work.episode == "0.1"
+        gateways[1].now += 1.0
+        await gateways[1].start()
+        assert len(gateways.log(EpisodeAbandoned)) == 1
+
+
+async def test_groups_of_a_task_that_lost_a_session_close_when_no_other_comes():
+    """The replacement came before the loss was known: neither its group nor the old one is filled any more."""
+    async with several(group_size=2) as gateways:
+        await gateways[0].grant(2)
+        given = [await gateway.started("sum") for gateway in gateways]
+        await gateways[1].stop()
+        replacement = await gateways[0].started("sum")
+        assert gateways.log(SessionStarted)[-1].work.episode == "1.0"
+        gateways[1].now += 1.0
+        await gateways[1].start()
+        await gateways.until(lambda: gateways[0].manager.slots.rejoining)
+        for one in (given[0], replacement):
+            gateways[0].record(one["session_id"], (f"a-{one['session_id']}", "xy", ""))
+            assert (await finished(gateways[0], one))[0] == 200
+        assert set(gateways[0].manager.slots.capacity.open) == {0, 1}
+        gateways[0].now += gateways[0].config.reservation_ttl_seconds + 1.0
+        await gateways.until(lambda: not gateways[0].manager.slots.capacity.open)
+        ended = {event.work.episode: (event.reason, event.work.attempts_left) for event in gateways.log(EpisodeAbandoned)[1:]}
+        assert ended == {"0.1": ("lost", 0), "1.1": ("lost", 0)}
+        assert "no other session of task 'sum' was started for 60 s" in gateways.log(EpisodeAbandoned)[-1].detail
+
+
 async def test_a_key_opens_one_session_of_all_gateways():
     async with several(group_size=1) as gateways:
         await gateways[0].grant(3)

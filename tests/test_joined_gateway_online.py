@@ -118,14 +118,16 @@ async def until(run: LiveRun, condition: Callable[[], object], what: str) -> Non
 
 
 async def assert_exact(run: LiveRun, steps: int, agents: Agents) -> None:
-    """Every step was done once; no session was exported twice, and those that the killed gateway lost were not exported."""
+    """Every step was done once; no session was exported twice, and no attempt that the killed gateway lost was exported."""
     log = [event for _, event in await run.log()]
     assert [event.step for event in log if isinstance(event, StepCompleted)] == list(range(1, steps + 1))
     exported = [event.trajectory.episode for event in log if isinstance(event, TrajectoryExported)]
     assert len(exported) == len(set(exported))
-    lost = [event.work.episode for event in log if isinstance(event, EpisodeAbandoned) and event.reason == "session"]
+    attempts = {(event.trajectory.episode, event.trajectory.attempt) for event in log if isinstance(event, TrajectoryExported)}
+    given_up = [event.work for event in log if isinstance(event, EpisodeAbandoned) and event.reason == "session"]
+    lost = [(work.episode, work.attempt) for work in given_up]
     assert len(lost) == len(set(lost)) > 0
-    assert not {*lost} & {*exported}
+    assert not {*lost} & attempts
     assert len(lost) <= len(agents.lost)
 
 

@@ -60,7 +60,9 @@ def test_files_replaced_together_with_the_manifest_are_found_by_the_log(saved, c
     flip(checkpoint / "model.safetensors")
     write_manifest(checkpoint, step=1, cursor=7)
     verify(checkpoint)
-    with pytest.raises(CheckpointError, match=r"manifest.json has digest [0-9a-f]{16}…, expected [0-9a-f]{16}… from the log"):
+    with pytest.raises(
+        CheckpointError, match=r"manifest.json has digest [0-9a-f]{16}…, expected [0-9a-f]{16}… as recorded when it was saved"
+    ):
         verify(checkpoint, digest)
 
 

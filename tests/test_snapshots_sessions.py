@@ -48,6 +48,12 @@ def ended(episode, *, well):
     return exported(episode) if well else EpisodeAbandoned(work=work(episode), reason="lost", detail="")
 
 
+def lost(started):
+    """The end of an attempt whose gateway was lost."""
+    again = msgspec.structs.replace(started.work, attempts_left=1)
+    return EpisodeAbandoned(work=again, reason="session", detail="")
+
+
 def copied(actor):
     return msgspec.msgpack.decode(msgspec.msgpack.encode(actor.snapshot()), type=GatewayState)
 
@@ -75,8 +81,8 @@ async def lived(send, dice):
             await send(actor, event)
             taken.append(copied(actor))
 
-    for _ in range(40):
-        what, number, well = dice.choice(["grant", "start", "start", "end", "end"]), dice.randrange(6), dice.random() < 0.5
+    for _ in range(60):
+        what, number, well = dice.choice(["grant", "start", "start", "end", "end", "lose"]), dice.randrange(6), dice.random() < 0.5
         if what == "grant":
             await receive(CapacityGranted(first_group=actor.slots.capacity.granted, groups=1, weight_version=0))
         elif what == "start":
@@ -87,6 +93,8 @@ async def lived(send, dice):
                     taken[-1] = copied(actor)  # a checkpoint may come between a start and its return by the log
                 open_.append(emitted[0].work.episode)
                 await receive(emitted[0])
+        elif what == "lose" and open_:
+            await receive(lost(actor.slots.started[open_.pop(number % len(open_))]))
         elif open_:
             await receive(ended(open_.pop(number % len(open_)), well=well))
     return actor, log, taken

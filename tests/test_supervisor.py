@@ -12,9 +12,9 @@ from support.live_run import ROOT
 
 from areal_actors.core.devices import CudaDevices
 from areal_actors.recipe.load import load
-from areal_actors.run.process import EXIT_FAILED, EXIT_FATAL, EXIT_START_FAILED
+from areal_actors.run.process import EXIT_FAILED, EXIT_FATAL, EXIT_START_FAILED, FAILED_WITH
 from areal_actors.run.run_folder import BusAddresses, RunFolder, ServerAddress
-from areal_actors.run.supervisor import Child, Supervisor, reason_of_end
+from areal_actors.run.supervisor import CALLED_EXIT, Child, Supervisor, is_own_end, reason_of_end
 
 
 class Ended:
@@ -90,8 +90,20 @@ async def test_of_a_crash_outside_the_actors_only_the_error_is_reported(supervis
     supervisor.folder.output_of("trainer").write_text("Traceback (most recent call last):\n  File x\nImportError: libtorch.so\n")
     assert reason_of_end(supervisor.folder, "trainer", 1) == "ended with status 1: ImportError: libtorch.so"
     failure = supervisor.folder.failure_of("trainer")
+    with supervisor.folder.output_of("trainer").open("a") as output:
+        output.write(f"{FAILED_WITH}OSError: [Errno 28] No space left on device\n")
     assert reason_of_end(supervisor.folder, "trainer", EXIT_FATAL).endswith(
         f"its error could not be written to {failure}, as on a full disk or without file descriptors"
     )
     failure.write_text("model: no such folder")
     assert reason_of_end(supervisor.folder, "trainer", EXIT_FATAL) == "model: no such folder"
+
+
+@pytest.mark.parametrize("status", [0, 1, EXIT_FAILED, EXIT_FATAL, EXIT_START_FAILED, 77])
+async def test_an_end_by_code_of_the_user_is_named_as_such_and_is_no_failure_of_the_start(supervisor, status):
+    supervisor.folder.output_of("trainer").write_text("almost done\n")
+    reason = reason_of_end(supervisor.folder, "trainer", status)
+    assert reason == f"ended with status {status}: almost done / {CALLED_EXIT}"
+    assert "os._exit" in reason
+    assert not is_own_end(supervisor.folder, "trainer", status)
+    assert [supervisor._fails_again(Child("trainer", Ended(status)), reason) for _ in range(2)] == [False, False]

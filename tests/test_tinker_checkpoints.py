@@ -1,11 +1,12 @@
 """Checkpoints of `areal tinker` in its state folder."""
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import msgspec
 import pytest
 
-from areal_actors.core.errors import RequestError
+from areal_actors.core.errors import CheckpointError, RequestError
 from areal_actors.tinker import checkpoints
 from areal_actors.tinker.checkpoints import TinkerCheckpoints, TrainingRunRecord
 from areal_actors.tinker.requests import LoraRequest
@@ -26,17 +27,20 @@ def store(tmp_path):
     return made
 
 
-def saved(store, kind="weights", name="000020", ttl=None, run=RUN):
-    folder = store.new_folder(run, kind, name)
-    folder.mkdir(parents=True)
+def write(folder):
+    folder.mkdir()
     (folder / "model.safetensors").write_bytes(b"12345")
-    return store.commit(run, kind, folder, ttl, None)
+    (folder / "tokenizer.json").write_text("{}")
+
+
+def saved(store, kind="weights", name="000020", ttl=None, run=RUN, write=write, **options):
+    return store.save(store.run(run), kind, name, write, ttl_seconds=ttl, **options)
 
 
 def test_a_checkpoint_is_found_by_its_path(store):
     record = saved(store)
     assert (record.tinker_path, record.checkpoint_id) == (f"tinker://{RUN}/weights/000020", "weights/000020")
-    assert (record.checkpoint_type, record.size_bytes, record.expires_at) == ("training", 5, None)
+    assert (record.checkpoint_type, record.size_bytes, record.expires_at) == ("training", 7, None)
     run, kind, folder = store.folder(record.tinker_path)
     assert (run.base_model, run.lora.rank, kind, (folder / "model.safetensors").read_bytes()) == ("m", 8, "weights", b"12345")
 
@@ -44,12 +48,94 @@ def test_a_checkpoint_is_found_by_its_path(store):
 def test_names_of_checkpoints_are_file_names_and_are_taken_once(store):
     saved(store)
     with pytest.raises(RequestError, match="exists already"):
-        store.new_folder(RUN, "weights", "000020")
-    store.new_folder(RUN, "weights", "000020", overwrite=True)
-    store.new_folder(RUN, "sampler_weights", "000020")
+        saved(store)
+    saved(store, overwrite=True)
+    saved(store, kind="sampler_weights")
     for name in ("", "../up", "a/b", ".hidden", "x" * 129):
         with pytest.raises(RequestError, match="is no name of a checkpoint"):
-            store.new_folder(RUN, "weights", name)
+            saved(store, name=name)
+
+
+def names(store):
+    return sorted(path.name for path in (store._run_folder(RUN) / "weights").iterdir())
+
+
+def test_a_save_that_fails_leaves_the_checkpoint_that_it_was_to_replace(store):
+    record = saved(store)
+
+    def fail(folder):
+        write(folder)
+        raise ValueError("broken")
+
+    before = names(store)
+    with pytest.raises(ValueError, match="broken"):
+        saved(store, write=fail, overwrite=True)
+    assert names(store) == before
+    store.verify(store.folder(record.tinker_path)[2])
+
+
+@pytest.mark.parametrize("point", ["before the manifest", "before the rename", "before the link", "before the removal"])
+def test_what_a_killed_server_leaves_is_the_old_checkpoint_or_the_new_one(store, monkeypatch, point):
+    record = saved(store)
+
+    class Killed(BaseException):
+        """Passes through all handlers, as a kill does."""
+
+    def kill(*arguments, **_):
+        if point != "before the removal" or "000020" in arguments[0].name:
+            raise Killed
+
+    def write_new(folder):
+        write(folder)
+        (folder / "model.safetensors").write_bytes(b"54321")
+
+    step = {
+        "before the manifest": (checkpoints, "write_manifest"),
+        "before the rename": (Path, "rename"),
+        "before the link": (Path, "replace"),
+        "before the removal": (checkpoints.shutil, "rmtree"),
+    }[point]
+    with monkeypatch.context() as patch:
+        if point == "before the link":
+            patch.setattr(checkpoints, "atomic_write", lambda path, content: path.write_bytes(content))
+            patch.setattr("areal_actors.weights.manifest.atomic_write", lambda path, content: path.write_bytes(content))
+        patch.setattr(*step, kill)
+        with pytest.raises(Killed):
+            saved(store, write=write_new, overwrite=True)
+    store.remove_unfinished()
+    _, _, folder = store.folder(record.tinker_path)
+    store.verify(folder)
+    expected = b"54321" if point == "before the removal" else b"12345"
+    assert (folder / "model.safetensors").read_bytes() == expected
+    assert names(store) == [folder.name, "000020"]
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "tokenizer.json", "tinker.json", "manifest.json"])
+@pytest.mark.parametrize("place", [0.0, 0.5, 0.99])
+def test_a_flipped_bit_of_any_file_is_refused_by_its_name(store, file, place):
+    record = saved(store)
+    path = store.folder(record.tinker_path)[2] / file
+    content = bytearray(path.read_bytes())
+    content[int(len(content) * place)] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=file.replace(".", r"\.")):
+        store.verify(store.folder(record.tinker_path)[2])
+    assert len(store.checkpoints()) == (file in ("model.safetensors", "tokenizer.json"))
+    with pytest.raises(RequestError, match="exists already"):
+        saved(store)
+    saved(store, overwrite=True)
+    store.verify(store.folder(record.tinker_path)[2])
+
+
+def test_a_damaged_checkpoint_can_be_deleted_and_a_damaged_run_is_named(store):
+    record = saved(store)
+    (store.folder(record.tinker_path)[2] / "manifest.json").write_text("{")
+    store.delete(record.tinker_path)
+    assert names(store) == []
+    (store._run_folder(RUN) / "run.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"run\.json is damaged"):
+        store.run(RUN)
+    assert store.runs() == []
 
 
 @pytest.mark.parametrize("path", ["weights/a", "tinker://a/b", f"tinker://{RUN}/weights/..", f"tinker://{RUN}/other/a", "tinker://a/b/c/d"])
@@ -59,8 +145,9 @@ def test_a_path_of_another_form_is_refused(store, path):
 
 
 def test_unknown_checkpoints_and_runs_are_not_found(store):
-    incomplete = store.new_folder(RUN, "weights", "half")
+    incomplete = store._run_folder(RUN) / "weights" / "half"
     incomplete.mkdir(parents=True)
+    (incomplete / "tinker.json").write_text("{}")
     for path in (f"tinker://{RUN}/weights/half", f"tinker://{RUN}/weights/never", "tinker://other/weights/a"):
         with pytest.raises(RequestError, match="there is no") as error:
             store.folder(path)
@@ -81,9 +168,10 @@ def test_an_expired_checkpoint_is_gone(store, monkeypatch):
     monkeypatch.setattr(checkpoints, "datetime", Later)
     with pytest.raises(RequestError, match="has expired"):
         store.folder(expiring.tinker_path)
-    assert store.new_folder(RUN, "weights", "000040").exists()
     assert store.checkpoints(RUN) == [kept]
-    assert not store.new_folder(RUN, "weights", "000040").exists()
+    assert {name.partition("0")[0] for name in names(store)} == {"", "."}
+    assert len(names(store)) == 2
+    saved(store, name="000040")
 
 
 def test_runs_are_listed_newest_first_with_their_last_checkpoints(store):

@@ -70,6 +70,17 @@ def test_a_start_that_cannot_succeed_ends_with_its_reason(folder, tmp_path, opti
     assert "Traceback" not in done.stderr
 
 
+def test_two_servers_do_not_share_a_state_folder(folder, tmp_path):
+    with subprocess.Popen(command(folder, tmp_path, "--port", "0"), stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        process.stdout.readline()
+        words = command(folder, tmp_path, "--port", "0")
+        second = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(SECONDS) == 0
+    assert second.returncode == 1
+    assert f"--state {tmp_path}: another server has this folder (process {process.pid})" in second.stderr
+
+
 def test_a_name_that_leaves_the_state_folder_is_refused(capsys):
     for name in ("/etc/model", "../model"):
         assert main(["tinker", "--name", name]) == 1

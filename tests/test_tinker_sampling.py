@@ -193,6 +193,19 @@ async def test_only_the_newest_samplers_of_temporary_weights_are_kept(client, tm
     await client.sample(made[2])
 
 
+async def test_temporary_weights_of_a_session_that_ends_meanwhile_are_removed(client, tmp_path):
+    model_id = await client.model()
+    sampler = {"model_id": model_id, "sampling_session_seq_id": 7}
+    for _ in range(2):
+        await client.done("save_weights_for_sampler", sampler)
+    assert len(list((tmp_path / "temporary").iterdir())) == 1
+    saving = await client.call("save_weights_for_sampler", {"model_id": model_id})
+    await client.call(f"sessions/{client.session_id}/finish")
+    assert "there is no session" in (await client.result(saving))["error"]
+    await asyncio.wrap_future(client.service._thread.submit(lambda: None))
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
 async def test_a_sample_can_be_cancelled_and_further_clients_can_join(client):
     sampler = await client.sampler()
     promise = await client.call("asample", client.sample_body(sampler, sampling_params={"max_tokens": 8000}))

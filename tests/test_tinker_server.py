@@ -108,7 +108,7 @@ async def test_what_cannot_be_accepted_is_refused_with_its_reason(client):
     optimizer = recorded("create_model", session_id=client.session_id, base_model=NAME, optimizer_config={"type": "dimuon"})
     assert "dimuon" in (await client.call("create_model", optimizer, status=400))["detail"]
     path = recorded("load_weights", session_id=client.session_id)
-    assert "there is no training run" in (await client.call("load_weights", path, status=404))["detail"]
+    assert "there is no checkpoint" in (await client.call("load_weights", path, status=404))["detail"]
     assert "docs/tinker.md" in (await client.call("create_custom_loss", {}, status=404))["detail"]
     assert "session" in (await client.call("session_heartbeat", {"session_id": "ended"}, status=410))["detail"]
     assert "no request" in (await client.call("retrieve_future", {"request_id": "never"}, status=404))["detail"]
@@ -175,6 +175,51 @@ async def test_checkpoints_are_listed_described_and_deleted(client):
     assert (info["base_model"], info["is_lora"], info["lora_rank"], info["train_mlp"]) == (NAME, True, 8, True)
     await client.call(f"training_runs/{model_id}/checkpoints/weights/a", method="DELETE")
     await client.call("weights_info", {"tinker_path": saved["path"]}, status=404)
+
+
+def spoil(folder, pattern):
+    """Flip a bit of a file."""
+    (path,) = folder.glob(pattern)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "trainer_state.pt", "config.json", "tokenizer.json", "tinker.json", "manifest.json"])
+async def test_a_checkpoint_with_a_flipped_bit_is_loaded_by_no_call(client, tmp_path, file):
+    model_id = await client.model()
+    path = (await client.done("save_weights", {"model_id": model_id, "path": "a"}))["path"]
+    spoil(tmp_path / "state", f"checkpoints/*/weights/a/{file}")
+    load = {"path": path, "optimizer": True}
+    if file in ("tinker.json", "manifest.json"):
+        answers = [
+            await client.call("load_weights", load | {"model_id": model_id}, status=400),
+            await client.call("load_weights", load | {"session_id": client.session_id, "model_seq_id": 5}, status=400),
+        ]
+        reasons = [answer["detail"] for answer in answers]
+    else:
+        reasons = [
+            await client.failed("load_weights", load | {"model_id": model_id}),
+            await client.failed("load_weights", load | {"session_id": client.session_id, "model_seq_id": 5}),
+        ]
+    sampler = {"session_id": client.session_id, "sampling_session_seq_id": 9, "model_path": path}
+    reasons.append((await client.call("create_sampling_session", sampler, status=400))["detail"])
+    assert all(file in reason for reason in reasons), reasons
+    await client.done("save_weights", {"model_id": model_id, "path": "a", "overwrite": True})
+    await client.done("load_weights", load | {"model_id": model_id})
+
+
+async def test_a_checkpoint_that_an_earlier_request_replaces_is_loaded_as_it_is_then(client):
+    model_id = await client.model()
+    save = {"model_id": model_id, "path": "a", "overwrite": True}
+    path = (await client.done("save_weights", save))["path"]
+    sampler = await client.sampler(1, model_path=path)
+    replaced = await client.call("save_weights", save)
+    load = await client.call("load_weights", {"model_id": model_id, "path": path, "optimizer": True})
+    assert "error" not in await client.result(replaced)
+    assert "error" not in await client.result(load)
+    refused = await client.failed("asample", client.sample_body(sampler))
+    assert refused == f"{path} was overwritten or deleted: create another sampler"
 
 
 @pytest.mark.parametrize("lora", [True, False], ids=["adapter", "full"])

@@ -118,7 +118,7 @@ DAMAGES = {
     "a truncated file": (lambda folder: cut(folder / "trainer_state.pt"), "from manifest.json"),
     "a missing file": (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
     "a missing manifest": (lambda folder: (folder / MANIFEST).unlink(), "manifest.json is missing"),
-    "a flipped byte of the manifest": (lambda folder: flip(folder / MANIFEST), "from the log"),
+    "a flipped byte of the manifest": (lambda folder: flip(folder / MANIFEST), "as recorded when it was saved"),
     "a file too many": (lambda folder: (folder / "more.safetensors").write_text("x"), "is not in manifest.json"),
     "no folder": (shutil.rmtree, "does not exist"),
 }

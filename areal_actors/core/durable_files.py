@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ FULL_BYTES = 16 << 20
 """Free space below which a failed write counts as a full disk, since libraries do not always report the cause."""
 DISK_FULL = {errno.ENOSPC, errno.EDQUOT}
 DISK_FULL_WORDS = ("No space left", "os error 28", "Disk quota exceeded", "os error 122")
+READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
+READ_ONLY_WORDS = ("Read-only file system", "os error 30", "Permission denied", "os error 13", "Operation not permitted", "os error 1)")
 MEBIBYTE = 1 << 20
 GIBIBYTE = 1 << 30
 
@@ -58,12 +61,46 @@ def is_disk_full(error: Exception, folder: Path) -> bool:
     return any(words in str(error) for words in DISK_FULL_WORDS) or shutil.disk_usage(folder).free < FULL_BYTES
 
 
-def disk_full(what: str, folder: Path) -> SetupError:
-    """Returns the error of a full disk, with figures and a remedy."""
+def disk_full(what: str, folder: Path, then: str = "") -> SetupError:
+    """Returns the error of a full disk, with figures and a remedy; `then` is its last step, by default to resume the run of the folder."""
     usage = shutil.disk_usage(folder)
     return SetupError(
         f"{what}: the disk is full ({usage.free // MEBIBYTE:,} of {usage.total // MEBIBYTE:,} MiB free); "
-        f"free space, then `areal resume {folder.name}`"
+        f"free space, then {then or f'`areal resume {folder.name}`'}"
+    )
+
+
+def write_refusal(folder: Path) -> str:
+    """Returns why no file can be created in a folder, by creating one; empty if it can be."""
+    probe = folder / f".{os.getpid()}.{threading.get_ident()}.probe"
+    try:
+        probe.touch(mode=PRIVATE_MODE)
+        probe.unlink()
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def storage_error(what: str, error: Exception, folder: Path, root: Path, then: str = "") -> SetupError | None:
+    """Returns the error of a place that takes no more files, with a remedy; None if a write failed for another reason.
+
+    Args:
+        what: what failed.
+        error: the error of the write.
+        folder: the folder that was written to.
+        root: the run's folder.
+        then: last step of the remedy; by default to resume the run.
+    """
+    hint = error.errno in READ_ONLY if isinstance(error, OSError) else any(words in str(error) for words in READ_ONLY_WORDS)
+    if hint and (refusal := write_refusal(folder)):
+        return read_only(what, folder, refusal, then or f"`areal resume {root.name}`")
+    return disk_full(what, root, then) if is_disk_full(error, root) else None
+
+
+def read_only(what: str, folder: Path, refusal: str, then: str) -> SetupError:
+    """Returns the error of a folder in which nothing can be written, with a remedy."""
+    return SetupError(
+        f"{what}: {folder} cannot be written ({refusal}); make it writable (its owner, its mode, the mount of its disk), then {then}"
     )
 
 
@@ -76,9 +113,18 @@ def append_line(path: Path, line: str) -> None:
     """Append one line, on a new line if a crash has truncated the last one.
 
     Raises:
-        SetupError: the disk is full; the file is unchanged.
+        SetupError: the disk is full, or the folder cannot be written; the file is unchanged.
         OSError: it cannot be written for another reason.
     """
+    try:
+        _append(path, line)
+    except OSError as error:
+        if refused := storage_error(f"{path} cannot be written", error, path.parent, path.parent):
+            raise refused from error
+        raise
+
+
+def _append(path: Path, line: str) -> None:
     with path.open("ab", buffering=0) as file:
         length = file.seek(0, os.SEEK_END)
         content = line.encode() + NEWLINE
@@ -87,10 +133,8 @@ def append_line(path: Path, line: str) -> None:
         try:
             if file.write(content) != len(content):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        except OSError as error:
+        except OSError:
             file.truncate(length)
-            if error.errno in DISK_FULL:
-                raise disk_full(f"{path} cannot be written", path.parent) from error
             raise
 
 

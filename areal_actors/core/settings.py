@@ -150,7 +150,7 @@ class GatewaySettings(Config):
     idle_timeout_seconds: PositiveFloat = 600.0
     """Seconds without use after which the session of an external agent is abandoned, and with it the unstarted members of its group."""
     reservation_ttl_seconds: PositiveFloat = 60.0
-    """Seconds for which a reserved slot is kept."""
+    """Seconds for which a reserved slot is kept, and the place in its group of a session that was lost with its gateway."""
     finished_sessions_cached: NonNegativeInt = 1024
     """Number of finished sessions that can still be exported."""
     chat_template: str = ""

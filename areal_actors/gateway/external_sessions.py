@@ -9,16 +9,18 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 
 import msgspec
 
 from areal_actors.core.errors import SessionError
 from areal_actors.core.gateways import ONLY, GatewayShare, gateway_of_session
 from areal_actors.core.settings import GatewaySettings
-from areal_actors.core.values import SamplingParams, Task
+from areal_actors.core.values import SamplingParams
 from areal_actors.gateway.conversations.turns import path_to, token_ids_of
-from areal_actors.gateway.sessions.capacity import ExternalCapacity, ExternalSessionsState, ExternalSlots, GroupSlot
-from areal_actors.gateway.sessions.episode_end import Ending, EndingEvent, UnreportedCalls, episode_of, outcome, unused
+from areal_actors.gateway.sessions.capacity import ExternalCapacity, ExternalSessionsState, ExternalSlots
+from areal_actors.gateway.sessions.episode_end import Ending, EndingEvent, UnreportedCalls, outcome, unused
+from areal_actors.gateway.sessions.group_ends import end_slot, end_unstarted, lost_sessions, work_of
 from areal_actors.gateway.sessions.keys import session_key
 from areal_actors.gateway.sessions.model_texts import has_written
 from areal_actors.gateway.sessions.registry import SessionRegistry
@@ -26,6 +28,7 @@ from areal_actors.gateway.sessions.table import FinishedSession, Session, summar
 from areal_actors.gateway.sharing import ASK_SECONDS, SOON_SECONDS, ask_first, misdirected, no_capacity, unavailable
 from areal_actors.gateway.worker_pool import InFlightCalls, WorkerPool
 from areal_actors.messages import (
+    ActorFailed,
     ActorStarted,
     CapacityGranted,
     CapacityReserved,
@@ -38,7 +41,6 @@ from areal_actors.messages import (
     InteractionTokens,
     Refusal,
     ReserveCapacity,
-    RunEpisode,
     SelectTrained,
     SessionClosed,
     SessionCreated,
@@ -119,7 +121,9 @@ class ExternalSessions(Actor):
         name = self.share.mark(slot.session, request.gateway)
         key = request.api_key or self.share.mark(session_key(self.secret, f"outside {slot.session}"), request.gateway)
         digest = self.registry.digest(key)
-        started = SessionStarted(session=name, work=self._work(slot), member=slot.member, index=slot.index, key=digest)
+        started = SessionStarted(
+            session=name, work=work_of(self.slots, slot, self.sampling), member=slot.member, index=slot.index, key=digest
+        )
         if request.gateway == self.share.number:
             self._open(started, context.now)
         else:
@@ -130,17 +134,8 @@ class ExternalSessions(Actor):
 
     def _open(self, started: SessionStarted, now: float) -> None:
         lease = self.config.idle_timeout_seconds
-        self.registry.open(
-            Session(
-                id=started.session,
-                api_key="",
-                key=started.key,
-                work=started.work,
-                lease_seconds=lease,
-                expires=now + lease,
-                external=True,
-            )
-        )
+        named = partial(Session, id=started.session, api_key="", key=started.key, work=started.work)
+        self.registry.open(named(lease_seconds=lease, expires=now + lease, external=True))
 
     async def _started_by_first(self, request: StartSession, context: Context) -> SessionCreated:
         """Have gateway 0 start a session for this one; the log brings it."""
@@ -274,7 +269,6 @@ class ExternalSessions(Actor):
             yield TrajectoryReply(session=name, trajectory=kept.trajectory)
 
     async def _ended(self, session: str, seconds: float) -> None:
-        """Wait for the end of a session, but no longer than this."""
         try:
             async with asyncio.timeout(seconds), self.session_ended:
                 await self.session_ended.wait_for(lambda: self.registry.find(session) is None)
@@ -302,14 +296,14 @@ class ExternalSessions(Actor):
                 ending = await self.acceptance.outcome(session.work, rewards=session.rewards) or ending
             for event in self.unreported.with_end(session.id, ending):
                 yield event
-            await self.record_end(ending)
+            await self.record_end(ending, context.now)
         finally:
             self.ending.discard(session.id)
 
-    async def record_end(self, ending: Ending) -> None:
-        """Record that an episode was exported, or abandoned after all retries; idempotent."""
+    async def record_end(self, ending: Ending, now: float) -> None:
+        """Record that an episode was exported or abandoned; idempotent."""
         exported = ending.trajectory if isinstance(ending, TrajectoryExported) else None
-        if (started := self.slots.ended(episode_of(ending), exported=exported is not None)) is None:
+        if (started := end_slot(self.slots, ending, now)) is None:
             return
         if not self.share.owns_session(started.session):
             return
@@ -342,16 +336,10 @@ class ExternalSessions(Actor):
                 self.registry.close(session)
             lost = unused(session)
             yield lost
-            await self.record_end(lost)
-        late = self.slots.capacity.missing(context.now, self.config.idle_timeout_seconds) if self.share.number == 0 else []
-        for slot in late:
-            within = f"{self.config.idle_timeout_seconds:g} s"
-            detail = f"no session was started within {within} of the first session of its group (task '{slot.task}')"
-            self.slots.capacity.ended(slot.episode)
-            yield EpisodeAbandoned(work=self._work(slot), reason="lost", detail=detail)
-
-    def _work(self, slot: GroupSlot) -> RunEpisode:
-        return RunEpisode(episode=slot.episode, group=str(slot.group), task=Task(id=slot.task, data={}), sampling=self.sampling)
+            await self.record_end(lost, context.now)
+        limits = self.config.idle_timeout_seconds, self.config.reservation_ttl_seconds
+        for unstarted in end_unstarted(self.slots, context.now, *limits, self.sampling) if self.share.number == 0 else ():
+            yield unstarted
 
     # ---------------------------------------------------------------- events of the log
 
@@ -372,10 +360,10 @@ class ExternalSessions(Actor):
                 async with self.session_opened:
                     self.session_opened.notify_all()
 
-    async def fold_end(self, ending: TrajectoryExported | EpisodeAbandoned) -> None:
-        """Fold the end of an episode from the log."""
-        self.logged.ended(episode_of(ending), exported=isinstance(ending, TrajectoryExported))
-        await self.record_end(ending)
+    async def fold_end(self, ending: Ending, now: float) -> None:
+        """Fold the end of an episode, or of an attempt, from the log."""
+        end_slot(self.logged, ending, now)
+        await self.record_end(ending, now)
 
     def restore_external(self, state: ExternalSessionsState) -> None:
         """Restore external sessions from a snapshot."""
@@ -391,10 +379,17 @@ class ExternalSessions(Actor):
             return
         if self.share.count > 1 and event.actor != self.share.name:
             return
-        self.caught_up = True
-        own = [started for started in self.slots.started.values() if self.share.owns_session(started.session)]
-        for started in [started for started in own if self.registry.find(started.session) is None]:
-            detail = f"the gateway was restarted, and the tokens of session {started.session} were lost"
-            lost = EpisodeAbandoned(work=started.work, reason="session", detail=detail)
+        for lost in lost_sessions(self.slots, self.share, self.registry):
+            await self.record_end(lost, context.now)
             yield lost
-            await self.record_end(lost)
+        self.caught_up = True
+
+    async def gateway_gone(self, event: ActorFailed, context: Context) -> AsyncIterator[EpisodeAbandoned]:
+        """Abandon the sessions of another gateway as soon as it is lost, so that their replacements find their groups."""
+        kind, _, number = event.actor.rpartition("-")
+        if context.replayed or not self.caught_up or self.share.number or kind != self.kind() or not number.isdecimal():
+            return
+        its = GatewayShare(number=int(number), count=self.share.count)
+        for lost in lost_sessions(self.slots, its, self.registry):
+            await self.record_end(lost, context.now)
+            yield lost

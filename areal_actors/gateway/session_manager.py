@@ -310,15 +310,14 @@ class SessionManager(ExternalSessions):
             self.registry.close(session, finished=True)
 
     @on
-    async def episode_abandoned(self, event: EpisodeAbandoned) -> None:
+    async def episode_abandoned(self, event: EpisodeAbandoned, context: Context) -> None:
         self.registry.mark_abandoned(event.work)
-        if event.work.attempts_left == 0:
-            await self.fold_end(event)
+        await self.fold_end(event, context.now)
 
     @on
-    async def trajectory_exported(self, event: TrajectoryExported) -> None:
+    async def trajectory_exported(self, event: TrajectoryExported, context: Context) -> None:
         self.registry.mark_finished(event.trajectory.episode)
-        await self.fold_end(event)
+        await self.fold_end(event, context.now)
 
     @on
     def episode_evaluated(self, event: EpisodeEvaluated) -> None:
@@ -368,9 +367,12 @@ class SessionManager(ExternalSessions):
             self.pool.lost(worker)
 
     @on
-    def worker_gone(self, event: EngineLost | ActorFailed | ActorStopped) -> None:
-        """A worker that is gone, or whose server is, is gone until it has loaded weights again."""
+    async def worker_gone(self, event: EngineLost | ActorFailed | ActorStopped, context: Context) -> Emits[EpisodeAbandoned]:
+        """A worker that is gone, or whose server is, is gone until it has loaded weights again; sessions of another gateway are lost."""
         self.pool.lost(event.worker if isinstance(event, EngineLost) else event.actor)
+        if isinstance(event, ActorFailed):
+            async for lost in self.gateway_gone(event, context):
+                yield lost
 
     @on
     def describe_gateway(self, _: DescribeGateway, context: Context) -> Iterator[GatewayDescribed]:
@@ -387,4 +389,5 @@ class SessionManager(ExternalSessions):
         """Open sessions, and in-flight and refused completions by inference worker."""
         in_flight = {f"in flight of {worker}": count for worker, count in self.pool.in_flight.items()}
         refused = {f"refused of {worker}": count for worker, count in self.refused.items()}
-        return {"sessions": len(self.registry), **in_flight, **refused}
+        waits = self.slots.describe_waits() if self.share.number == 0 else ""
+        return {"sessions": len(self.registry), **in_flight, **refused, **({"groups": waits} if waits else {})}

@@ -42,7 +42,7 @@ from areal_actors.run.portable import code_digest
 from areal_actors.run.process import EXIT_FATAL, EXIT_START_FAILED, has_tensors
 from areal_actors.run.run_folder import RunFolder, ServerAddress
 from areal_actors.run.server import JOINER
-from areal_actors.run.supervisor import child_environment, reason_of_end
+from areal_actors.run.supervisor import child_environment, is_own_end, reason_of_end
 from areal_actors.weights.folders import SHARED_MEMORY, is_writable, lock_path
 from bus.base import Stamp
 from bus.errors import BusError, NoReply, NoResponder, PermissionDenied, ServerUnavailable
@@ -269,9 +269,10 @@ class JoinedHost:
         if self.stopping:
             return
         logger.warning("a worker died", worker=member.name, reason=reason)
-        if code == EXIT_FATAL or (code == EXIT_START_FAILED and self._start_failed):
+        own = is_own_end(self.folder, member.name, code)
+        if own and (code == EXIT_FATAL or (code == EXIT_START_FAILED and self._start_failed)):
             raise SetupError(f"{member.name}: {reason}")
-        self._start_failed = code == EXIT_START_FAILED
+        self._start_failed = own and code == EXIT_START_FAILED
         now = time.monotonic()
         if len(self._deaths) == MAX_DEATHS and now - self._deaths[0] < WINDOW_SECONDS:
             raise SetupError(f"{MAX_DEATHS + 1} workers died within {WINDOW_SECONDS:g} s; the last: {member.name}: {reason}")

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from areal_actors.core.durable_files import disk_full, is_disk_full
+from areal_actors.core.durable_files import storage_error
 from areal_actors.messages import RunResumed, RunStarted
 from areal_actors.recipe.recipe import Recipe, redacted
 from areal_actors.run.disk_watch import refuse_full_disk
@@ -67,6 +67,7 @@ def resume(name: str, overrides: Sequence[str], *, folder: Path, checkpoint: str
         recipe, changed = recipe_to_resume(found, overrides)
         recipe = msgspec.structs.replace(_prepared(recipe), folder=str(folder))
         refuse_full_disk(recipe.disk, found.path)
+        found.check_writable()
         from_step = checkpoint_to_resume(found, checkpoint)
         place = str(folder / found.path.name)
         with holding_weights(recipe, found):
@@ -91,8 +92,9 @@ def _live(recipe: Recipe, folder: RunFolder, opening: RunStarted | RunResumed) -
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_launch(recipe, folder, opening))
     except (BusError, OSError) as error:
-        if is_disk_full(error, folder.path):
-            raise disk_full(f"run '{folder.path.name}' ended: its log could not be written ({error})", folder.path) from error
+        what = f"run '{folder.path.name}' ended: its log could not be written ({error})"
+        if refused := storage_error(what, error, folder.path, folder.path):
+            raise refused from error
         raise
 
 

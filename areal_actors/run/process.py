@@ -91,6 +91,8 @@ EXIT_FATAL = 4
 """Exit status when the machine or the recipe lacks something: a restart would fail the same way."""
 EXIT_START_FAILED = 5
 """Exit status when an actor failed before its first message, for a reason that the next start would meet again."""
+FAILED_WITH = "the process failed: "
+"""Before the error in the output of a process, if its failure file cannot be written."""
 SCARCE = (errno.EMFILE, errno.ENFILE, errno.EAGAIN)
 """Errors for want of file descriptors or processes."""
 STOP_SHARE = 0.6
@@ -285,7 +287,7 @@ def _end_failed(folder: RunFolder, process: str, error: BaseException, *, at_sta
         atomic_write(folder.failure_of(process), text.encode())
     except OSError:
         with suppress(OSError):  # the supervisor reads its output, too, which is open; a full disk may take neither
-            sys.stderr.write(f"{text}\n")
+            sys.stderr.write(f"{FAILED_WITH}{text}\n")
             sys.stderr.flush()
     if any(isinstance(leaf, SetupError | RecipeError | PermissionDenied | CheckpointError | StepMismatch) for leaf in leaves):
         status = EXIT_FATAL

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from areal_actors.core.durable_files import PRIVATE_MODE, atomic_write
+from areal_actors.core.durable_files import PRIVATE_MODE, atomic_write, read_only, write_refusal
 from areal_actors.core.errors import SetupError
 from areal_actors.core.private_folders import make_private
 from areal_actors.core.values import Value
@@ -146,6 +146,16 @@ class RunFolder:
     def join(self) -> None:
         """Hold the shared lock of the run's processes, so that the folder is not reused before this process ends."""
         share(self.path / PROCESSES_LOCK)
+
+    def check_writable(self) -> None:
+        """Check that a run that is resumed can write to its folders.
+
+        Raises:
+            SetupError: it cannot; names the folder.
+        """
+        for folder in (self.path, self.checkpoints, self.logs, self.blobs, self.nats, self.snapshots):
+            if folder.is_dir() and (refusal := write_refusal(folder)):
+                raise read_only(f"run '{self.path.name}' cannot be resumed", folder, refusal, f"`areal resume {self.path.name}`")
 
     def keep(self, recipe: Recipe) -> None:
         """Write the resolved recipe, for processes started later."""

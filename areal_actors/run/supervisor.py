@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import os
 import re
+import shutil
 import signal
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
@@ -20,6 +21,7 @@ import msgspec
 import structlog
 
 from areal_actors.core.devices import detect_cuda
+from areal_actors.core.durable_files import FULL_BYTES, write_refusal
 from areal_actors.core.module_command import module_command
 from areal_actors.core.proxies import proxy_exceptions
 from areal_actors.core.settings import JOIN_TOKEN
@@ -29,7 +31,7 @@ from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.supervision import left_to_others
 from areal_actors.run.left_processes import end_left_processes, marked
 from areal_actors.run.liveness import START_OVERDUE
-from areal_actors.run.process import EXIT_FAILED, EXIT_FATAL, EXIT_START_FAILED, has_tensors, placed
+from areal_actors.run.process import EXIT_FAILED, EXIT_FATAL, EXIT_START_FAILED, FAILED_WITH, has_tensors, placed
 from areal_actors.run.restarts import Restarts
 from areal_actors.run.run_folder import BusAddresses, RunFolder
 from bus.errors import BusError
@@ -41,6 +43,10 @@ LAST_LINES = 5
 CREDENTIAL_VARIABLES = ("NATS_URL", JOIN_TOKEN)
 """Environment variables removed from all processes: none needs them, and an agent would inherit them."""
 TRACEBACK = "Traceback (most recent call last)"
+CALLED_EXIT = (
+    "nothing has asked it to end, and it has no error: code that it runs, as an agent, a reward or a library, has called `os._exit`; "
+    'raise an exception instead, or run agents in processes of their own (task.runner = "subprocess")'
+)
 FIRST_TO_STOP = ("rollout_worker", "session_manager")
 
 Publish = Callable[[Event], Awaitable[None]]
@@ -182,7 +188,7 @@ class Supervisor:
         except BusError as error:
             self._fail(f"{child.name} died ({reason}), and its failure could not be published: {error}")
             return
-        if child.process.returncode == EXIT_FATAL:
+        if child.process.returncode == EXIT_FATAL and is_own_end(self.folder, child.name, EXIT_FATAL):
             self._fail(f"{child.name}: {reason}")
             return
         if self._fails_again(child, reason):
@@ -194,6 +200,8 @@ class Supervisor:
     def _fails_again(self, child: Child, reason: str) -> bool:
         """Returns True if this process failed at its start for the same reason as last time; numbers such as process ids may differ."""
         status = child.process.returncode or 0
+        if CALLED_EXIT in reason:
+            status = EXIT_FAILED
         at_start = (
             status == EXIT_START_FAILED or (status > 0 and status != EXIT_FAILED) or (bool(child.killed) and START_OVERDUE in child.killed)
         )
@@ -258,7 +266,20 @@ def reason_of_end(folder: RunFolder, name: str, code: int, killed: str = "") -> 
     if code < 0:
         return f"killed by {signal.Signals(-code).name}"
     lines = output.read_text(errors="replace").strip().splitlines()
-    last = lines[-1:] if any(line.startswith(TRACEBACK) for line in lines) else lines[-LAST_LINES:]
-    if code in (EXIT_FAILED, EXIT_FATAL, EXIT_START_FAILED):
+    has_traceback = any(line.startswith(TRACEBACK) for line in lines)
+    last = lines[-1:] if has_traceback else lines[-LAST_LINES:]
+    if is_own_end(folder, name, code):
         last = [*last, f"its error could not be written to {failure}, as on a full disk or without file descriptors"]
+    elif not has_traceback:
+        last = [*last, CALLED_EXIT]
     return f"ended with status {code}" + (f": {' / '.join(last)}" if last else "")
+
+
+def is_own_end(folder: RunFolder, name: str, code: int) -> bool:
+    """Returns True if a process has ended itself with an `EXIT_` status; code of a user that it runs may end it with the same one."""
+    if code not in (EXIT_FAILED, EXIT_FATAL, EXIT_START_FAILED):
+        return False
+    if folder.failure_of(name).exists() or shutil.disk_usage(folder.path).free < FULL_BYTES or write_refusal(folder.logs):
+        return True
+    lines = folder.output_of(name).read_text(errors="replace").strip().splitlines()
+    return any(line.startswith(FAILED_WITH) for line in lines[-LAST_LINES:])

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from areal_actors.core.gateways import gateway_name
 from areal_actors.core.settings import WatchdogSettings
 from areal_actors.messages import (
     ActorFailed,
@@ -278,6 +279,8 @@ def waiting_for(beats: Mapping[str, ReceivedBeat], now: float) -> Iterator[str]:
         )
     if batcher := _status(beats, "batcher"):
         yield f"the batcher has {batcher['complete_groups']:g} complete groups of the {batcher['batch_size']:g} of a batch"
+    if (gateway := _status(beats, gateway_name(0))) and (groups := gateway.get("groups")):
+        yield f"the gateway waits for agents: {groups}"
     if evaluations := _status(beats, "evaluator"):
         yield from (f"{name} has ended {ended} episodes" for name, ended in sorted(evaluations.items()))
     if source := _status(beats, "example_source"):

@@ -6,10 +6,11 @@ Started by `command.py` as `python -m areal_actors.tinker.process OPTIONS`, with
 from __future__ import annotations
 
 import asyncio
+import shutil
 import socket
 import sys
-import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal, cast
 
@@ -17,17 +18,20 @@ import msgspec
 import uvloop
 from aiohttp import web
 
+from areal_actors.core.durable_files import read_only, write_refusal
 from areal_actors.core.errors import ArealError, SetupError
 from areal_actors.core.private_folders import make_private
 from areal_actors.embedded.kept_models import kept_model
 from areal_actors.embedded.settings import WarmStart
 from areal_actors.run.launch import on_interrupt
 from areal_actors.run.logs import log_to_terminal
+from areal_actors.run.run_lock import LockHeld, locked
 from areal_actors.tinker.access import ANY_KEY, TinkerAccess
+from areal_actors.tinker.checkpoints import TinkerCheckpoints
 from areal_actors.tinker.command import EMBEDDED, TinkerOptions
 from areal_actors.tinker.samplers import ModelSampler
 from areal_actors.tinker.server import TinkerRoutes
-from areal_actors.tinker.service import TinkerService
+from areal_actors.tinker.service import CHECKPOINTS, TinkerService
 from areal_actors.weights.model_hub import model_folder
 
 ENDED, FAILED = 0, 1
@@ -36,6 +40,8 @@ WARM_START = WarmStart(skills=("boxed",))
 """The embedded model's: it knows the cookbook's questions, besides bare ones."""
 SHOWN_EVERY = 100
 """Supervised steps between two progress lines."""
+LOCK, TEMPORARY = ".lock", ".temporary"
+"""Files of the state folder: of the server that has it, and weights that it samples from and does not keep."""
 BANNER = """\
 serving {name} at {root}; checkpoints in {state}; Ctrl-C ends
 in the shell of a client:
@@ -51,14 +57,12 @@ def main(arguments: list[str]) -> int:
     state = Path(options.state).absolute()
     try:
         check_options(options, state)
-        if not state.exists():
-            make_private(state)
-        with listening_socket(options) as listening, tempfile.TemporaryDirectory(prefix="areal-tinker-") as temporary:
+        with listening_socket(options) as listening, held_state(state) as temporary:
             folder = find_model(options, state)
             if options.name:
                 link_name(options.name, folder, state)
             with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-                runner.run(run_server(options, folder, state, Path(temporary), listening))
+                runner.run(run_server(options, folder, state, temporary, listening))
     except ArealError as error:
         sys.stderr.write(f"{type(error).__name__}: {error}\n")
         return FAILED
@@ -110,6 +114,35 @@ def check_options(options: TinkerOptions, state: Path) -> None:
     link = state / options.name
     if options.name and link.exists() and not link.is_symlink():
         raise SetupError(f"--name {options.name}: {link} exists and is no link; choose another name, or another --state")
+
+
+@contextmanager
+def held_state(state: Path) -> Iterator[Path]:
+    """Lock the state folder, and remove what a killed server has left in it; yields a folder for temporary weights.
+
+    Raises:
+        SetupError: another server has this folder, or it cannot be written.
+    """
+    temporary = state / TEMPORARY
+    try:
+        if not state.exists():
+            make_private(state)
+        refusal = write_refusal(state)
+    except OSError as error:
+        refusal = str(error)
+    if refusal:
+        raise read_only(f"--state {state}", state, refusal, "start again, or set another --state")
+    try:
+        with locked(state / LOCK):
+            shutil.rmtree(temporary, ignore_errors=True)
+            TinkerCheckpoints(state / CHECKPOINTS).remove_unfinished()
+            temporary.mkdir(mode=0o700)
+            try:
+                yield temporary
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
+    except LockHeld as held:
+        raise SetupError(f"--state {state}: another server has this folder (process {held.pid}); end it, or set --state") from held
 
 
 def listening_socket(options: TinkerOptions) -> socket.socket:

@@ -254,7 +254,7 @@ class TinkerRoutes:
 
     async def create_sampling_session(self, request: web.Request) -> web.Response:
         """A sampler."""
-        sampler_id = self._service.create_sampling_session(await self._read(request, CreateSamplingSession))
+        sampler_id = await self._service.create_sampling_session(await self._read(request, CreateSamplingSession))
         return respond({"type": "create_sampling_session", "sampling_session_id": sampler_id})
 
     async def join_sampling_session(self, request: web.Request) -> web.Response:

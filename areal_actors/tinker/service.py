@@ -37,7 +37,6 @@ from areal_actors.tinker.requests import (
 from areal_actors.tinker.samplers import MOST_SAMPLES, ModelSampler
 from areal_actors.tinker.sessions import LoadedModel, SamplingSession, TinkerSession
 from areal_actors.tinker.training_model import TrainingModel
-from areal_actors.weights.transfer import location_of
 
 SESSION_SECONDS = 600.0
 """Silence after which a session ends; clients send a heartbeat every ten seconds."""
@@ -45,6 +44,8 @@ SWEEP_SECONDS = 30.0
 TEMPORARY_SAMPLERS = 16
 """Samplers of temporary weights that a session keeps; the oldest one is dropped for another."""
 ADAMW = "adamw"
+CHECKPOINTS = "checkpoints"
+"""Name of the folder within the server's."""
 
 Output = TypeVar("Output")
 Device = Literal["cpu", "cuda", "auto"]
@@ -69,7 +70,7 @@ class TinkerService:
             names: names of the base model; the first is the one that responses have.
             folder: its Hugging Face folder.
             state: folder of checkpoints.
-            temporary: folder of weights that are only sampled from while the server runs.
+            temporary: folder of weights that are only sampled from while the server runs; exists, and is empty.
             sampler: samples from the base model.
             device: device of the models that are trained.
             threads: CPU threads of the thread that trains.
@@ -77,7 +78,7 @@ class TinkerService:
         self.names = names
         self.folder = folder
         self.sampler = sampler
-        self.checkpoints = TinkerCheckpoints(state / "checkpoints")
+        self.checkpoints = TinkerCheckpoints(state / CHECKPOINTS)
         self.futures = Futures()
         self.sessions: dict[str, TinkerSession] = {}
         self._temporary = temporary
@@ -146,7 +147,7 @@ class TinkerService:
 
     def load_weights(self, request: LoadWeights) -> tuple[str, str]:
         """Start to load a checkpoint, into a model or into a new one; returns the ids of the request and of the model."""
-        run, kind, folder = self.checkpoints.folder(request.path)
+        run, kind, _ = self.checkpoints.folder(request.path)
         if kind != "weights":
             raise RequestError(f"{request.path} is for sampling only: load a checkpoint that save_weights wrote", "path")
         if request.optimizer_config is not None:
@@ -158,12 +159,16 @@ class TinkerService:
                 request.model_seq_id,
                 run.lora,
                 request.user_metadata,
-                (folder, request.path),
+                request.path,
                 optimizer=request.optimizer,
             )
         if request.model_id is None:
             raise RequestError("load_weights needs model_id, or session_id and model_seq_id", "model_id")
-        load = partial(_load, folder=folder, path=request.path, optimizer=request.optimizer)
+
+        def load(_: LoadedModel, training: TrainingModel) -> Result:
+            self._load(training, request.path, optimizer=request.optimizer)
+            return {"path": request.path, "type": "load_weights"}
+
         return self._in_order(request.model_id, request.seq_id, load), request.model_id
 
     def forward(self, model_id: str, seq_id: int | None, read: Callable[[], ForwardRequest]) -> str:
@@ -193,10 +198,15 @@ class TinkerService:
 
     def _save(self, request: SaveWeights, name: str, kind: Kind, answer: str, write: Callable[[TrainingModel, Path], object]) -> str:
         def save(model: LoadedModel, training: TrainingModel) -> Result:
-            run = model.run.training_run_id
-            folder = self.checkpoints.new_folder(run, kind, name, overwrite=request.overwrite)
-            write(training, folder)
-            record = self.checkpoints.commit(run, kind, folder, request.ttl_seconds, request.user_metadata)
+            record = self.checkpoints.save(
+                model.run,
+                kind,
+                name,
+                partial(write, training),
+                overwrite=request.overwrite,
+                ttl_seconds=request.ttl_seconds,
+                user_metadata=request.user_metadata,
+            )
             return {"path": record.tinker_path, "type": answer}
 
         return self._in_order(request.model_id, request.seq_id, save)
@@ -222,14 +232,13 @@ class TinkerService:
 
     # ------------------------------------------------------------ samplers
 
-    def create_sampling_session(self, request: CreateSamplingSession) -> str:
+    async def create_sampling_session(self, request: CreateSamplingSession) -> str:
         """Returns the id of a new sampler, of a checkpoint or of the base model."""
         session = self.session(request.session_id)
         sampler_id = f"{request.session_id}:sample:{request.sampling_session_seq_id}"
         if sampler_id not in session.samplers:
-            session.samplers[sampler_id] = SamplingSession(
-                self._weights(request.model_path, request.base_model), request.model_path, temporary=False
-            )
+            weights = await self._weights(request.model_path, request.base_model)
+            session.samplers[sampler_id] = SamplingSession(weights, request.model_path, temporary=False)
         return sampler_id
 
     def sampling_session(self, sampler_id: str) -> SamplingSession:
@@ -250,14 +259,15 @@ class TinkerService:
 
     def sample(self, request: Sample) -> tuple[str, list[str]]:
         """Start to sample; returns the id of the request, and one of each completion."""
+        sampler = None
         if request.sampling_session_id is None:
-            weights = self._weights(request.model_path, request.base_model)
+            self._check_weights(request.model_path, request.base_model)
             request_id = f"sample:{uuid4()}"
         else:
-            weights = self.sampling_session(request.sampling_session_id).weights
+            sampler = self.sampling_session(request.sampling_session_id)
             number = uuid4().hex if request.seq_id is None else request.seq_id
             request_id = f"{request.sampling_session_id}:{number}"
-        self.futures.start(request_id, self.sampler.sample(weights, request_id, request))
+        self.futures.start(request_id, self._sample(request, request_id, sampler))
         return request_id, [f"{request_id}:{number}" for number in range(min(max(request.num_samples, 0), MOST_SAMPLES))]
 
     # ------------------------------------------------------------ within
@@ -266,13 +276,23 @@ class TinkerService:
         if name not in self.names:
             raise RequestError(f"base_model '{name}' is not served here; served is {' or '.join(self.names)}", "base_model")
 
-    def _weights(self, model_path: str | None, base_model: str | None) -> WeightsLocation:
+    def _check_weights(self, model_path: str | None, base_model: str | None) -> None:
         if model_path is not None:
-            return location_of(self.checkpoints.folder(model_path)[2])
-        if base_model is None:
+            self.checkpoints.folder(model_path)
+        elif base_model is None:
             raise RequestError("sampling needs model_path or base_model", "base_model")
-        self._check_base(base_model)
-        return self.sampler.base
+        else:
+            self._check_base(base_model)
+
+    async def _weights(self, model_path: str | None, base_model: str | None) -> WeightsLocation:
+        self._check_weights(model_path, base_model)
+        return self.sampler.base if model_path is None else await asyncio.to_thread(self.checkpoints.weights, model_path)
+
+    async def _sample(self, request: Sample, request_id: str, sampler: SamplingSession | None) -> Result:
+        weights = sampler.weights if sampler else await self._weights(request.model_path, request.base_model)
+        if sampler and sampler.is_removed():
+            raise RequestError(f"{sampler.model_path} was overwritten or deleted: create another sampler", "sampling_session_id")
+        return await self.sampler.sample(weights, request_id, request)
 
     def _new_model(
         self,
@@ -280,7 +300,7 @@ class TinkerService:
         model_seq_id: int,
         lora: LoraRequest | None,
         user_metadata: Mapping[str, Any] | None,
-        checkpoint: tuple[Path, str] | None,
+        checkpoint: str | None,
         *,
         optimizer: bool,
     ) -> tuple[str, str]:
@@ -301,10 +321,10 @@ class TinkerService:
         def load() -> Result:
             training = TrainingModel(self.folder, lora, self._device)
             if checkpoint:
-                training.load(checkpoint[0], optimizer=optimizer)
+                self._load(training, checkpoint, optimizer=optimizer)
             self.checkpoints.add_run(run)
             model.training = training
-            loaded = {"path": checkpoint[1], "type": "load_weights"} if checkpoint else {"type": "create_model"}
+            loaded = {"path": checkpoint, "type": "load_weights"} if checkpoint else {"type": "create_model"}
             return {"model_id": model_id, **loaded}
 
         async def create() -> Result:
@@ -338,8 +358,15 @@ class TinkerService:
         folder = self._temporary / uuid4().hex
 
         async def save() -> Result:
-            weights = await self._take_turn(model, number, lambda _, training: {"weights": training.publish(folder)})
-            assert isinstance(weights, dict)
+            try:
+                weights = await self._take_turn(model, number, lambda _, training: {"weights": training.publish(folder)})
+                assert isinstance(weights, dict)
+                self.session(session.session_id)  # may have ended meanwhile
+            except BaseException:
+                self._thread.submit(shutil.rmtree, folder, ignore_errors=True)  # after what the thread may still write
+                raise
+            if sampler_id in session.samplers:
+                self._drop(session.samplers.pop(sampler_id))
             session.samplers[sampler_id] = SamplingSession(weights["weights"], None, temporary=True)
             kept = [sampler for sampler in session.samplers.items() if sampler[1].temporary]
             for name, sampler in kept[:-TEMPORARY_SAMPLERS]:
@@ -353,14 +380,15 @@ class TinkerService:
         if sampler.temporary:
             shutil.rmtree(sampler.weights.folder, ignore_errors=True)
 
+    def _load(self, training: TrainingModel, tinker_path: str, *, optimizer: bool) -> None:
+        """Load a checkpoint as it is now: a request before this one may have replaced it."""
+        _, _, folder = self.checkpoints.folder(tinker_path)
+        self.checkpoints.verify(folder)
+        training.load(folder, optimizer=optimizer)
+
     async def _train(self, work: Callable[[], Output]) -> Output:
         """Run something in the thread that trains."""
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
-
-
-def _load(_: LoadedModel, training: TrainingModel, *, folder: Path, path: str, optimizer: bool) -> Result:
-    training.load(folder, optimizer=optimizer)
-    return {"path": path, "type": "load_weights"}
 
 
 def _check_optimizer(kind: str) -> None:

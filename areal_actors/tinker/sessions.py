@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from areal_actors.core.values import WeightsLocation
 from areal_actors.tinker.checkpoints import TrainingRunRecord
@@ -42,3 +43,7 @@ class SamplingSession:
     temporary: bool
     clients: int = 1
     """Clients that share it: the first one, and those that joined."""
+
+    def is_removed(self) -> bool:
+        """True if its checkpoint was overwritten or deleted."""
+        return self.model_path is not None and not Path(self.weights.folder).is_dir()

@@ -31,7 +31,7 @@ from areal_actors.training.packing.scoring import TokenScorer
 from areal_actors.training.ranks import SINGLE_PROCESS, trainable_parameters
 from areal_actors.training.settings import LoraSettings, OptimizerSettings
 from areal_actors.weights.source_tensors import checkpoint_tensors
-from areal_actors.weights.transfer import atomic_folder, write_weights
+from areal_actors.weights.transfer import write_weights
 
 ALPHA = 32
 """Scale of an adapter's update, as Tinker has it: `ALPHA / rank`."""
@@ -172,14 +172,12 @@ class TrainingModel:
 
     def save_model(self, folder: Path) -> None:
         """Write a Hugging Face folder with the present weights, an adapter merged."""
-        with atomic_folder(folder) as partial:
-            write_model(self._model, self._merged(), str(partial), self._folder)
+        write_model(self._model, self._merged(), str(folder), self._folder)
 
     def save(self, folder: Path) -> None:
         """Write a Hugging Face folder with the merged weights, and adapter and optimizer, which `load` reads."""
-        with atomic_folder(folder) as partial:
-            write_model(self._model, self._merged(), str(partial), self._folder)
-            SINGLE_PROCESS.save_state(partial, self._model, self._optimizer, {})
+        self.save_model(folder)
+        SINGLE_PROCESS.save_state(folder, self._model, self._optimizer, {})
 
     def load(self, folder: Path, *, optimizer: bool) -> None:
         """Load what `save` wrote; without `optimizer` the optimizer starts anew. The gradient so far is discarded.

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from areal_actors.core.durable_files import disk_full, is_disk_full
+from areal_actors.core.durable_files import storage_error
 from areal_actors.messages import CheckpointCommitted
 from areal_actors.weights.manifest import verify
 
@@ -26,9 +26,15 @@ LEFT = "left-"
 class CheckpointStore:
     """All checkpoints of one run."""
 
-    def __init__(self, root: Path) -> None:
-        """`root` is the run's folder."""
+    def __init__(self, root: Path, then: str = "") -> None:
+        """Configure the store.
+
+        Args:
+            root: the run's folder.
+            then: what to do once a place that cannot be written is writable again; by default to resume the run.
+        """
         self.root = root
+        self.then = then
 
     def path(self, folder: str) -> Path:
         """Path of a checkpoint that an event names."""
@@ -63,17 +69,17 @@ class CheckpointStore:
         """Have an engine write a checkpoint into this folder; removes the folder on failure.
 
         Raises:
-            SetupError: the disk is full.
+            SetupError: the disk is full, or the folder cannot be written.
         """
         path = self.path(folder)
         shutil.rmtree(path, ignore_errors=True)
         try:
             save(str(path))
         except Exception as error:
-            full = is_disk_full(error, self.root)
+            refused = storage_error(f"cannot write a checkpoint to {path.parent}", error, path.parent, self.root, self.then)
             shutil.rmtree(path, ignore_errors=True)
-            if full:
-                raise disk_full(f"cannot write a checkpoint to {path.parent}", self.root) from error
+            if refused is not None:
+                raise refused from error
             raise
 
 

@@ -12,7 +12,7 @@ import msgspec
 import psutil
 
 from areal_actors.core.config import Config, NonNegativeInt, PositiveInt
-from areal_actors.core.durable_files import atomic_write, disk_full, is_disk_full
+from areal_actors.core.durable_files import atomic_write, storage_error
 from areal_actors.messages import (
     BestCheckpointChosen,
     CheckpointCommitted,
@@ -148,8 +148,9 @@ class Checkpointer(Actor):
                 _make_final, self.folder / Path(event.folder).name, self._final(event.step), event.step, event.cursor
             )
         except OSError as error:
-            if is_disk_full(error, self.folder):
-                raise disk_full(f"cannot finalize the checkpoint of step {event.step} in {self.folder}", self.folder.parent) from error
+            what = f"cannot finalize the checkpoint of step {event.step} in {self.folder}"
+            if refused := storage_error(what, error, self.folder, self.folder.parent):
+                raise refused from error
             raise
 
     def _due(self, version: int) -> int:

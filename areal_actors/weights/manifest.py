@@ -87,6 +87,29 @@ def verify(folder: Path, digest: str = "") -> None:
         raise CheckpointError(f"{folder} cannot be read: {error}") from error
 
 
+def read_verified(folder: Path, name: str, digest: str) -> bytes:
+    """Returns one small file of a checkpoint, verified; the others are not read.
+
+    Args:
+        folder: the checkpoint.
+        name: the file, relative to the folder.
+        digest: digest of the manifest.
+
+    Raises:
+        CheckpointError: the file or the manifest is missing or differs.
+    """
+    try:
+        content, manifest = (folder / name).read_bytes(), _manifest(folder, digest)
+    except OSError as error:
+        raise CheckpointError(f"{folder} cannot be read: {error}") from error
+    if isinstance(manifest, str):
+        raise CheckpointError(f"{folder}: {manifest}")
+    expected = manifest.files.get(name)
+    if expected is None or expected.sha256 != _hexadecimal(content):
+        raise CheckpointError(f"{folder}: {name} is not the file that {MANIFEST} lists: its content has changed")
+    return content
+
+
 def verify_model(folder: Path) -> None:
     """Verify the model folder of a run or of a server, if it is a checkpoint with a manifest.
 
@@ -116,18 +139,9 @@ def is_checkpoint(folder: Path) -> bool:
 
 
 def _differences(folder: Path, digest: str) -> Iterator[str]:
-    path = folder / MANIFEST
-    if not path.is_file():
-        yield f"{MANIFEST} is missing"
-        return
-    content = path.read_bytes()
-    if digest and (found := _hexadecimal(content)) != digest:
-        yield f"{MANIFEST} has digest {found[:16]}…, expected {digest[:16]}… from the log"
-        return
-    try:
-        manifest = msgspec.json.decode(content, type=Manifest)
-    except msgspec.DecodeError as error:
-        yield f"{MANIFEST} cannot be read ({error})"
+    manifest = _manifest(folder, digest)
+    if isinstance(manifest, str):
+        yield manifest
         return
     for name, expected in manifest.files.items():
         yield from _difference(folder, name, expected)
@@ -135,6 +149,20 @@ def _differences(folder: Path, digest: str) -> Iterator[str]:
         name = path.relative_to(folder).as_posix()
         if path.suffix in LOADED and name not in manifest.files:
             yield f"{name} is not in {MANIFEST}, and would be loaded"
+
+
+def _manifest(folder: Path, digest: str) -> Manifest | str:
+    """The manifest, or what is wrong with it."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        return f"{MANIFEST} is missing"
+    content = path.read_bytes()
+    if digest and (found := _hexadecimal(content)) != digest:
+        return f"{MANIFEST} has digest {found[:16]}…, expected {digest[:16]}… as recorded when it was saved"
+    try:
+        return msgspec.json.decode(content, type=Manifest)
+    except msgspec.DecodeError as error:
+        return f"{MANIFEST} cannot be read ({error})"
 
 
 def _difference(folder: Path, name: str, expected: FileDigest) -> Iterator[str]:

@@ -7,11 +7,16 @@ are lost in a restart.
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
+
 import msgspec
 
 from areal_actors.core.values import Value
-from areal_actors.messages import SessionStarted
+from areal_actors.messages import RunEpisode, SessionStarted
 from bus.message import FrozenMeta
+
+DESCRIBED = 3
+"""Number of groups, and of sessions, that are described."""
 
 
 class GroupSlot(msgspec.Struct, metaclass=FrozenMeta):
@@ -148,9 +153,15 @@ class ExternalCapacity:
             if episode in {f"{number}.{member}" for member in group.missing}:
                 del self.open[number]
 
-    def missing(self, now: float, seconds: float) -> list[GroupSlot]:
-        """Slots not taken within `seconds` of their group's first session."""
-        late = [(number, group) for number, group in self.open.items() if now - group.opened > seconds]
+    def reopen(self, group: int, member: int, task: str, now: float) -> None:
+        """Give the slot of a lost session to the next session of its task."""
+        self.running.discard(f"{group}.{member}")
+        before = self.open.get(group) or OpenGroup(task=task, opened=now, missing=frozenset())
+        self.open[group] = msgspec.structs.replace(before, missing=before.missing | {member})
+
+    def missing(self, now: float, seconds: float, left: AbstractSet[str] = frozenset()) -> list[GroupSlot]:
+        """Slots not taken within `seconds` of their group's first session, and all of the tasks `left`."""
+        late = [(number, group) for number, group in self.open.items() if now - group.opened > seconds or group.task in left]
         return [
             GroupSlot(task=group.task, group=number, member=member, index=self.indexes[group.task])
             for number, group in late
@@ -165,6 +176,8 @@ class ExternalSessionsState(Value):
     started: dict[str, SessionStarted] = {}
     exported: int = 0
     abandoned: int = 0
+    attempts: dict[str, int] = {}
+    rejoining: dict[str, float] = {}
 
 
 class ExternalSlots:
@@ -175,20 +188,72 @@ class ExternalSlots:
         self.started: dict[str, SessionStarted] = {}
         """Sessions that have not ended, by episode."""
         self.exported = self.abandoned = 0
+        self.attempts: dict[str, int] = {}
+        """Attempts of each episode whose session was lost with its gateway, and that has not ended."""
+        self.rejoining: dict[str, float] = {}
+        """Tasks with open groups that have lost a session, and the time of the last start or end of one of their sessions since."""
 
     def start(self, event: SessionStarted, now: float, *, reserved: bool = False) -> None:
         """Record a started session and take its slot; with `reserved` it uses up the oldest reservation."""
         self.started[event.work.episode] = event
         slot = GroupSlot(task=event.work.task.id, group=int(event.work.group), member=event.member, index=event.index)
         self.capacity.take(slot, now, reserved=reserved)
+        self._note(event, now)
 
-    def ended(self, episode: str, *, exported: bool) -> SessionStarted | None:
+    def ended(self, episode: str, now: float, *, exported: bool) -> SessionStarted | None:
         """Record that an episode was exported, or abandoned after all retries; idempotent. Returns its session if it had not ended."""
         self.capacity.ended(episode)
+        self.attempts.pop(episode, None)
         if (started := self.started.pop(episode, None)) is not None:
             self.exported += exported
             self.abandoned += not exported
+        self._note(started, now)
         return started
+
+    def lose(self, work: RunEpisode, now: float) -> SessionStarted | None:
+        """Record that this attempt was lost with its gateway: the next session of its task takes its slot; idempotent.
+
+        Returns its session if it had not ended.
+        """
+        started = self.started.get(work.episode)
+        if started is None or started.work.attempt != work.attempt:
+            return None
+        del self.started[work.episode]
+        self.abandoned += 1
+        self.attempts[work.episode] = work.attempt
+        self.rejoining[work.task.id] = now
+        self.capacity.reopen(int(work.group), started.member, work.task.id, now)
+        return started
+
+    def _note(self, event: SessionStarted | None, now: float) -> None:
+        """Note when a task that lost a session had another one, until all of its groups are full or closed."""
+        if self.rejoining:
+            waiting = {group.task for group in self.capacity.open.values()}
+            self.rejoining = {task: at for task, at in self.rejoining.items() if task in waiting}
+            if event is not None and event.work.task.id in self.rejoining:
+                self.rejoining[event.work.task.id] = now
+
+    def late(self, now: float, seconds: float, rejoin_seconds: float) -> list[GroupSlot]:
+        """Slots not taken within `seconds` of their group's first session.
+
+        Of tasks that have lost a session also those that no session has taken for `rejoin_seconds`, while no session of the task runs:
+        the replacement may be in another group.
+        """
+        running = {started.work.task.id for started in self.started.values()}
+        left = {task for task, at in self.rejoining.items() if task not in running and now - at > rejoin_seconds}
+        return self.capacity.missing(now, seconds, left)
+
+    def describe_waits(self) -> str:
+        """Describes groups that lack sessions, and sessions that have not ended; empty if there are none."""
+        lacking = [
+            f"group {number} of task '{group.task}' lacks a session for member {', '.join(map(str, sorted(group.missing)))}"
+            for number, group in sorted(self.capacity.open.items())
+        ]
+        running = [
+            f"session {started.session} (member {started.member} of group {started.work.group}) has not ended"
+            for started in self.started.values()
+        ]
+        return "; ".join([*_first_few(lacking, "groups"), *_first_few(running, "sessions")])
 
     def counts(self, now: float) -> dict[str, int]:
         """Ended sessions of the whole run, and slots that can still be reserved."""
@@ -203,3 +268,9 @@ class ExternalSlots:
         self.capacity.restore(state.capacity)
         self.started = dict(state.started)
         self.exported, self.abandoned = state.exported, state.abandoned
+        self.attempts, self.rejoining = dict(state.attempts), dict(state.rejoining)
+
+
+def _first_few(parts: list[str], what: str) -> list[str]:
+    more = len(parts) - DESCRIBED
+    return [*parts[:DESCRIBED], *([f"{more} further {what}"] if more > 0 else [])]
