@@ -1,6 +1,7 @@
 """HTTP server of a run's files for workers of other hosts: code, model, weights, images, snapshots, and large bodies of messages.
 
-It has a thread and an event loop of its own, so that a large file delays nothing else; the kernel sends the files.
+Its process (`object_process.py`) does nothing else. It listens beyond this host, so connections and their idle time have limits
+(`core/http_connections.py`); the kernel sends the files.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import msgspec
 from aiohttp import web
 
 from areal_actors.core.errors import SetupError
+from areal_actors.core.http_connections import HttpConnection, HttpListener, most_connections
 from areal_actors.core.objects import BLOBS, CODE, FOLDERS, IMAGES, MODEL, SNAPSHOTS, WEIGHTS, StoredFile, digest_of
 from areal_actors.core.snapshots import Snapshot, SnapshotStore
 from areal_actors.vision.files import ImageFolder
@@ -28,6 +30,10 @@ from bus.tls import Certificate
 MAX_BODY_BYTES = 1 << 28
 MODEL_SECONDS = 25.0
 """Time for which a request waits for the model, which the trainer may still be making; the client asks again."""
+HEAD_SECONDS = 10.0
+"""Time limit for a handshake, and for the head of a request."""
+DESCRIPTORS_EACH = 2
+"""Descriptors of a connection: its own, and that of the file that it receives."""
 POLL_SECONDS = 0.2
 START_SECONDS = 30.0
 """Time limit for the server to listen."""
@@ -38,8 +44,8 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class ObjectServer:
     """Serves files to those who have a token, from `start` until the process ends."""
 
-    def __init__(self, run: str, run_folder: Path, code: Mapping[str, Path], weights_folder: str = "") -> None:
-        """`code`: files of the folder `code`, by their names in it; `weights_folder`: `trainer.weights_folder`."""
+    def __init__(self, run: str, run_folder: Path, code: Mapping[str, Path], weights_folder: str = "", *, share: str = "") -> None:
+        """`code`: files of the folder `code`, by their names in it; `weights_folder`: `trainer.weights_folder`; `share`: see `share`."""
         self.run_folder = run_folder
         self.code = dict(code)
         self.model: Path | None = None
@@ -47,7 +53,7 @@ class ObjectServer:
         self.tokens: set[str] = set()
         self.folds: dict[str, str] = {}
         """Fold whose snapshots each token gives access to, of workers that have one."""
-        self.share = secrets.token_hex(8)
+        self.share = share or secrets.token_hex(8)
         """Identity, by which a host recognises that it has the weights' folder itself."""
         self.port = 0
         self._weights = possible_folders(run, run_folder, weights_folder)
@@ -88,14 +94,16 @@ class ObjectServer:
         app.router.add_get(SNAPSHOTS + "{fold}", self._list_snapshots)
         app.router.add_get(SNAPSHOTS + "{fold}/{sequence:[0-9]+}", self._get_snapshot)
         app.router.add_put(SNAPSHOTS + "{fold}", self._put_snapshot)
-        runner = web.AppRunner(app, access_log=None)
+        runner = web.AppRunner(app)
         await runner.setup()
+        assert runner.server is not None
+        listener = HttpListener(runner.server, HEAD_SECONDS, most_connections(DESCRIPTORS_EACH))
         try:
-            await web.TCPSite(runner, host, port, ssl_context=certificate.context() if certificate is not None else None).start()
+            await listener.start(host, port, certificate.context() if certificate is not None else None)
         except OSError as error:
             listening.set_exception(error)
             return
-        listening.set_result(int(runner.addresses[0][1]))
+        listening.set_result(listener.port)
         await asyncio.Event().wait()
 
     @web.middleware
@@ -103,7 +111,9 @@ class ObjectServer:
         given = _token(request).encode()
         if not any(hmac.compare_digest(given, token.encode()) for token in tuple(self.tokens)):
             raise web.HTTPUnauthorized
-        return await handler(request)
+        assert isinstance(request.protocol, HttpConnection)
+        with request.protocol:
+            return await handler(request)
 
     async def _list(self, request: web.Request) -> web.Response:
         folder = request.match_info["folder"]
