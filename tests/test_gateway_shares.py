@@ -43,6 +43,7 @@ from areal_actors.run.joined_gateway import ChatModelPuller, encrypts_here, gate
 from areal_actors.run.joined_recipe import recipe_here
 from areal_actors.run.joining import Joining
 from areal_actors.run.liveness import Leases, WatchClock
+from areal_actors.run.object_access import access_of
 from areal_actors.run.object_server import ObjectServer
 from areal_actors.run.portable import PortableRecipe
 from areal_actors.run.process import actors_of
@@ -223,7 +224,7 @@ def objects(tmp_path: Path) -> RemoteObjects:
         (tmp_path / "run" / "model" / name).write_text("{}")
     server = ObjectServer("run", tmp_path / "run", {})
     server.start("127.0.0.1", 0)
-    server.tokens.add("token")
+    server.access["token"] = access_of("session_manager")
     server.model = tmp_path / "run" / "model"
     return RemoteObjects(f"http://127.0.0.1:{server.port}", "token", retry_for_seconds=0)
 
@@ -275,6 +276,7 @@ class Server:
     """Admits workers to the bus, and notes which it has expelled."""
 
     certificate = None
+    keeper = None
 
     def __init__(self) -> None:
         self.expelled: list[str] = []

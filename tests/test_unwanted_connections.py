@@ -22,6 +22,7 @@ from areal_actors.core.http_connections import HttpConnection, HttpListener, mos
 from areal_actors.core.objects import CODE, RemoteObjects
 from areal_actors.core.settings import DiskSettings
 from areal_actors.run.disk_watch import DiskWatch
+from areal_actors.run.object_access import access_of
 from areal_actors.run.object_keeper import ObjectKeeper
 from areal_actors.run.object_process import Grant
 from areal_actors.run.run_folder import RunFolder
@@ -254,8 +255,8 @@ async def test_the_server_of_the_files_is_another_process_that_is_replaced_with_
     keeper: ObjectKeeper, tmp_path: Path
 ) -> None:
     port = keeper.port
-    await keeper.grant(Grant(token="one"))
-    await keeper.grant(Grant(token="two"))
+    await keeper.grant(Grant(token="one", access=access_of("rollout_worker")))
+    await keeper.grant(Grant(token="two", access=access_of("rollout_worker")))
     await keeper.revoke("two")
 
     def pull(token: str) -> str:

@@ -34,6 +34,7 @@ from areal_actors.recipe.supervision import FIRST_JOINED, left_to_others
 from areal_actors.run.gateway_shares import GatewayShares
 from areal_actors.run.health import HealthMonitor
 from areal_actors.run.joined_gateway import gateway_address
+from areal_actors.run.object_access import access_of
 from areal_actors.run.object_keeper import ObjectKeeper
 from areal_actors.run.object_process import Grant
 from areal_actors.run.portable import PortableRecipe, code_digest
@@ -162,7 +163,7 @@ class Joining:
             self.shares.release(worker)
             return JoinAnswer(refused=str(error))
         token = self.tokens[worker] = uuid.uuid4().hex
-        await self.objects.grant(Grant(token=token, fold=actor))
+        await self.objects.grant(Grant(token=token, access=access_of(request.role, actor)))
         await self.publish(WorkerJoined(worker=worker, role=request.role, host=request.host, actor=actor))
         self.leases.admit(worker, self.health.clock.watching)
         host = "" if self.recipe.bus.host in EVERY_INTERFACE else self.recipe.bus.host
@@ -179,8 +180,10 @@ class Joining:
 
     def _no_connection(self) -> str:
         """Returns why the bus has no connection for another worker; empty if it has."""
+        if self.server.keeper is None:
+            return ""  # an existing server has limits of its own
         most = max_connections() - len(self.server.addresses.processes) - SPARE_CONNECTIONS
-        if self.server.keeper is None or len(self.leases.held) < most:
+        if len(self.leases.held) < most:
             return ""
         return f"its bus has connections for {max(most, 0):,} workers of other hosts; raise the hard limit of descriptors on the run's host"
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from areal_actors.core.errors import SetupError
+from areal_actors.core.objects import Access
 from areal_actors.core.values import Value
 from areal_actors.run.logs import log_to_file
 from areal_actors.run.object_server import ObjectServer
@@ -27,8 +28,7 @@ class Grant(Value):
     """A worker that may use the files, by its token."""
 
     token: str
-    fold: str = ""
-    """Fold whose snapshots it may read and write; empty: none."""
+    access: Access
 
 
 class Change(Value):
@@ -102,12 +102,9 @@ def main(_: list[str]) -> int:
 
 def _apply(server: ObjectServer, change: Change) -> None:
     if change.grant is not None:
-        server.tokens.add(change.grant.token)
-        if change.grant.fold:
-            server.folds[change.grant.token] = change.grant.fold
+        server.access[change.grant.token] = change.grant.access
     if change.revoke:
-        server.tokens.discard(change.revoke)
-        server.folds.pop(change.revoke, None)
+        server.access.pop(change.revoke, None)
     if change.model:
         server.weights_published(Path(change.model))
 
