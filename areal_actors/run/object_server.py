@@ -110,7 +110,7 @@ class ObjectServer:
 
     @web.middleware
     async def _check_token(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        given = request.headers.get("Authorization", "").removeprefix("Bearer ").encode()
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ").encode(errors="surrogateescape")
         access = next((access for token, access in tuple(self.access.items()) if hmac.compare_digest(given, token.encode())), None)
         if access is None:
             raise web.HTTPUnauthorized
