@@ -112,7 +112,7 @@ def attacker(orders: Connection) -> None:
 
 
 class Outcome(msgspec.Struct):
-    """What an attack did."""
+    """Effects of an attack."""
 
     attack: str
     refusals: Refusals

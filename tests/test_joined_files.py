@@ -16,7 +16,7 @@ import torch
 from areal_actors.cli.arguments import ROLES
 from areal_actors.core.devices import detect_cuda
 from areal_actors.core.errors import EngineError, RecipeError, SetupError, WeightsSuperseded
-from areal_actors.core.objects import CODE, MODEL, WEIGHTS, Access, RemoteObjects
+from areal_actors.core.objects import CODE, MODEL, WEIGHTS, FileAccess, RemoteObjects
 from areal_actors.core.settings import COUNTED, SEVERAL, WatchdogSettings
 from areal_actors.core.snapshots import Restored, Snapshot, SnapshotStore, restore
 from areal_actors.core.values import WeightsLocation
@@ -67,7 +67,7 @@ class Served:
         self.server = ObjectServer(RUN, folder, {"agents/agent.py": self.code}, weights_folder)
         self.server.start("127.0.0.1", 0)
         subjects = frozenset({ActorFailed.subject})
-        self.server.access[TOKEN] = Access(reads=subjects, writes=subjects, folders=frozenset({CODE, MODEL, WEIGHTS}))
+        self.server.access[TOKEN] = FileAccess(reads=subjects, writes=subjects, folders=frozenset({CODE, MODEL, WEIGHTS}))
         self.objects = RemoteObjects(f"http://127.0.0.1:{self.server.port}", TOKEN, retry_for_seconds=0)
 
     def publish(self, version: int) -> WeightsLocation:

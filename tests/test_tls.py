@@ -13,7 +13,7 @@ from support.authority import Authority
 
 from areal_actors.core.devices import detect_cuda
 from areal_actors.core.errors import RecipeError, SetupError
-from areal_actors.core.objects import CODE, Access, RemoteObjects
+from areal_actors.core.objects import CODE, FileAccess, RemoteObjects
 from areal_actors.messages import KINDS, ActorFailed
 from areal_actors.recipe.load import load
 from areal_actors.run.join_address import join_address
@@ -90,7 +90,7 @@ def test_files_of_a_run_are_served_encrypted_to_those_who_know_the_fingerprint(t
     (tmp_path / "agent.py").write_text(WORD)
     certificate, server = make_certificate(tmp_path / "tls"), ObjectServer("run", tmp_path, {"agent.py": tmp_path / "agent.py"})
     server.start("127.0.0.1", 0, certificate)
-    server.access["token"] = Access(reads=frozenset({"a.body"}), writes=frozenset({"a.body"}), folders=frozenset({CODE}))
+    server.access["token"] = FileAccess(reads=frozenset({"a.body"}), writes=frozenset({"a.body"}), folders=frozenset({CODE}))
     url = f"https://127.0.0.1:{server.port}"
     objects = RemoteObjects(f"{url}#{certificate.fingerprint}", "token", retry_for_seconds=0)
     objects.pull(CODE, tmp_path / "there")

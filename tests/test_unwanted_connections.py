@@ -225,17 +225,17 @@ def test_a_command_has_as_many_descriptors_as_it_may() -> None:
 async def test_the_bus_has_a_limit_of_connections_below_its_descriptors_and_a_time_to_log_in(tmp_path: Path) -> None:
     server = await EmbeddedServer.start(tmp_path, owner_only=True)
     try:
-        async with aiohttp.ClientSession() as session, session.get(f"{server.monitoring_url}/varz") as answer:
-            found = await answer.json()
+        async with aiohttp.ClientSession() as session, session.get(f"{server.monitoring_url}/varz") as report:
+            found = await report.json()
         parts = urlsplit(server.address)
         reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
         async with asyncio.timeout(PATIENT):
-            said = (await reader.read()).decode()
+            answer = (await reader.read()).decode()
         writer.close()
     finally:
         await server.stop()
     assert found["max_connections"] == max_connections() < resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    assert "Authentication Timeout" in said
+    assert "Authentication Timeout" in answer
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""HTTP connections with limits: a time for request heads, and a number of connections, so that idle ones keep out nobody's work.
+"""HTTP connections with limits: a time for request heads, and a number of connections, so that idle ones keep no request out.
 
 At the limit a new connection takes the place of an idle one: of the address with the most idle connections, the one that has been
 idle longest. One that is handling a request keeps its place. If all are, the new one is refused.
@@ -42,7 +42,7 @@ def most_connections(descriptors_each: int = 1) -> int:
     return max((limit - min(RESERVED_DESCRIPTORS, limit // 2)) // descriptors_each, 1)
 
 
-class Place:
+class OpenConnection:
     """One accepted connection."""
 
     def __init__(self, listener: HttpListener, address: str) -> None:
@@ -68,7 +68,7 @@ class HttpConnection(web.RequestHandler):
 
     __slots__ = ("_head_seconds", "_place", "_serving", "_timer")
 
-    def __init__(self, server: web.Server, head_seconds: float, place: Place) -> None:
+    def __init__(self, server: web.Server, head_seconds: float, place: OpenConnection) -> None:
         super().__init__(server, loop=asyncio.get_running_loop(), **OPTIONS)
         self._head_seconds = head_seconds
         self._place = place
@@ -124,10 +124,10 @@ class HttpListener:
 
     def __init__(self, server: web.Server, head_seconds: float, most: int) -> None:
         """`head_seconds`: for a handshake and for the head of a request; `most`: number of connections at a time."""
-        self._make: Callable[[Place], HttpConnection] = lambda place: HttpConnection(server, head_seconds, place)
+        self._make: Callable[[OpenConnection], HttpConnection] = lambda place: HttpConnection(server, head_seconds, place)
         self._head_seconds, self._most = head_seconds, most
-        self._places: set[Place] = set()
-        self._idle: dict[str, dict[Place, None]] = {}
+        self._places: set[OpenConnection] = set()
+        self._idle: dict[str, dict[OpenConnection, None]] = {}
         """Idle connections of each address, the one that has been idle longest first."""
         self._accepting: list[asyncio.Task[None]] = []
         self._secure: ssl.SSLContext | None = None
@@ -150,19 +150,19 @@ class HttpListener:
         for task in self._accepting:
             task.cancel()
 
-    def keep(self, place: Place) -> None:
+    def keep(self, place: OpenConnection) -> None:
         """Note that a connection handles a request."""
         if (idle := self._idle.get(place.address)) is not None:
             idle.pop(place, None)
             if not idle:
                 del self._idle[place.address]
 
-    def note_idle(self, place: Place) -> None:
+    def note_idle(self, place: OpenConnection) -> None:
         """Note that a connection waits for a request."""
         if place in self._places:
             self._idle.setdefault(place.address, {})[place] = None
 
-    def release(self, place: Place) -> None:
+    def release(self, place: OpenConnection) -> None:
         """Note the end of a connection."""
         self._places.discard(place)
         self.keep(place)
@@ -193,12 +193,12 @@ class HttpListener:
                 accepted.close()
                 return
         accepted.setblocking(False)
-        place = Place(self, address)
+        place = OpenConnection(self, address)
         self._places.add(place)
         self.note_idle(place)
         place.opening = asyncio.create_task(self._open(place, accepted))
 
-    async def _open(self, place: Place, accepted: socket.socket) -> None:
+    async def _open(self, place: OpenConnection, accepted: socket.socket) -> None:
         limits: dict[str, float] = {}
         if self._secure is not None:
             limits = {"ssl_handshake_timeout": self._head_seconds, "ssl_shutdown_timeout": SHUTDOWN_SECONDS}

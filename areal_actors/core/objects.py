@@ -44,8 +44,8 @@ class StoredFile(Value):
     """XXH3-128 of its content; empty if the folder has a checksum of its own."""
 
 
-class Access(Value):
-    """What the token of a worker may do with the files of the run."""
+class FileAccess(Value):
+    """Permissions of a worker's token for the files of the run."""
 
     reads: frozenset[str] = frozenset()
     """Subjects of messages whose bodies it may read."""

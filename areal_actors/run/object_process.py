@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from areal_actors.core.errors import SetupError
-from areal_actors.core.objects import Access
+from areal_actors.core.objects import FileAccess
 from areal_actors.core.values import Value
 from areal_actors.run.logs import log_to_file
 from areal_actors.run.object_server import ObjectServer
@@ -28,7 +28,7 @@ class Grant(Value):
     """A worker that may use the files, by its token."""
 
     token: str
-    access: Access
+    access: FileAccess
 
 
 class Change(Value):

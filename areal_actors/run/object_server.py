@@ -21,7 +21,7 @@ from aiohttp import web
 
 from areal_actors.core.errors import SetupError
 from areal_actors.core.http_connections import HttpConnection, HttpListener, most_connections
-from areal_actors.core.objects import BLOBS, CODE, FOLDERS, IMAGES, MODEL, SNAPSHOTS, WEIGHTS, Access, StoredFile, digest_of
+from areal_actors.core.objects import BLOBS, CODE, FOLDERS, IMAGES, MODEL, SNAPSHOTS, WEIGHTS, FileAccess, StoredFile, digest_of
 from areal_actors.core.snapshots import Snapshot, SnapshotStore
 from areal_actors.vision.files import ImageFolder
 from areal_actors.weights.folders import SHARE, possible_folders, version_folder
@@ -39,7 +39,7 @@ DESCRIPTORS_EACH = 2
 POLL_SECONDS = 0.2
 START_SECONDS = 30.0
 """Time limit for the server to listen."""
-ACCESS = web.RequestKey("access", Access)
+ACCESS = web.RequestKey("access", FileAccess)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -53,8 +53,8 @@ class ObjectServer:
         self.code = dict(code)
         self.model: Path | None = None
         """The model's folder, once weights were published."""
-        self.access: dict[str, Access] = {}
-        """What each token may do."""
+        self.access: dict[str, FileAccess] = {}
+        """Permissions of each token."""
         self.share = share or secrets.token_hex(8)
         """Identity, by which a host recognises that it has the weights' folder itself."""
         self.port = 0
