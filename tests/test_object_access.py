@@ -56,6 +56,7 @@ def test_the_name_of_a_body_has_subject_id_and_content() -> None:
         assert len(name.encode()) < 255
 
 
+@pytest.mark.slow
 def test_the_table_of_the_docs_is_what_workers_can_do(files: RunFiles) -> None:
     written = TABLE_IN.read_text().partition(BEGIN)[2].partition(END)[0]
     assert written == table(files), "run PYTHONPATH=.:tests python tests/support/permission_matrix.py"

@@ -8,6 +8,7 @@ import os
 import resource
 import signal
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -18,7 +19,7 @@ from aiohttp import web
 
 from areal_actors.core.durable_files import explain_os_error, is_disk_full
 from areal_actors.core.errors import SetupError
-from areal_actors.core.http_connections import HttpConnection, HttpListener, most_connections
+from areal_actors.core.http_connections import HttpListener, answer_in_place, most_connections
 from areal_actors.core.objects import CODE, RemoteObjects
 from areal_actors.core.settings import DiskSettings
 from areal_actors.run.disk_watch import DiskWatch
@@ -46,11 +47,9 @@ class Served:
         self.port = 0
         self.lines: list[Line] = []
 
-    async def wait(self, request: web.Request) -> web.Response:
-        assert isinstance(request.protocol, HttpConnection)
-        with request.protocol:
-            self.waiting += 1
-            await self.released.wait()
+    async def wait(self, _: web.Request) -> web.Response:
+        self.waiting += 1
+        await self.released.wait()
         return web.Response(text="done")
 
     async def until_waiting(self, count: int) -> None:
@@ -60,8 +59,15 @@ class Served:
 
 
 @asynccontextmanager
-async def serving(*, certificate: Certificate | None = None, head_seconds: float = PATIENT) -> AsyncIterator[Served]:
-    served, app = Served(), web.Application()
+async def serving(
+    file: Path | None = None, *, certificate: Certificate | None = None, head_seconds: float = PATIENT
+) -> AsyncIterator[Served]:
+    async def send_file(_: web.Request) -> web.FileResponse:
+        assert file is not None
+        return web.FileResponse(file)
+
+    served, app = Served(), web.Application(middlewares=[web.middleware(answer_in_place)])
+    app.router.add_get("/file", send_file)
     app.router.add_get("/wait", served.wait)
     runner = web.AppRunner(app, shutdown_timeout=0)
     await runner.setup()
@@ -109,6 +115,23 @@ async def test_idle_connections_give_way_and_requests_keep_their_place() -> None
         assert refused == [503] * (2 * MOST), "those that had been idle longest were sent the reason"
         served.released.set()
         assert [await status(busy), await status(newest)] == [200, 200]
+
+
+async def test_a_file_that_is_being_sent_keeps_its_place(tmp_path: Path) -> None:
+    (file := tmp_path / "large").write_bytes(bytes(64 << 20))
+    async with serving(file) as served:
+        line = await connect(served)
+        line[1].write(REQUEST.replace(b"wait", b"file"))
+        assert await status(line) == 200
+        for _ in range(5 * MOST):
+            await connect(served)
+        newest = await connect(served)
+        await request_waits(served, newest)
+        received = await asyncio.wait_for(line[0].readuntil(b"\r\n\r\n"), PATIENT)
+        async with asyncio.timeout(PATIENT):
+            body = await line[0].readexactly(file.stat().st_size)
+        assert b"200" not in received
+        assert not body.strip(b"\0")
 
 
 async def test_where_all_connections_are_busy_a_new_one_is_refused_at_once() -> None:
@@ -215,8 +238,8 @@ def test_a_command_has_as_many_descriptors_as_it_may() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (128, hard))
-        assert most_connections() == 64
-        assert most_connections(2) == 32
+        assert most_connections() == 32
+        assert most_connections(2) == 16
         assert raise_descriptor_limit() == descriptor_limit() > 128
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -273,6 +296,30 @@ async def test_the_server_of_the_files_is_another_process_that_is_replaced_with_
     assert keeper._process is not process
     with pytest.raises(PermissionError):
         await asyncio.to_thread(pull, "two")
+
+
+async def test_more_workers_than_the_server_has_descriptors_receive_their_files(tmp_path: Path) -> None:
+    folder, pulls = RunFolder(tmp_path / "run"), 96
+    folder.logs.mkdir(parents=True)
+    (agent := tmp_path / "agent.py").write_bytes(os.urandom(1 << 18))
+    keeper, limits = ObjectKeeper("a-run", folder, {"agent.py": agent}), resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (64, limits[1]))
+    try:
+        await keeper.start("127.0.0.1", 0, None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    await keeper.grant(Grant(token="token", access=access_of("rollout_worker")))
+    objects = RemoteObjects(f"http://127.0.0.1:{keeper.port}", "token", retry_for_seconds=PATIENT)
+    try:
+        with ThreadPoolExecutor(pulls) as threads:
+            await asyncio.wrap_future(
+                threads.submit(lambda: list(threads.map(lambda n: objects.pull(CODE, tmp_path / str(n)), range(pulls - 1))))
+            )
+        assert all((tmp_path / str(number) / "agent.py").read_bytes() == agent.read_bytes() for number in range(pulls - 1))
+        assert keeper._process is not None
+        assert keeper._process.returncode is None
+    finally:
+        await keeper.stop()
 
 
 async def test_an_address_that_cannot_be_used_is_named(keeper: ObjectKeeper, tmp_path: Path) -> None:

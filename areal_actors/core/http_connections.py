@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any, Final, Self, cast
 
@@ -33,13 +33,14 @@ SHUTDOWN_SECONDS = 1.0
 WARN_SECONDS = 60.0
 """Time between two warnings."""
 
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 logger = structlog.get_logger(__name__)
 
 
 def most_connections(descriptors_each: int = 1) -> int:
     """Returns the number of connections for which this process has descriptors."""
     limit = descriptor_limit()
-    return max((limit - min(RESERVED_DESCRIPTORS, limit // 2)) // descriptors_each, 1)
+    return max((limit - min(RESERVED_DESCRIPTORS, limit * 3 // 4)) // descriptors_each, 1)
 
 
 class OpenConnection:
@@ -119,6 +120,17 @@ class HttpConnection(web.RequestHandler):
             self.transport.close()
 
 
+async def answer_in_place(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Handle a request and send its response, both while its connection keeps its place: a file may take long."""
+    assert isinstance(request.protocol, HttpConnection)
+    with request.protocol:
+        response = await handler(request)
+        with suppress(ConnectionError):  # the client is gone, which aiohttp handles
+            await response.prepare(request)
+            await response.write_eof()
+        return response
+
+
 class HttpListener:
     """Accepts connections for an aiohttp server, within limits."""
 
@@ -179,7 +191,11 @@ class HttpListener:
                         self._end_idle()
                         await asyncio.sleep(PAUSE_SECONDS)
                     continue
-                self._admit(accepted, str(address[0]))
+                try:
+                    self._admit(accepted, str(address[0]))
+                except Exception:  # one connection must not end the others
+                    logger.exception("a connection could not be accepted")
+                    accepted.close()
         finally:
             listening.close()
 

@@ -16,7 +16,7 @@ from aiohttp import hdrs, web
 
 import areal_actors
 from areal_actors.core.errors import RequestError, SetupError
-from areal_actors.core.http_connections import HttpConnection, HttpListener, most_connections
+from areal_actors.core.http_connections import HttpListener, answer_in_place, most_connections
 from areal_actors.core.settings import GatewaySettings, UnknownFields
 from areal_actors.gateway.event_stream import LiveStream
 from areal_actors.gateway.http_answers import (
@@ -291,9 +291,7 @@ async def _next_part(stream: LiveStream, parts: AsyncIterator[ModelResponsePart]
 @web.middleware
 async def suspend_head_timer(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Suspend the head timer of the connection while a request is handled."""
-    assert isinstance(request.protocol, HttpConnection)
-    with request.protocol:
-        return await handler(request)
+    return await answer_in_place(request, handler)
 
 
 def _model(name: str) -> dict[str, Any]:

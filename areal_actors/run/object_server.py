@@ -19,13 +19,15 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
+from areal_actors.core.durable_files import explain_os_error
 from areal_actors.core.errors import SetupError
-from areal_actors.core.http_connections import HttpConnection, HttpListener, most_connections
+from areal_actors.core.http_connections import HttpListener, answer_in_place, most_connections
 from areal_actors.core.objects import BLOBS, CODE, FOLDERS, IMAGES, MODEL, SNAPSHOTS, WEIGHTS, FileAccess, StoredFile, digest_of
 from areal_actors.core.snapshots import Snapshot, SnapshotStore
 from areal_actors.vision.files import ImageFolder
 from areal_actors.weights.folders import SHARE, possible_folders, version_folder
 from bus.claims import BlobFolder, is_name_of, subject_of
+from bus.descriptors import is_out_of_descriptors
 from bus.tls import Certificate
 
 MAX_BODY_BYTES = 1 << 28
@@ -115,9 +117,12 @@ class ObjectServer:
         if access is None:
             raise web.HTTPUnauthorized
         request[ACCESS] = access
-        assert isinstance(request.protocol, HttpConnection)
-        with request.protocol:
-            return await handler(request)
+        try:
+            return await answer_in_place(request, handler)
+        except OSError as error:
+            if is_out_of_descriptors(error):
+                raise web.HTTPServiceUnavailable(text=explain_os_error(error)) from error
+            raise
 
     async def _list(self, request: web.Request) -> web.Response:
         folder = _folder(request)
@@ -150,7 +155,7 @@ class ObjectServer:
         path = files.get(request.match_info["name"])
         if path is None:
             raise web.HTTPNotFound
-        return web.FileResponse(path)
+        return await _send(path)
 
     def _files(self, folder: str) -> dict[str, Path]:
         """Returns the files of a folder, by their names in it."""
@@ -169,7 +174,7 @@ class ObjectServer:
         path = self._images.file(request.match_info["digest"])
         if not await asyncio.to_thread(path.is_file):
             raise web.HTTPNotFound
-        return web.FileResponse(path)
+        return await _send(path)
 
     async def _put_image(self, request: web.Request) -> web.Response:
         _check(request[ACCESS].writes_images, "does not write images")
@@ -191,7 +196,7 @@ class ObjectServer:
         path = self._snapshots.path(self._fold(request), int(request.match_info["sequence"]))
         if not await asyncio.to_thread(path.is_file):
             raise web.HTTPNotFound
-        return web.FileResponse(path)
+        return await _send(path)
 
     async def _put_snapshot(self, request: web.Request) -> web.Response:
         fold = self._fold(request)
@@ -222,6 +227,15 @@ class ObjectServer:
     async def _delete_blob(self, request: web.Request) -> web.Response:
         await asyncio.to_thread(self._blobs.remove, _body_name(request, request[ACCESS].removes, "remove"))
         return web.Response()
+
+
+async def _send(path: Path) -> web.FileResponse:
+    """Returns the response with a file. aiohttp reports each file that it cannot open as missing, also for want of descriptors."""
+    try:
+        await asyncio.to_thread(lambda: path.open("rb").close())
+    except FileNotFoundError:
+        raise web.HTTPNotFound from None
+    return web.FileResponse(path)
 
 
 def _check(allowed: bool, what: str) -> None:  # noqa: FBT001
