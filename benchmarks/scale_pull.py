@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_actors.core.objects import CODE, FOLDERS
+from areal_actors.run.object_access import access_of
 from areal_actors.run.object_server import ObjectServer
 
 ACCESS = "benchmark"
@@ -34,7 +35,7 @@ def measure(megabytes: int) -> dict[str, Any]:
         path = Path(temporary) / NAME
         path.write_bytes(os.urandom(1 << 20) * megabytes)
         server = ObjectServer("scale", Path(temporary), {NAME: path})
-        server.tokens.add(ACCESS)
+        server.access[ACCESS] = access_of("inference_worker")
         server.start("127.0.0.1", 0)
         began, before = time.perf_counter(), time.process_time()
         for _ in range(PULLS):

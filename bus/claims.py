@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
@@ -15,6 +16,29 @@ from bus.errors import ClaimLost, LogUnavailable
 
 INLINE_LIMIT = 256 * 1024
 """Largest body, in bytes, that is sent within its message."""
+
+
+_NAME = re.compile(r"([a-z0-9_.]+)-[0-9a-f]{32}(?:-([0-9a-f]{32}))?\.msgpack")
+"""Subject, id of the message, and digest of the body, which files of earlier versions do not have."""
+
+
+def blob_name(subject: str, message_id: str, body: bytes) -> str:
+    """Returns the name of a body's file: publishing the message again leaves one file, and another body never takes its place."""
+    return f"{subject}-{_digest(message_id.encode())}-{_digest(body)}.msgpack"
+
+
+def subject_of(name: str) -> str:
+    """Returns the subject of the message to which a body belongs; empty if this is not a body's name."""
+    return match[1] if (match := _NAME.fullmatch(name)) else ""
+
+
+def is_name_of(name: str, body: bytes) -> bool:
+    """True if a name has the digest of this body."""
+    return (match := _NAME.fullmatch(name)) is not None and match[2] == _digest(body)
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 class BlobStore(Protocol):
@@ -62,13 +86,12 @@ class BlobFolder:
 def check_in(envelope: Envelope, blobs: Blobs) -> Envelope:
     """Write the body to a file of the blobs folder, which all receivers must be able to read.
 
-    The file is named after the message id, so that publishing it again leaves one file. The write blocks the event loop:
-    the next message of this sender must not overtake it.
+    The write blocks the event loop: the next message of this sender must not overtake it.
 
     Raises:
         LogUnavailable: the file cannot be written.
     """
-    name = f"{envelope.subject}-{hashlib.blake2b(envelope.id.encode(), digest_size=16).hexdigest()}.msgpack"
+    name = blob_name(envelope.subject, envelope.id, envelope.body)
     try:
         _store(blobs).write(name, envelope.body)
     except OSError as error:

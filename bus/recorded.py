@@ -19,11 +19,13 @@ from typing import BinaryIO, Final, Literal, Self, TypeVar, cast
 import msgspec
 
 from bus.base import Bus, Envelope
-from bus.errors import LogDamaged, RecordingDamaged
+from bus.errors import LogDamaged, MessageTooLarge, RecordingDamaged
 from bus.message import FrozenMeta
 
 FORMAT_VERSION: Final = 3
 _LENGTH_BYTES: Final = 4
+MAX_FRAME_BYTES: Final = 256 << 20
+"""Largest frame: a compressed file of some kilobytes may hold one that takes all memory."""
 _DAMAGED_COMPRESSION: Final = (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error)
 
 T = TypeVar("T")
@@ -204,6 +206,8 @@ def _open(path: Path, mode: Literal["rb", "wb"], suffix: str) -> BinaryIO:
 
 def _write(file: BinaryIO, frame: Header | Envelope | TapeEntry) -> int:
     encoded = msgspec.msgpack.encode(frame)
+    if len(encoded) > MAX_FRAME_BYTES:
+        raise MessageTooLarge(f"an entry of {len(encoded):,} bytes exceeds the largest that can be read again, {MAX_FRAME_BYTES:,}")
     return file.write(len(encoded).to_bytes(_LENGTH_BYTES, "big") + encoded)
 
 
@@ -237,6 +241,9 @@ def _frames(file: BinaryIO, path: Path) -> Iterator[bytes]:
     count = 0
     while length := _read_bytes(file, _LENGTH_BYTES):
         wanted = int.from_bytes(length, "big")
+        if wanted > MAX_FRAME_BYTES:
+            bound = f"{wanted:,} bytes, the largest that is read has {MAX_FRAME_BYTES:,}"
+            raise RecordingDamaged(f"{path}: entry {count + 1} announces {bound}: the file is damaged, or none that this program wrote")
         frame = _read_bytes(file, wanted) if len(length) == _LENGTH_BYTES else b""
         if len(length) < _LENGTH_BYTES or len(frame) < wanted:
             raise RecordingDamaged(f"{path} ends in the middle of an entry; the {count} entries before it are complete")

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import msgspec
 
+from bus.descriptors import highest_descriptor_limit
 from bus.errors import ServerKilled, ServerUnavailable
 from bus.tls import SCHEME, Certificate
 from bus.users import ACCOUNT, OWNER, BusUsers, owner_account
@@ -34,6 +35,11 @@ _CONFIG: Final = "nats-server.conf"
 _ANY_PORT: Final = -1
 _CORES_FOR_ONE: Final = 4
 """Cores of the machine for each that the server uses at once: waking a thread on another core costs more than most of its messages."""
+
+_STORE_DESCRIPTORS: Final = 256
+"""Descriptors that are left to the server's store, which cannot write without."""
+_LOGIN_SECONDS: Final = 3
+"""Time in which a new connection has to show its credentials."""
 
 LOOPBACK: Final = "127.0.0.1"
 EVERY_INTERFACE: Final = ("0.0.0.0", "::")
@@ -127,7 +133,7 @@ class EmbeddedServer:
             access = {"accounts": owner_account(owner)}
         elif users is None:
             token = token or secrets.token_hex(16)
-            access = {"authorization": {"token": token}}
+            access = {"authorization": {"token": token, "timeout": _LOGIN_SECONDS}}
         else:
             access = {"accounts": users.config()}
         config = {**_config(folder, host, ports or Ports(), sync_interval, certificate), **access}
@@ -218,6 +224,12 @@ def find_binary() -> str:
     return found
 
 
+def max_connections() -> int:
+    """Returns the number of connections that a server of this machine accepts, below the descriptors that it may have."""
+    limit = highest_descriptor_limit()
+    return limit - min(_STORE_DESCRIPTORS, limit // 2)
+
+
 def has_users(folder: Path) -> bool:
     """True if the store in this folder was written by a server with users."""
     return (folder / "store" / "jetstream" / ACCOUNT).is_dir()
@@ -236,6 +248,8 @@ def _config(folder: Path, host: str, ports: Ports, sync_interval: str, certifica
         "http": f"{LOOPBACK}:{ports.monitoring}",
         "websocket": {"listen": f"{LOOPBACK}:{ports.websocket}", "no_tls": True},
         "ports_file_dir": str(folder),
+        "max_connections": max_connections(),
+        "authorization": {"timeout": _LOGIN_SECONDS},
         "max_payload": 1 << 20,
         "max_pending": 64 << 20,
         "write_deadline": "10s",

@@ -18,6 +18,8 @@ import aiohttp
 import msgspec
 import structlog
 
+from bus.descriptors import REMEDY as DESCRIPTORS_REMEDY
+from bus.descriptors import is_out_of_descriptors
 from bus.errors import ServerKilled, ServerUnavailable
 from bus.message import FrozenMeta
 from bus.server import LOOPBACK, EmbeddedServer, Ports
@@ -259,6 +261,8 @@ def _after_write_error(server: EmbeddedServer, health: str) -> str:
     """
     with suppress(msgspec.MsgspecError):
         health = msgspec.json.decode(health, type=_Health).error
+    if is_out_of_descriptors(OSError(health)):
+        return f"nats-server had no file descriptors left to write the log, and was killed to write again; {DESCRIPTORS_REMEDY}"
     if "no space left" not in health:
         raise ServerUnavailable(f"nats-server cannot write the log: {health}; check the disk of {server.folder}")
     free = shutil.disk_usage(server.folder).free

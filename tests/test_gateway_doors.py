@@ -259,3 +259,5 @@ async def test_metrics_want_the_admin_key_where_others_can_ask():
                 answers = [await http.get(root(harness.opened) + "/metrics", headers=headers) for headers in keys]
                 assert [answer.status for answer in answers] == statuses
                 assert "areal_sessions" in await answers[-1].text()
+                foreign = await http.get(root(harness.opened) + "/metrics", headers={"Host": "evil.example"})
+                assert foreign.status == (403 if host == "127.0.0.1" else 401)

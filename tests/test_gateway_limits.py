@@ -41,7 +41,7 @@ async def line(harness):
 def request(harness, path="/v1/chat/completions", body=None, *headers, method="POST", key=None):
     """The bytes of a request; `headers` may replace its length."""
     data = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
-    lines = [f"{method} {path} HTTP/1.1", "Host: gateway", f"x-api-key: {harness.opened.api_key if key is None else key}", *headers]
+    lines = [f"{method} {path} HTTP/1.1", "Host: localhost", f"x-api-key: {harness.opened.api_key if key is None else key}", *headers]
     if not any(header.lower().startswith(("content-length", "transfer-encoding")) for header in headers):
         lines.append(f"Content-Length: {len(data)}")
     return "\r\n".join([*lines, "", ""]).encode() + data

@@ -41,8 +41,9 @@ from areal_actors.run.gateway_shares import GatewayShares
 from areal_actors.run.joined import JoinedWorker
 from areal_actors.run.joined_gateway import ChatModelPuller, encrypts_here, gateway_recipe
 from areal_actors.run.joined_recipe import recipe_here
-from areal_actors.run.joining import Joining
+from areal_actors.run.joining import SPARE_CONNECTIONS, Joining
 from areal_actors.run.liveness import Leases, WatchClock
+from areal_actors.run.object_access import access_of
 from areal_actors.run.object_server import ObjectServer
 from areal_actors.run.portable import PortableRecipe
 from areal_actors.run.process import actors_of
@@ -223,7 +224,7 @@ def objects(tmp_path: Path) -> RemoteObjects:
         (tmp_path / "run" / "model" / name).write_text("{}")
     server = ObjectServer("run", tmp_path / "run", {})
     server.start("127.0.0.1", 0)
-    server.tokens.add("token")
+    server.access["token"] = access_of("session_manager")
     server.model = tmp_path / "run" / "model"
     return RemoteObjects(f"http://127.0.0.1:{server.port}", "token", retry_for_seconds=0)
 
@@ -275,9 +276,11 @@ class Server:
     """Admits workers to the bus, and notes which it has expelled."""
 
     certificate = None
+    keeper: object | None = None
 
     def __init__(self) -> None:
         self.expelled: list[str] = []
+        self.addresses = SimpleNamespace(processes={"control": ""})
 
     async def admit(self, _: Recipe, worker: str, actor: str = "") -> tuple[str, str]:
         return worker, actor
@@ -308,6 +311,15 @@ class Admission:
     async def join(self, role: str = "session_manager", **more: bool) -> JoinAnswer:
         request = JoinRun(role=role, host="other", version="", code=self.joining.code, **more)
         return await self.joining._join(request)
+
+
+async def test_a_worker_for_which_the_bus_has_no_connection_is_refused_with_the_reason(tmp_path: Path, monkeypatch: Any) -> None:
+    admission = Admission(tmp_path, "gateway.host=10.0.0.1")
+    admission.server.keeper = object()
+    monkeypatch.setattr("areal_actors.run.joining.max_connections", lambda: SPARE_CONNECTIONS + 3)
+    answers = [await admission.join("reward_worker") for _ in range(3)]
+    assert [answer.refused for answer in answers[:2]] == ["", ""]
+    assert "its bus has connections for 2 workers of other hosts; raise the hard limit of descriptors" in answers[2].refused
 
 
 async def test_a_lost_gateway_is_served_by_a_spare_or_after_five_seconds_by_the_runs_own_host(tmp_path: Path) -> None:

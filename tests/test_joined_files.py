@@ -16,7 +16,7 @@ import torch
 from areal_actors.cli.arguments import ROLES
 from areal_actors.core.devices import detect_cuda
 from areal_actors.core.errors import EngineError, RecipeError, SetupError, WeightsSuperseded
-from areal_actors.core.objects import CODE, MODEL, RemoteObjects
+from areal_actors.core.objects import CODE, MODEL, WEIGHTS, FileAccess, RemoteObjects
 from areal_actors.core.settings import COUNTED, SEVERAL, WatchdogSettings
 from areal_actors.core.snapshots import Restored, Snapshot, SnapshotStore, restore
 from areal_actors.core.values import WeightsLocation
@@ -30,6 +30,7 @@ from areal_actors.run.joined import JoinedWorker
 from areal_actors.run.joined_gateway import GatewaySnapshots
 from areal_actors.run.joined_recipe import recipe_here
 from areal_actors.run.liveness import Leases
+from areal_actors.run.object_access import access_of
 from areal_actors.run.object_server import ObjectServer
 from areal_actors.run.portable import PortableRecipe
 from areal_actors.run.run_folder import RunFolder, ServerAddress
@@ -65,7 +66,8 @@ class Served:
         self.weights = named_path(weights_folder, RUN, folder) if weights_folder else folder / "weights"
         self.server = ObjectServer(RUN, folder, {"agents/agent.py": self.code}, weights_folder)
         self.server.start("127.0.0.1", 0)
-        self.server.tokens.add(TOKEN)
+        subjects = frozenset({ActorFailed.subject})
+        self.server.access[TOKEN] = FileAccess(reads=subjects, writes=subjects, folders=frozenset({CODE, MODEL, WEIGHTS}))
         self.objects = RemoteObjects(f"http://127.0.0.1:{self.server.port}", TOKEN, retry_for_seconds=0)
 
     def publish(self, version: int) -> WeightsLocation:
@@ -93,7 +95,10 @@ def test_a_folder_arrives_whole_and_only_with_the_token(served: Served, tmp_path
     for attempt in (lambda: stranger.pull(CODE, tmp_path / "stolen"), lambda: stranger.read("x"), lambda: stranger.write("x", b"")):
         with pytest.raises(PermissionError):
             attempt()
-    for folder in ("secrets", "../run", "weights-7", "weights-x"):
+    for folder in ("secrets", "../run"):
+        with pytest.raises(PermissionError):
+            served.objects.pull(folder, tmp_path / "nothing")
+    for folder in ("weights-7", "weights-x", f"weights-{'9' * 5000}"):
         with pytest.raises(FileNotFoundError):
             served.objects.pull(folder, tmp_path / "nothing")
 
@@ -346,7 +351,7 @@ async def test_the_snapshots_of_a_gateway_are_kept_in_the_folder_of_the_run_for_
     for attempt in (lambda: store.write(taken), lambda: store.sequences("session_manager-1")):
         with pytest.raises(OSError, match="does not serve session_manager-1"):
             attempt()
-    served.server.folds[TOKEN] = "session_manager-1"
+    served.server.access[TOKEN] = access_of("session_manager", "session_manager-1")
     store.write(taken)
     of_the_run = SnapshotStore(served.server.run_folder / "snapshots")
     assert of_the_run.sequences("session_manager-1") == store.sequences("session_manager-1") == [place]

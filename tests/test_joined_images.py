@@ -12,7 +12,7 @@ from support.tiny_vision import picture, write_vision_model
 from support.vision_harness import ENGINE, VisionHarness, asked
 
 from areal_actors.core.errors import EngineError, ImageLost
-from areal_actors.core.objects import RemoteObjects
+from areal_actors.core.objects import FileAccess, RemoteObjects
 from areal_actors.core.values import ImageRef
 from areal_actors.embedded.transformers import TransformersEngine
 from areal_actors.generation.inference_worker import InferenceWorker
@@ -40,7 +40,7 @@ def served(run_folder: Path) -> Counted:
     """The files of the run in this folder, over HTTP."""
     server = ObjectServer("run", run_folder, {})
     server.start("127.0.0.1", 0)
-    server.tokens.add(TOKEN)
+    server.access[TOKEN] = FileAccess(reads_images=True, writes_images=True)
     return Counted(f"http://127.0.0.1:{server.port}")
 
 

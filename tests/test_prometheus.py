@@ -71,7 +71,16 @@ async def test_it_is_served_as_prometheus_asks_for_it():
     assert {"areal_steps", "areal_step", "areal_held_out"} <= families
 
 
-@pytest.mark.parametrize("address", ["", "http", "99999", "localhost", ":"])
+@pytest.mark.parametrize(
+    ("host", "status"), [("127.0.0.1", 200), ("localhost:9464", 200), ("[::1]", 200), ("evil.example", 403), ("", 403)]
+)
+async def test_on_loopback_only_names_of_this_machine_are_answered(host, status):
+    async with serving(RunState, "0") as url, aiohttp.ClientSession() as client, client.get(url, headers={"Host": host}) as answer:
+        assert answer.status == status
+        assert ("areal_" in await answer.text()) == (status == 200)
+
+
+@pytest.mark.parametrize("address", ["9" * 5000, "", "http", "99999", "localhost", ":"])
 async def test_an_address_that_is_none_is_refused(address):
     with pytest.raises(SetupError, match=r"--prometheus: .* write a port, as in 9464, or HOST:PORT"):
         async with serving(RunState, address):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import resource
 import signal
 import subprocess
 import sys
@@ -9,12 +11,14 @@ import textwrap
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
+import psutil
 import pytest
 from support.bus_cases import Ended, Happened, open_buses, stamp
 
 from bus import Envelope, MemoryBus, Tape, TapeEntry, export_log, read_log, read_tape
-from bus.errors import RecordingDamaged
-from bus.recorded import Header, read_header
+from bus.errors import MessageTooLarge, RecordingDamaged
+from bus.recorded import Header, LogWriter, read_header
 
 
 def entry(n: int, kind: str = "received") -> TapeEntry:
@@ -96,6 +100,36 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: bytes) -> No
     path.write_bytes(content)
     with pytest.raises(RecordingDamaged, match="is not a recording"):
         list(read_log(path))
+
+
+@pytest.mark.parametrize("place", ["header", "entry"])
+def test_a_frame_that_would_take_all_memory_is_refused_before_it_is_read(tmp_path: Path, place: str) -> None:
+    with LogWriter(path := tmp_path / "log.gz", "test") as log:
+        log.write(Envelope.seal(Happened(n=1), stamp(), "test"))
+    size = 1 << 30
+    with gzip.open(path) as file:
+        content = b"" if place == "header" else file.read()
+    with gzip.open(path, "wb", compresslevel=1) as file:
+        file.write(content + size.to_bytes(4, "big"))
+        for _ in range(64):  # less than announced, and more than there is memory for
+            file.write(bytes(1 << 22))
+    assert path.stat().st_size < 2 << 20
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + (128 << 20), hard))
+    try:
+        with pytest.raises(RecordingDamaged, match="is not a recording" if place == "header" else "entry 2 announces 1,073,741,824 bytes"):
+            list(read_log(path))
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+def test_an_entry_that_could_not_be_read_again_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("bus.recorded.MAX_FRAME_BYTES", 300)
+    with LogWriter(tmp_path / "log", "test") as log:
+        log.write(Envelope.seal(Happened(n=1), stamp(), "test"))
+        with pytest.raises(MessageTooLarge, match="exceeds the largest that can be read again, 300"):
+            log.write(msgspec.structs.replace(Envelope.seal(Happened(n=2), stamp(), "test"), body=bytes(300)))
+    assert len(list(read_log(tmp_path / "log"))) == 1
 
 
 def test_a_tape_is_not_taken_for_a_log(tmp_path: Path) -> None:

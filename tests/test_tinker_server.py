@@ -164,6 +164,8 @@ async def test_checkpoints_are_listed_described_and_deleted(client):
         "sampler_weights/b": "sampler",
     }
     assert (await client.get("checkpoints?limit=1&offset=1"))["cursor"] == {"offset": 1, "limit": 1, "total_count": 2}
+    for number in ("9" * 30, "9" * 5000, "-1", "x"):
+        assert "offset: found" in str(await client.get(f"checkpoints?offset={number}", status=400))
     run = await client.get(f"training_runs/{model_id}")
     assert (run["base_model"], run["user_metadata"], run["last_checkpoint"]["tinker_path"]) == (
         NAME,

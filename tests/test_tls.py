@@ -13,7 +13,7 @@ from support.authority import Authority
 
 from areal_actors.core.devices import detect_cuda
 from areal_actors.core.errors import RecipeError, SetupError
-from areal_actors.core.objects import CODE, RemoteObjects
+from areal_actors.core.objects import CODE, FileAccess, RemoteObjects
 from areal_actors.messages import KINDS, ActorFailed
 from areal_actors.recipe.load import load
 from areal_actors.run.join_address import join_address
@@ -21,6 +21,7 @@ from areal_actors.run.object_server import ObjectServer
 from areal_actors.run.run_folder import ServerAddress
 from bus.base import Stamp
 from bus.certificates import make_certificate
+from bus.claims import blob_name
 from bus.errors import ServerUnavailable
 from bus.nats import NatsBus
 from bus.server import EmbeddedServer
@@ -89,17 +90,18 @@ def test_files_of_a_run_are_served_encrypted_to_those_who_know_the_fingerprint(t
     (tmp_path / "agent.py").write_text(WORD)
     certificate, server = make_certificate(tmp_path / "tls"), ObjectServer("run", tmp_path, {"agent.py": tmp_path / "agent.py"})
     server.start("127.0.0.1", 0, certificate)
-    server.tokens.add("token")
+    server.access["token"] = FileAccess(reads=frozenset({"a.body"}), writes=frozenset({"a.body"}), folders=frozenset({CODE}))
     url = f"https://127.0.0.1:{server.port}"
     objects = RemoteObjects(f"{url}#{certificate.fingerprint}", "token", retry_for_seconds=0)
     objects.pull(CODE, tmp_path / "there")
     assert (tmp_path / "there" / "agent.py").read_text() == WORD
-    objects.write("body", WORD.encode() * 100_000)
-    assert objects.read("body") == WORD.encode() * 100_000
+    body = blob_name("a.body", "id", WORD.encode() * 100_000)
+    objects.write(body, WORD.encode() * 100_000)
+    assert objects.read(body) == WORD.encode() * 100_000
     with pytest.raises(PermissionError, match="is not the server of the run"):
-        RemoteObjects(f"{url}#{'0' * 64}", "token", retry_for_seconds=60).read("body")
+        RemoteObjects(f"{url}#{'0' * 64}", "token", retry_for_seconds=60).read(body)
     with pytest.raises(ConnectionError):
-        RemoteObjects(f"http://127.0.0.1:{server.port}", "token", retry_for_seconds=0).read("body")
+        RemoteObjects(f"http://127.0.0.1:{server.port}", "token", retry_for_seconds=0).read(body)
 
 
 def test_a_certificate_and_its_key_are_readable_by_their_user_only(tmp_path: Path) -> None:

@@ -166,6 +166,29 @@ async def test_more_browsers_than_may_be_notified_are_refused_with_a_sentence(tm
         stream.close()
 
 
+async def test_a_closed_browser_gives_its_stream_back_although_nothing_changes(tmp_path, monkeypatch):
+    monkeypatch.setattr("areal_actors.web.server.KEEP_ALIVE_SECONDS", 1e9)
+    async with page_of(tmp_path, file=LOG) as (url, source, server), aiohttp.ClientSession() as session:
+        await until_ended(source)
+        stream = await session.get(f"{url}api/changes")
+        await until(lambda: server.streams)
+        stream.close()
+        await until(lambda: not server.streams)
+
+
+@pytest.mark.parametrize("digits", ["9" * 19, "9" * 5000, "1" + "0" * 4299, "-1", "٣", "1_0"])
+async def test_a_number_that_is_none_or_too_long_is_a_400(tmp_path, digits):
+    async with page_of(tmp_path, file=LOG) as (url, source, _), aiohttp.ClientSession() as session:
+        await until_ended(source)
+        for path in ("api/rows?after=", "api/events?before=", "api/events?limit=", "api/event/", "api/episode/"):
+            status, text, _ = await asked(session, url, path + digits)
+            if "?" in path or digits.startswith(("9", "10")):
+                assert (status, "write a whole number of at most 18 digits" in text) == (400, True), path
+            else:
+                assert status == 404, path
+        assert (await asked(session, url, f"api/event/{'9' * 18}"))[0] == 404
+
+
 async def test_the_tokens_of_an_episode_are_those_of_its_trace_and_advantages_come_from_another_process(tmp_path):
     run = open_run(LOG)
     async with page_of(tmp_path, file=LOG) as (url, source, _), aiohttp.ClientSession() as session:
@@ -202,7 +225,7 @@ async def test_events_are_searched_by_subject_and_text_newest_first(tmp_path):
         assert (await asked(session, url, "api/event/99999"))[0] == 404
         assert (await asked(session, url, "api/episode/99999"))[0] == 404
         status, text, _ = await asked(session, url, "api/rows?after=x")
-        assert (status, text) == (400, "after: found 'x'; write a whole number.\n")
+        assert (status, text) == (400, "after: found 'x'; write a whole number of at most 18 digits.\n")
 
 
 async def test_of_a_damaged_export_the_good_part_is_shown_with_a_sentence(tmp_path):

@@ -14,6 +14,7 @@ from areal_actors.cli.arguments import Options, parsed
 from areal_actors.core.errors import ArealError, RecipeError
 from areal_actors.core.foreign_text import show_controls
 from areal_actors.core.module_command import load_module
+from bus.descriptors import raise_descriptor_limit
 from bus.errors import BusError
 
 WRONG_RECIPE = 2
@@ -25,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0, 1 for a failed run, 2 for an invalid recipe or usage."""
     try:
         options = parsed(sys.argv[1:] if arguments is None else arguments)
+        raise_descriptor_limit()
         with _json_alone(options):
             return _command(options)(options)
     except RecipeError as error:

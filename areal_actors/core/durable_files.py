@@ -18,6 +18,8 @@ from typing import Any
 import msgspec
 
 from areal_actors.core.errors import SetupError
+from bus.descriptors import REMEDY as DESCRIPTORS_REMEDY
+from bus.descriptors import descriptor_limit, is_out_of_descriptors
 from bus.durability import sync
 from bus.message import FrozenMeta
 
@@ -56,6 +58,8 @@ def atomic_write(path: Path, content: bytes, *, mode: int = FILE_MODE) -> None:
 
 def is_disk_full(error: Exception, folder: Path) -> bool:
     """True if a write to a folder failed for lack of space."""
+    if is_out_of_descriptors(error):
+        return False
     if isinstance(error, OSError) and error.errno in DISK_FULL:
         return True
     return any(words in str(error) for words in DISK_FULL_WORDS) or shutil.disk_usage(folder).free < FULL_BYTES
@@ -102,6 +106,12 @@ def read_only(what: str, folder: Path, refusal: str, then: str) -> SetupError:
     return SetupError(
         f"{what}: {folder} cannot be written ({refusal}); make it writable (its owner, its mode, the mount of its disk), then {then}"
     )
+
+
+def explain_os_error(error: Exception) -> str:
+    """Returns the text of an error, with the remedy if the process or the machine has no file descriptors left."""
+    text = f"{type(error).__name__}: {error}"
+    return f"{text} (limit {descriptor_limit():,}): {DESCRIPTORS_REMEDY}" if is_out_of_descriptors(error) else text
 
 
 def fsync_path(path: Path) -> None:

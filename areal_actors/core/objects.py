@@ -44,6 +44,27 @@ class StoredFile(Value):
     """XXH3-128 of its content; empty if the folder has a checksum of its own."""
 
 
+class FileAccess(Value):
+    """Permissions of a worker's token for the files of the run."""
+
+    reads: frozenset[str] = frozenset()
+    """Subjects of messages whose bodies it may read."""
+    writes: frozenset[str] = frozenset()
+    """Subjects of messages whose bodies it may add; none is replaced."""
+    removes: frozenset[str] = frozenset()
+    """Subjects of messages whose bodies it may remove: of requests and replies, which the log does not have."""
+    folders: frozenset[str] = frozenset()
+    """Folders that it may pull; that of weights without a version."""
+    reads_images: bool = False
+    writes_images: bool = False
+    fold: str = ""
+    """Fold whose snapshots it may read and write; empty: none."""
+
+    def may_pull(self, folder: str) -> bool:
+        """True if it may pull a folder."""
+        return (WEIGHTS if folder.startswith(WEIGHTS) else folder) in self.folders
+
+
 class RemoteObjects:
     """The files of a run, as its HTTP server gives them."""
 
@@ -73,7 +94,7 @@ class RemoteObjects:
         return self._call("GET", BLOBS + quote(name))
 
     def remove(self, name: str) -> None:
-        """Remove the body of a message, which may be missing."""
+        """Remove the body of a request or a reply, which may be missing."""
         self._call("DELETE", BLOBS + quote(name))
 
     def read_image(self, digest: str) -> bytes:
@@ -136,6 +157,8 @@ class RemoteObjects:
                 raise FileNotFoundError(f"{self.url}{path} is not there")
             if answer.status == 401:
                 raise PermissionError(f"{self.url} refuses the token of this worker, which is no longer part of the run")
+            if answer.status == 403:
+                raise PermissionError(f"{self.url}{path}: {answer.read(1000).decode(errors='replace')}")
             if answer.status == 503:
                 raise ConnectionError(f"{self.url}{path}: {answer.read(1000).decode(errors='replace')}")
             if answer.status >= 300:

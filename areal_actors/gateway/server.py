@@ -16,6 +16,7 @@ from aiohttp import hdrs, web
 
 import areal_actors
 from areal_actors.core.errors import RequestError, SetupError
+from areal_actors.core.http_connections import HttpListener, answer_in_place, most_connections
 from areal_actors.core.settings import GatewaySettings, UnknownFields
 from areal_actors.gateway.event_stream import LiveStream
 from areal_actors.gateway.http_answers import (
@@ -28,7 +29,7 @@ from areal_actors.gateway.http_answers import (
     readable,
     with_request_id,
 )
-from areal_actors.gateway.listening import HttpConnection, encryption
+from areal_actors.gateway.listening import encryption
 from areal_actors.gateway.protocols import DIALECTS
 from areal_actors.gateway.protocols.base import AnswerWriter, Dialect
 from areal_actors.gateway.protocols.lenient import accept
@@ -55,9 +56,6 @@ IGNORED = "x-areal-ignored"
 """Response header that lists what the request had and is accepted without effect."""
 MAX_IGNORED = 1000
 """Maximum length of its value, without the `...` at its end: clients limit the size of headers."""
-
-BACKLOG = 1024
-"""Connections in the accept queue: a thousand agents may connect at once."""
 
 LONG_BYTES: Final = 128 << 10
 """Size from which a request is long: tokenizing it takes a sixth of a second, which would block all other calls."""
@@ -99,7 +97,7 @@ class Gateway:
         self.root = ""
         self.long_work = long_work
         self._runner: web.AppRunner | None = None
-        self._server: asyncio.Server | None = None
+        self._listener: HttpListener | None = None
 
     async def start(self) -> None:
         """Listen.
@@ -123,24 +121,23 @@ class Gateway:
         self._runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_SECONDS, handler_cancellation=True)
         await self._runner.setup()
         assert self._runner.server is not None
-        connection = partial(HttpConnection, self._runner.server, self.config.head_seconds)
-        loop = asyncio.get_running_loop()
+        self._listener = HttpListener(self._runner.server, self.config.head_seconds, most_connections())
         try:
-            self._server = await loop.create_server(connection, self.config.host, self.config.port, backlog=BACKLOG, ssl=secure)
+            await self._listener.start(self.config.host, self.config.port, secure)
         except OSError as error:
             await self._runner.cleanup()
             raise SetupError(
                 f"gateway.port: cannot listen on {self.config.host}:{self.config.port} ({error.strerror}); "
                 "set another port, or 0 to take a free one"
             ) from error
-        self.root = self.config.url(self._server.sockets[0].getsockname()[1])
+        self.root = self.config.url(self._listener.port)
 
     async def stop(self) -> None:
         """Stop listening; in-flight calls get some seconds to end. Idempotent."""
         if (runner := self._runner) is not None:
             self._runner = None
-            if self._server is not None:
-                self._server.close()
+            if self._listener is not None:
+                self._listener.close()
             await runner.cleanup()
 
     async def health(self, _: web.Request) -> web.Response:
@@ -294,9 +291,7 @@ async def _next_part(stream: LiveStream, parts: AsyncIterator[ModelResponsePart]
 @web.middleware
 async def suspend_head_timer(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Suspend the head timer of the connection while a request is handled."""
-    assert isinstance(request.protocol, HttpConnection)
-    with request.protocol:
-        return await handler(request)
+    return await answer_in_place(request, handler)
 
 
 def _model(name: str) -> dict[str, Any]:

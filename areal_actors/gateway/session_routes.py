@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from aiohttp import hdrs, web
 
 from areal_actors.core.errors import RequestError, SessionError
+from areal_actors.core.local_hosts import foreign_name
 from areal_actors.core.values import unpack_ids
 from areal_actors.gateway.http_answers import RequestRefused, as_json, readable
 from areal_actors.gateway.protocols.session_requests import (
@@ -158,6 +159,9 @@ class SessionEndpoints:
         """Counters in the text format of Prometheus."""
         if not self.open_metrics:
             self._only_admin(request)
+        elif name := foreign_name(request.host):
+            reason = f"these metrics are served to this machine only, as 127.0.0.1, without the admin key; found the name {name}"
+            raise RequestRefused(Refusal(status=403, reason=reason))
         return web.Response(text=_prometheus(await self._ask(DescribeGateway())), content_type="text/plain", charset="utf-8")
 
     async def _ask(self, question: Request[R]) -> R:

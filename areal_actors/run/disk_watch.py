@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from areal_actors.core.durable_files import MEBIBYTE
+import structlog
+
+from areal_actors.core.durable_files import MEBIBYTE, explain_os_error
 from areal_actors.core.errors import SetupError
 from areal_actors.core.settings import DiskSettings
 from areal_actors.messages import DiskLow
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.training.checkpoint_store import folder_bytes
+from bus.descriptors import is_out_of_descriptors
 
 CHECK_SECONDS = 5.0
 WARN_FACTOR = 2
 """Free space below this multiple of the needed space causes a warning."""
+
+logger = structlog.get_logger(__name__)
 
 
 def refuse_full_disk(settings: DiskSettings, folder: Path) -> None:
@@ -50,7 +56,13 @@ class DiskWatch:
         if not self.settings.min_free_mb or self.clock() < self._next_check:
             return None
         self._next_check = self.clock() + CHECK_SECONDS
-        free, needed = shutil.disk_usage(self.folder.path).free, self._needed()
+        try:
+            free, needed = shutil.disk_usage(self.folder.path).free, self._needed()
+        except OSError as error:
+            if not is_out_of_descriptors(error):
+                raise
+            logger.warning("free disk space cannot be checked now", reason=explain_os_error(error))
+            return None
         if free >= WARN_FACTOR * needed:
             return None
         figures = (
@@ -65,5 +77,8 @@ class DiskWatch:
 
     def _needed(self) -> int:
         """The configured minimum plus the size of the largest checkpoint so far."""
-        checkpoints = [path for path in self.folder.checkpoints.glob("*step-*") if path.is_dir() and not path.is_symlink()]
+        checkpoints: list[Path] = []
+        if self.folder.checkpoints.is_dir():
+            with os.scandir(self.folder.checkpoints) as entries:  # some versions of Path.glob find nothing where they cannot read
+                checkpoints = [Path(entry) for entry in entries if "step-" in entry.name and entry.is_dir(follow_symlinks=False)]
         return self.settings.min_free_mb * MEBIBYTE + max(map(folder_bytes, checkpoints), default=0)

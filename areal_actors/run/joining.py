@@ -34,19 +34,23 @@ from areal_actors.recipe.supervision import FIRST_JOINED, left_to_others
 from areal_actors.run.gateway_shares import GatewayShares
 from areal_actors.run.health import HealthMonitor
 from areal_actors.run.joined_gateway import gateway_address
-from areal_actors.run.object_server import ObjectServer
+from areal_actors.run.object_access import access_of
+from areal_actors.run.object_keeper import ObjectKeeper
+from areal_actors.run.object_process import Grant
 from areal_actors.run.portable import PortableRecipe, code_digest
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.server import RunServer
 from bus.base import Bus, Delivery, Stamp
 from bus.errors import BusError
 from bus.message import Event, Reply, Request
-from bus.server import EVERY_INTERFACE
+from bus.server import EVERY_INTERFACE, max_connections
 from bus.users import without_credentials
 
 SENDER = "supervisor"
 REQUESTS: tuple[type[Request[Any]], ...] = (JoinRun, RenewLease, LeaveRun)
 POLL_SECONDS = 0.1
+SPARE_CONNECTIONS = 64
+"""Connections to the bus beside those of workers: of `areal join`, monitors, and workers that reconnect."""
 LEAVING_SECONDS = 5.0
 """Time beyond `watchdog.stop_seconds` that joined workers have to notice the end of the run and leave."""
 TAKE_OVER_SECONDS = 5.0
@@ -83,18 +87,18 @@ class Joining:
         self.ended: str | None = None
         portable = PortableRecipe(recipe, Path.cwd())
         self.portable = portable.recipe
-        self.objects = ObjectServer(recipe.run, folder.path, portable.files, recipe.trainer.weights_folder)
+        self.objects = ObjectKeeper(recipe.run, folder, portable.files, recipe.trainer.weights_folder)
         self.code = code_digest()
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def open(self, joined: int) -> str:
+    async def open(self, joined: int) -> str:
         """Begin to serve the run's files; returns how to join, for the terminal. `joined`: workers admitted in earlier launches.
 
         Raises:
             SetupError: the address cannot be used.
         """
         self.joined = joined
-        self.objects.start(self.recipe.bus.host, self.recipe.bus.objects_port, self.server.certificate)
+        await self.objects.start(self.recipe.bus.host, self.recipe.bus.objects_port, self.server.certificate)
         joiner = self.server.addresses.joiner
         assert joiner is not None
         file = self.folder.invite(joiner)
@@ -105,9 +109,13 @@ class Joining:
         command = f"areal join {address} --credential {file.name} --role rollout_worker"
         return f"workers of other hosts join, with a copy of {file}: {command}"
 
+    async def close(self) -> None:
+        """Serve the run's files no longer."""
+        await self.objects.stop()
+
     def weights_published(self, event: WeightsPublished) -> None:
         """Note the model's folder."""
-        self.objects.weights_published(Path(event.location.resolved(self.folder.path).model))
+        self._start(self.objects.publish_model(Path(event.location.resolved(self.folder.path).model)))
 
     async def serve(self) -> None:
         """Answer until cancelled."""
@@ -142,7 +150,7 @@ class Joining:
         await self.bus.reply(delivery.reply_to, reply, stamp)
 
     async def _join(self, request: JoinRun) -> JoinAnswer:
-        if refused := self._refusal(request):
+        if refused := self._no_connection() or self._refusal(request):
             return JoinAnswer(refused=refused)
         worker = f"{request.role}-{FIRST_JOINED + self.joined}"
         actor = self.shares.assign(worker) if request.role == GATEWAY else ""
@@ -155,9 +163,7 @@ class Joining:
             self.shares.release(worker)
             return JoinAnswer(refused=str(error))
         token = self.tokens[worker] = uuid.uuid4().hex
-        self.objects.tokens.add(token)
-        if actor:
-            self.objects.folds[token] = actor
+        await self.objects.grant(Grant(token=token, access=access_of(request.role, actor)))
         await self.publish(WorkerJoined(worker=worker, role=request.role, host=request.host, actor=actor))
         self.leases.admit(worker, self.health.clock.watching)
         host = "" if self.recipe.bus.host in EVERY_INTERFACE else self.recipe.bus.host
@@ -171,6 +177,15 @@ class Joining:
         )
         keys = GatewayKeys(actor=actor, secret=self.folder.secret(), admin_key=self.recipe.gateway.admin_key) if actor else None
         return JoinAnswer(worker=worker, user=user, password=password, objects=objects, recipe=self.portable, gateway=keys)
+
+    def _no_connection(self) -> str:
+        """Returns why the bus has no connection for another worker; empty if it has."""
+        if self.server.keeper is None:
+            return ""  # an existing server has limits of its own
+        most = max_connections() - len(self.server.addresses.processes) - SPARE_CONNECTIONS
+        if len(self.leases.held) < most:
+            return ""
+        return f"its bus has connections for {max(most, 0):,} workers of other hosts; raise the hard limit of descriptors on the run's host"
 
     def _refusal(self, request: JoinRun) -> str:
         """Returns why a worker cannot join; empty if it can."""
@@ -216,9 +231,7 @@ class Joining:
         if self.leases.held.pop(worker, None) is None:
             return
         self.gone[worker] = reason or "it has left"
-        token = self.tokens.pop(worker, "")
-        self.objects.tokens.discard(token)
-        self.objects.folds.pop(token, None)
+        await self.objects.revoke(self.tokens.pop(worker, ""))
         actor = self.shares.actor_of(worker)
         if reason:
             logger.warning("a worker of another host was lost", worker=worker, reason=reason)

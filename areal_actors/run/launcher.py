@@ -10,7 +10,8 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from areal_actors.core.durable_files import storage_error
+from areal_actors.core.durable_files import explain_os_error, storage_error
+from areal_actors.core.errors import SetupError
 from areal_actors.messages import RunResumed, RunStarted
 from areal_actors.recipe.recipe import Recipe, redacted
 from areal_actors.run.disk_watch import refuse_full_disk
@@ -26,6 +27,7 @@ from areal_actors.run.server import with_port
 from areal_actors.run.tracking import tracked
 from areal_actors.tasks.environment_tasks import list_environment
 from areal_actors.weights.folders import remove_all
+from bus.descriptors import is_out_of_descriptors
 from bus.errors import BusError
 
 
@@ -95,6 +97,9 @@ def _live(recipe: Recipe, folder: RunFolder, opening: RunStarted | RunResumed) -
         what = f"run '{folder.path.name}' ended: its log could not be written ({error})"
         if refused := storage_error(what, error, folder.path, folder.path):
             raise refused from error
+        if is_out_of_descriptors(error):
+            resumed = f"then `areal resume {folder.path.name}`"
+            raise SetupError(f"run '{folder.path.name}' ended: {explain_os_error(error)}, {resumed}") from error
         raise
 
 

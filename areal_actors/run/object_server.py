@@ -1,12 +1,14 @@
 """HTTP server of a run's files for workers of other hosts: code, model, weights, images, snapshots, and large bodies of messages.
 
-It has a thread and an event loop of its own, so that a large file delays nothing else; the kernel sends the files.
+Its process (`object_process.py`) does nothing else. It listens beyond this host, so connections and their idle time have limits
+(`core/http_connections.py`); the kernel sends the files.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+import re
 import secrets
 import threading
 from collections.abc import Awaitable, Callable, Mapping
@@ -17,20 +19,29 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
+from areal_actors.core.durable_files import explain_os_error
 from areal_actors.core.errors import SetupError
-from areal_actors.core.objects import BLOBS, CODE, FOLDERS, IMAGES, MODEL, SNAPSHOTS, WEIGHTS, StoredFile, digest_of
+from areal_actors.core.http_connections import HttpListener, answer_in_place, most_connections
+from areal_actors.core.objects import BLOBS, CODE, FOLDERS, IMAGES, MODEL, SNAPSHOTS, WEIGHTS, FileAccess, StoredFile, digest_of
 from areal_actors.core.snapshots import Snapshot, SnapshotStore
 from areal_actors.vision.files import ImageFolder
 from areal_actors.weights.folders import SHARE, possible_folders, version_folder
-from bus.claims import BlobFolder
+from bus.claims import BlobFolder, is_name_of, subject_of
+from bus.descriptors import is_out_of_descriptors
 from bus.tls import Certificate
 
 MAX_BODY_BYTES = 1 << 28
 MODEL_SECONDS = 25.0
 """Time for which a request waits for the model, which the trainer may still be making; the client asks again."""
+VERSION = re.compile(r"[0-9]{1,18}")
+HEAD_SECONDS = 10.0
+"""Time limit for a handshake, and for the head of a request."""
+DESCRIPTORS_EACH = 2
+"""Descriptors of a connection: its own, and that of the file that it receives."""
 POLL_SECONDS = 0.2
 START_SECONDS = 30.0
 """Time limit for the server to listen."""
+ACCESS = web.RequestKey("access", FileAccess)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -38,16 +49,15 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class ObjectServer:
     """Serves files to those who have a token, from `start` until the process ends."""
 
-    def __init__(self, run: str, run_folder: Path, code: Mapping[str, Path], weights_folder: str = "") -> None:
-        """`code`: files of the folder `code`, by their names in it; `weights_folder`: `trainer.weights_folder`."""
+    def __init__(self, run: str, run_folder: Path, code: Mapping[str, Path], weights_folder: str = "", *, share: str = "") -> None:
+        """`code`: files of the folder `code`, by their names in it; `weights_folder`: `trainer.weights_folder`; `share`: see `share`."""
         self.run_folder = run_folder
         self.code = dict(code)
         self.model: Path | None = None
         """The model's folder, once weights were published."""
-        self.tokens: set[str] = set()
-        self.folds: dict[str, str] = {}
-        """Fold whose snapshots each token gives access to, of workers that have one."""
-        self.share = secrets.token_hex(8)
+        self.access: dict[str, FileAccess] = {}
+        """Permissions of each token."""
+        self.share = share or secrets.token_hex(8)
         """Identity, by which a host recognises that it has the weights' folder itself."""
         self.port = 0
         self._weights = possible_folders(run, run_folder, weights_folder)
@@ -86,27 +96,36 @@ class ObjectServer:
         for method, handler in (("PUT", self._put_blob), ("GET", self._get_blob), ("DELETE", self._delete_blob)):
             app.router.add_route(method, BLOBS + "{name}", handler)
         app.router.add_get(SNAPSHOTS + "{fold}", self._list_snapshots)
-        app.router.add_get(SNAPSHOTS + "{fold}/{sequence:[0-9]+}", self._get_snapshot)
+        app.router.add_get(SNAPSHOTS + "{fold}/{sequence:[0-9]{1,18}}", self._get_snapshot)
         app.router.add_put(SNAPSHOTS + "{fold}", self._put_snapshot)
-        runner = web.AppRunner(app, access_log=None)
+        runner = web.AppRunner(app)
         await runner.setup()
+        assert runner.server is not None
+        listener = HttpListener(runner.server, HEAD_SECONDS, most_connections(DESCRIPTORS_EACH))
         try:
-            await web.TCPSite(runner, host, port, ssl_context=certificate.context() if certificate is not None else None).start()
+            await listener.start(host, port, certificate.context() if certificate is not None else None)
         except OSError as error:
             listening.set_exception(error)
             return
-        listening.set_result(int(runner.addresses[0][1]))
+        listening.set_result(listener.port)
         await asyncio.Event().wait()
 
     @web.middleware
     async def _check_token(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        given = _token(request).encode()
-        if not any(hmac.compare_digest(given, token.encode()) for token in tuple(self.tokens)):
+        given = request.headers.get("Authorization", "").removeprefix("Bearer ").encode(errors="surrogateescape")
+        access = next((access for token, access in tuple(self.access.items()) if hmac.compare_digest(given, token.encode())), None)
+        if access is None:
             raise web.HTTPUnauthorized
-        return await handler(request)
+        request[ACCESS] = access
+        try:
+            return await answer_in_place(request, handler)
+        except OSError as error:
+            if is_out_of_descriptors(error):
+                raise web.HTTPServiceUnavailable(text=explain_os_error(error)) from error
+            raise
 
     async def _list(self, request: web.Request) -> web.Response:
-        folder = request.match_info["folder"]
+        folder = _folder(request)
         if folder == MODEL:
             with suppress(TimeoutError):
                 async with asyncio.timeout(MODEL_SECONDS):
@@ -132,39 +151,41 @@ class ObjectServer:
         return self._digests[key]
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
-        files = await asyncio.to_thread(self._files, request.match_info["folder"])
+        files = await asyncio.to_thread(self._files, _folder(request))
         path = files.get(request.match_info["name"])
         if path is None:
             raise web.HTTPNotFound
-        return web.FileResponse(path)
+        return await _send(path)
 
     def _files(self, folder: str) -> dict[str, Path]:
         """Returns the files of a folder, by their names in it."""
         if folder == CODE:
             return self.code
         place = self.model if folder == MODEL else None
-        if folder.startswith(WEIGHTS) and (version := folder.removeprefix(WEIGHTS)).isdecimal():
-            place = next((found for root in self._weights if (found := version_folder(root, int(version))).is_dir()), None)
+        if version := VERSION.fullmatch(folder.removeprefix(WEIGHTS)) if folder.startswith(WEIGHTS) else None:
+            place = next((found for root in self._weights if (found := version_folder(root, int(version[0]))).is_dir()), None)
         files = {} if place is None else {path.name: path for path in place.iterdir() if path.is_file()}
         if not files:
             raise web.HTTPNotFound
         return files
 
     async def _image(self, request: web.Request) -> web.StreamResponse:
+        _check(request[ACCESS].reads_images, "does not read images")
         path = self._images.file(request.match_info["digest"])
         if not await asyncio.to_thread(path.is_file):
             raise web.HTTPNotFound
-        return web.FileResponse(path)
+        return await _send(path)
 
     async def _put_image(self, request: web.Request) -> web.Response:
+        _check(request[ACCESS].writes_images, "does not write images")
         if (found := await asyncio.to_thread(self._images.store, await request.read())) != request.match_info["digest"]:
             raise web.HTTPBadRequest(text=f"the image has the digest {found}")
         return web.Response()
 
     def _fold(self, request: web.Request) -> str:
         """Returns the fold of a request, which must be that of its token."""
-        if (fold := request.match_info["fold"]) != self.folds.get(_token(request)):
-            raise web.HTTPForbidden(text=f"this worker does not serve {fold}")
+        fold = request.match_info["fold"]
+        _check(fold == request[ACCESS].fold, f"does not serve {fold}")
         return fold
 
     async def _list_snapshots(self, request: web.Request) -> web.Response:
@@ -175,7 +196,7 @@ class ObjectServer:
         path = self._snapshots.path(self._fold(request), int(request.match_info["sequence"]))
         if not await asyncio.to_thread(path.is_file):
             raise web.HTTPNotFound
-        return web.FileResponse(path)
+        return await _send(path)
 
     async def _put_snapshot(self, request: web.Request) -> web.Response:
         fold = self._fold(request)
@@ -189,23 +210,51 @@ class ObjectServer:
         return web.Response()
 
     async def _put_blob(self, request: web.Request) -> web.Response:
-        await asyncio.to_thread(self._blobs.write, _name(request), await request.read())
+        """Add a body. One with this name has this content, by the digest in it: no body is ever replaced by another."""
+        name = _body_name(request, request[ACCESS].writes, "write")
+        body = await request.read()
+        if not is_name_of(name, body):
+            raise web.HTTPBadRequest(text=f"{name} is not the name of this body")
+        await asyncio.to_thread(self._blobs.write, name, body)
         return web.Response()
 
     async def _get_blob(self, request: web.Request) -> web.Response:
         try:
-            return web.Response(body=await asyncio.to_thread(self._blobs.read, _name(request)))
+            return web.Response(body=await asyncio.to_thread(self._blobs.read, _body_name(request, request[ACCESS].reads, "read")))
         except FileNotFoundError:
             raise web.HTTPNotFound from None
 
     async def _delete_blob(self, request: web.Request) -> web.Response:
-        await asyncio.to_thread(self._blobs.remove, _name(request))
+        await asyncio.to_thread(self._blobs.remove, _body_name(request, request[ACCESS].removes, "remove"))
         return web.Response()
 
 
-def _token(request: web.Request) -> str:
-    return request.headers.get("Authorization", "").removeprefix("Bearer ")
+async def _send(path: Path) -> web.FileResponse:
+    """Returns the response with a file. aiohttp reports each file that it cannot open as missing, also for want of descriptors."""
+    try:
+        await asyncio.to_thread(lambda: path.open("rb").close())
+    except FileNotFoundError:
+        raise web.HTTPNotFound from None
+    return web.FileResponse(path)
 
 
-def _name(request: web.Request) -> str:
-    return Path(request.match_info["name"]).name
+def _check(allowed: bool, what: str) -> None:  # noqa: FBT001
+    if not allowed:
+        raise web.HTTPForbidden(text=f"this worker {what}")
+
+
+def _folder(request: web.Request) -> str:
+    """Returns the folder of a request, which its token may pull."""
+    folder = request.match_info["folder"]
+    _check(request[ACCESS].may_pull(folder), f"does not pull {folder:.100}")
+    return folder
+
+
+def _body_name(request: web.Request, subjects: frozenset[str], verb: str) -> str:
+    """Returns the name of a body, whose subject must be one of these."""
+    name = request.match_info["name"]
+    subject = subject_of(name)
+    if not subject:
+        raise web.HTTPNotFound
+    _check(subject in subjects, f"does not {verb} bodies of {subject}")
+    return name

@@ -26,7 +26,7 @@ import uvloop
 
 from areal_actors.chaos.links import link_of
 from areal_actors.core.devices import memory_fraction
-from areal_actors.core.durable_files import atomic_write
+from areal_actors.core.durable_files import atomic_write, explain_os_error
 from areal_actors.core.errors import ArealError, CheckpointError, RecipeError, SetupError, StepMismatch
 from areal_actors.core.gateways import GatewayShare
 from areal_actors.core.lazy import LazyModule
@@ -362,7 +362,7 @@ def _leaves(error: BaseException) -> list[BaseException]:
 
 
 def _error_text(error: BaseException) -> str:
-    return str(error) if isinstance(error, ArealError | BusError) else f"{type(error).__name__}: {error}"
+    return str(error) if isinstance(error, ArealError | BusError) or not isinstance(error, Exception) else explain_os_error(error)
 
 
 def read_address() -> ServerAddress:

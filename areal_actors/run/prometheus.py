@@ -14,6 +14,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
 from areal_actors.core.errors import SetupError
+from areal_actors.core.local_hosts import NUMBER, foreign_name, is_loopback
 from areal_actors.display.run_state import RunState
 from areal_actors.display.throughput import busy_share, tokens_per_second
 
@@ -32,12 +33,14 @@ async def serving(state: Callable[[], RunState], address: str) -> AsyncIterator[
         SetupError: the address is not valid, or taken.
     """
     host, _, port = address.rpartition(":")
-    if not port.isdecimal() or int(port) > 65535:
+    if not NUMBER.fullmatch(port) or int(port) > 65535:
         raise SetupError(f"--prometheus: found {address!r}; write a port, as in 9464, or HOST:PORT")
     registry = CollectorRegistry()
     registry.register(RunCollector(state))
 
-    async def metrics(_: web.Request) -> web.Response:
+    async def metrics(request: web.Request) -> web.Response:
+        if is_loopback(host or LOCAL) and (name := foreign_name(request.host)):
+            return web.Response(status=403, text=f"These metrics are served to this machine only, as 127.0.0.1; found the name {name}.\n")
         return web.Response(body=generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     app = web.Application()

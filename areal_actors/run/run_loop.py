@@ -135,8 +135,8 @@ class RunLoop(Launch):
         injecting = self.chaos.run(lambda: self.all_started, self._is_ending)
         listeners = [self._receive_events(), self._watch_disk(), injecting, self.load.watch()]
         if self.joining is not None:
-            sys.stderr.write(f"{self.joining.open(self.state.joined)}\n")
-            listeners.append(self.joining.serve())
+            sys.stderr.write(f"{await self.joining.open(self.state.joined)}\n")
+            listeners += [self.joining.serve(), self.joining.objects.watch()]
         try:
             async with self.supervised(*listeners):
                 await self.chaos.open(self.server.addresses.owner.url)
@@ -151,6 +151,8 @@ class RunLoop(Launch):
                 finally:
                     starting.cancel()
         finally:
+            if self.joining is not None:
+                await self.joining.close()
             await self.retention.close()
             await self.readers.close()
             showing.cancel()

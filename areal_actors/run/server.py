@@ -46,6 +46,7 @@ from areal_actors.tasks.task_source import TaskSource
 from areal_actors.training.checkpointer import Checkpointer
 from areal_actors.training.trainer import Trainer
 from bus.cluster_watch import ClusterWatch
+from bus.descriptors import raise_descriptor_limit
 from bus.errors import BusError
 from bus.message import Event, Message
 from bus.nats import NatsBus
@@ -169,6 +170,7 @@ async def run_server(recipe: Recipe, folder: RunFolder) -> AsyncIterator[RunServ
     Raises:
         SetupError: it is to be encrypted, and the external one of NATS_URL is used.
     """
+    raise_descriptor_limit()
     if url := resolve_server(recipe.bus.url or None):
         if recipe.bus.tls:
             raise SetupError("bus.tls: the server of NATS_URL encrypts by its own settings; write tls:// there, and leave bus.tls out")

@@ -21,7 +21,7 @@ import msgspec
 import structlog
 
 from areal_actors.core.devices import detect_cuda
-from areal_actors.core.durable_files import FULL_BYTES, write_refusal
+from areal_actors.core.durable_files import FULL_BYTES, explain_os_error, write_refusal
 from areal_actors.core.module_command import module_command
 from areal_actors.core.proxies import proxy_exceptions
 from areal_actors.core.settings import JOIN_TOKEN
@@ -31,7 +31,7 @@ from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.supervision import left_to_others
 from areal_actors.run.left_processes import end_left_processes, marked
 from areal_actors.run.liveness import START_OVERDUE
-from areal_actors.run.process import EXIT_FAILED, EXIT_FATAL, EXIT_START_FAILED, FAILED_WITH, has_tensors, placed
+from areal_actors.run.process import EXIT_FAILED, EXIT_FATAL, EXIT_START_FAILED, FAILED_WITH, SCARCE, has_tensors, placed
 from areal_actors.run.restarts import Restarts
 from areal_actors.run.run_folder import BusAddresses, RunFolder
 from bus.errors import BusError
@@ -39,6 +39,8 @@ from bus.message import Event
 
 RESTART_SECONDS = 0.2
 """Delay between a death and the restart."""
+SCARCE_SECONDS, SCARCE_POLL_SECONDS = 30.0, 1.0
+"""Time in which a process that cannot be started for want of descriptors or processes is tried again, and the interval."""
 LAST_LINES = 5
 CREDENTIAL_VARIABLES = ("NATS_URL", JOIN_TOKEN)
 """Environment variables removed from all processes: none needs them, and an agent would inherit them."""
@@ -221,8 +223,22 @@ class Supervisor:
         await self._end_all(self.children[name] for name in restarted if name != child.name)
         await asyncio.sleep(RESTART_SECONDS)
         for name in restarted:
-            if not self._stopping:
+            await self._spawn_again(name)
+
+    async def _spawn_again(self, name: str) -> None:
+        """Start a process in place of one that has ended; where descriptors or processes are wanting, for a while until they are there."""
+        until = time.monotonic() + SCARCE_SECONDS
+        while not self._stopping:
+            try:
                 await self._spawn(name)
+            except OSError as error:
+                if error.errno not in SCARCE or time.monotonic() > until:
+                    self._fail(f"{name} cannot be started again: {explain_os_error(error)}")
+                    return
+                logger.warning("a process cannot be started again yet", process=name, reason=explain_os_error(error))
+                await asyncio.sleep(SCARCE_POLL_SECONDS)
+            else:
+                return
 
     def _fail(self, reason: str) -> None:
         if not self.failed.done():

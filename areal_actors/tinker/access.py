@@ -11,7 +11,7 @@ import secrets
 
 from aiohttp import web
 
-from areal_actors.web.access import host_name, is_loopback
+from areal_actors.core.local_hosts import foreign_name, is_loopback
 
 KEY_PREFIX = "tml-"
 """The client library refuses other keys."""
@@ -31,9 +31,9 @@ class TinkerAccess:
         """Return status and reason of a refusal; None if the request may be answered."""
         if (origin := request.headers.get("Origin")) is not None:
             return 403, f"requests of web pages are refused; found one of {origin}"
-        if not self.key and not is_loopback(name := host_name(request.host)):
+        if not self.key and (name := foreign_name(request.host)):
             return 403, f"this server is for programs of this machine, as http://127.0.0.1; found the host {name}"
-        if self.key and not hmac.compare_digest(_key_of(request).encode(), self.key.encode()):
+        if self.key and not hmac.compare_digest(_key_of(request).encode(errors="surrogateescape"), self.key.encode()):
             return 401, "the key is not the one that `areal tinker` has printed: set TINKER_API_KEY to it"
         if request.body_exists and request.content_type not in BODY_TYPES:
             return 415, f"the content type of a body is {' or '.join(BODY_TYPES)}; found {request.content_type}"

@@ -14,6 +14,7 @@ import structlog
 from aiohttp import web
 
 from areal_actors.core.errors import ArealError, CheckpointError, RequestError, SetupError
+from areal_actors.core.local_hosts import parse_number
 from areal_actors.tinker.access import TinkerAccess
 from areal_actors.tinker.datums import forward_of_json, forward_of_message
 from areal_actors.tinker.futures import RequestFailure, Result
@@ -355,7 +356,7 @@ def whole_number(body: Mapping[str, Any], name: str) -> int | None:
 def page(items: list[Item], request: web.Request) -> tuple[list[Item], Mapping[str, int]]:
     """The items that the parameters `limit` and `offset` select, and the cursor of the response."""
     try:
-        limit, offset = (max(int(request.query.get(name, default)), 0) for name, default in (("limit", 100), ("offset", 0)))
+        limit, offset = (parse_number(request.query.get(name, default), name) for name, default in (("limit", "100"), ("offset", "0")))
     except ValueError as error:
-        raise RequestError(f"limit and offset are whole numbers: {error}", "limit") from error
+        raise RequestError(str(error), "limit") from error
     return items[offset : offset + limit], {"offset": offset, "limit": limit, "total_count": len(items)}

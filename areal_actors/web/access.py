@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import secrets
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
+
+from areal_actors.core.local_hosts import foreign_name, is_loopback
 
 COOKIE = "areal_page"
 HEADERS = {
@@ -21,22 +22,6 @@ HEADERS = {
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def is_loopback(host: str) -> bool:
-    """Returns True if only processes of this machine reach an address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def host_name(host: str) -> str:
-    """Return the name in a `Host` header, without port and brackets."""
-    name = host.rpartition(":")[0] if ":" in host and not host.endswith("]") else host
-    return name.strip("[]")
-
-
 class Access:
     """Decides who may read the page."""
 
@@ -47,9 +32,7 @@ class Access:
     def refused(self, request: web.Request) -> web.Response | None:
         """Returns the refusal of a request; None if it may be answered."""
         if not self.token:
-            # a page of another host may have its own name resolved to this machine: the browser then sends that name
-            name = host_name(request.host)
-            if is_loopback(name):
+            if not (name := foreign_name(request.host)):
                 return None
             return web.Response(status=403, text=f"This page is served to this machine only, as 127.0.0.1; found the name {name}.\n")
         if any(self._equal(given) for given in (request.query.get("token", ""), request.cookies.get(COOKIE, ""), _bearer(request))):
@@ -57,7 +40,7 @@ class Access:
         return web.Response(status=401, text="This page needs the token that `areal` has printed with its address: open that address.\n")
 
     def _equal(self, given: str) -> bool:
-        return hmac.compare_digest(given.encode(), self.token.encode())
+        return hmac.compare_digest(given.encode(errors="surrogateescape"), self.token.encode())
 
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -13,8 +13,9 @@ import msgspec
 from aiohttp import web
 
 from areal_actors.core.errors import SetupError
+from areal_actors.core.local_hosts import is_loopback, parse_number
 from areal_actors.display.throughput import busy_share, tokens_per_second
-from areal_actors.web.access import Access, add_headers, is_loopback
+from areal_actors.web.access import Access, add_headers
 from areal_actors.web.details import LogDetails
 from areal_actors.web.rows import EpisodeRow
 from areal_actors.web.source import LogSource
@@ -168,7 +169,7 @@ class PageServer:
             return _json({"error": str(error)}, status=409)
 
     def _row(self, request: web.Request) -> EpisodeRow:
-        rows, number = self.source.index.fold.table.rows, int(request.match_info["id"])
+        rows, number = self.source.index.fold.table.rows, _number_in(request.match_info["id"], "the number of an attempt")
         if number >= len(rows):
             raise web.HTTPNotFound(text=f"The log has {len(rows)} attempts at episodes so far; found number {number}.\n")
         return rows[number]
@@ -188,7 +189,7 @@ class PageServer:
 
     async def event(self, request: web.Request) -> web.Response:
         """One event with its message."""
-        found = self._details.event(int(request.match_info["position"]))
+        found = self._details.event(_number_in(request.match_info["position"], "the number of an event"))
         return _json(found) if found else _json({"error": "the log does not have this event"}, status=404)
 
     async def wait_until_ended(self) -> None:
@@ -206,7 +207,7 @@ async def serving_page(server: PageServer, access: Access, host: str, port: int)
     app = web.Application(middlewares=[access.middleware], client_max_size=1 << 16)
     app.on_response_prepare.append(add_headers)
     app.add_routes(server.routes())
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.5, handler_cancellation=True)  # a closed browser gives its stream back
     await runner.setup()
     try:
         try:
@@ -223,12 +224,14 @@ async def serving_page(server: PageServer, access: Access, host: str, port: int)
 
 
 def _number(request: web.Request, name: str, otherwise: int) -> int:
-    text = request.query.get(name, "")
-    if not text:
-        return otherwise
-    if not text.isdecimal():
-        raise web.HTTPBadRequest(text=f"{name}: found {text!r}; write a whole number.\n")
-    return int(text)
+    return _number_in(text, name) if (text := request.query.get(name, "")) else otherwise
+
+
+def _number_in(text: str, name: str) -> int:
+    try:
+        return parse_number(text, name)
+    except ValueError as error:
+        raise web.HTTPBadRequest(text=f"{error}.\n") from None
 
 
 def _json(value: Any, *, status: int = 200) -> web.Response:

@@ -1,7 +1,7 @@
 """Permissions on the bus of a run: really tried, by every user of a real server, for every kind of message and API call.
 
-`PYTHONPATH=.:tests python tests/support/permission_matrix.py` writes the table into docs/security.md; `test_bus_permissions.py`
-compares them.
+`PYTHONPATH=.:tests python tests/support/permission_matrix.py` writes the table, and that of files (`object_matrix.py`), into
+docs/security.md; `test_bus_permissions.py` compares them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import nats
+from support import object_matrix
 
 from areal_actors.core.devices import detect_cuda
 from areal_actors.messages import KINDS
@@ -157,10 +158,14 @@ def main() -> None:
     """Write the table into the documentation."""
     with tempfile.TemporaryDirectory() as folder:
         new = table(asyncio.run(tried_on_a_server(Path(folder))))
+    with tempfile.TemporaryDirectory() as folder:
+        files = object_matrix.table(object_matrix.RunFiles(Path(folder)))
     text = TABLE_IN.read_text()
-    before, _, rest = text.partition(BEGIN)
-    TABLE_IN.write_text(before + BEGIN + new + END + rest.partition(END)[2])
-    sys.stdout.write(new)
+    for begin, end, found in ((BEGIN, END, new), (object_matrix.BEGIN, object_matrix.END, files)):
+        before, _, rest = text.partition(begin)
+        text = before + begin + found + end + rest.partition(end)[2]
+        sys.stdout.write(found)
+    TABLE_IN.write_text(text)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hmac
-from ipaddress import ip_address
+
+from areal_actors.core.local_hosts import is_loopback
 
 SHORTEST = 16
 WELL_KNOWN = frozenset(
@@ -34,11 +35,3 @@ def weakness(given: str, host: str) -> str:
     if given.lower() in WELL_KNOWN:
         return f"a well-known key, on {host}, which other machines can reach"
     return f"a key of {len(given)} characters, on {host}, which other machines can reach" if len(given) < SHORTEST else ""
-
-
-def is_loopback(host: str) -> bool:
-    """True if an address is reachable from this machine only."""
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
