@@ -29,6 +29,7 @@ from areal_actors.generation.abilities import ENGINE_ABILITIES, ability_rows, en
 from areal_actors.generation.servers.server_process import interpreter
 from areal_actors.generation.settings import SERVER_ENGINES, ServerSettings
 from areal_actors.run.disk_watch import refuse_full_disk
+from areal_actors.run.process_limits import limit_problems
 from areal_actors.sandbox.programs import Limits, run_program
 from areal_actors.weights.folders import SHARED_MEMORY
 from bus.errors import ServerUnavailable
@@ -92,6 +93,7 @@ def examine(folder: Path) -> list[Finding]:
         *(_package(name) for name in TENSOR_PACKAGES),
         _other_packages(),
         _nats_server(),
+        *(Finding("limits", found, remedy) for found, remedy in limit_problems()),
         *_hardware(),
         _shared_memory(),
         _disk(folder),

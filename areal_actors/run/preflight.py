@@ -37,12 +37,13 @@ from areal_actors.rollout.runners import program_of
 from areal_actors.run.certificate_files import named_certificate
 from areal_actors.run.disk_watch import refuse_full_disk
 from areal_actors.run.fold_actors import open_tasks
+from areal_actors.run.process_limits import check_limits
 from areal_actors.run.reference_check import check_references
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.run_lock import LockHeld, holder, locked
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.training.checkpoint_store import folder_bytes
-from areal_actors.weights.folders import check_room, is_writable, lock_path, locked_folders, remove_all, shared_memory_path
+from areal_actors.weights.folders import check_room, has_shared_room, lock_path, locked_folders, remove_all, shared_memory_path
 from bus.errors import BusError, LogUnavailable
 from bus.nats import NatsBus
 from bus.server import find_binary, resolve_server
@@ -211,6 +212,7 @@ def check_parts(recipe: Recipe) -> list[str]:
         SetupError: something is missing; the message names the setting.
         ArealError: the error of the part itself, as a dataset's with its line.
     """
+    check_limits()
     check_devices(recipe)
     check_inference_server(recipe)
     check_bus_server(recipe)
@@ -279,10 +281,11 @@ def holding_weights(recipe: Recipe, folder: RunFolder) -> Iterator[None]:
     Raises:
         SetupError: there is no room for them, or shared memory does not support locks.
     """
-    check_room(recipe.run, folder.path, published_bytes(recipe), recipe.trainer.weights_folder)
+    needed = published_bytes(recipe)
+    check_room(recipe.run, folder.path, needed, recipe.trainer.weights_folder)
     lock = lock_path(shared_memory_path(recipe.run, folder.path))
     try:
-        if not is_writable(lock.parent):
+        if not has_shared_room(max(needed, MEBIBYTE)):  # the weights are kept on the disk, and a full file system takes no lock
             yield
             return
         with locked(lock, remove=True):
