@@ -67,7 +67,9 @@ def test_an_overlay_changes_the_agent_and_nothing_else_that_is_learned(name, mon
 def test_an_undefined_environment_is_refused_by_name():
     refused = subprocess.run([ROOT / "scripts" / "environments.sh", "langchain"], capture_output=True, text=True, check=False)
     assert refused.returncode == 1
-    known = "camel crewai frameworks gymnasium harbor launchers litellm tinker trackers verifiers-rubrics verifiers sglang vllm codex docs"
+    known = (
+        "camel crewai frameworks gymnasium harbor launchers litellm tinker trackers verifiers-rubrics verifiers sglang vllm codex docs sbom"
+    )
     assert refused.stderr == f"environments: there is no environment langchain; known: {known}\n"
     assert not (ROOT / ".environments" / "langchain").exists()
 
@@ -78,4 +80,4 @@ def test_an_environment_pins_what_it_names(requirements):
     assert lines == sorted(lines)
     assert all("==" in line for line in lines)
     ours = (ROOT / "scripts" / "locks" / "dev.txt").read_text().splitlines()
-    assert {line for line in lines if line.startswith("torch==")} <= set(ours)
+    assert {line for line in lines if line.startswith("torch==")} <= {line.removesuffix(" \\") for line in ours}

@@ -303,7 +303,8 @@ async def test_more_workers_than_the_server_has_descriptors_receive_their_files(
     folder.logs.mkdir(parents=True)
     (agent := tmp_path / "agent.py").write_bytes(os.urandom(1 << 18))
     keeper, limits = ObjectKeeper("a-run", folder, {"agent.py": agent}), resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (64, limits[1]))
+    highest = max(int(entry.name) for entry in Path("/proc/self/fd").iterdir())  # this process may have many open
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(64, highest + 32), limits[1]))
     try:
         await keeper.start("127.0.0.1", 0, None)
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import shutil
 from hashlib import blake2b
 from pathlib import Path
@@ -34,6 +35,22 @@ def kept_versions(max_staleness: int) -> int:
 def version_folder(root: str | Path, weight_version: int) -> Path:
     """Folder of a weight version."""
     return Path(root) / f"v{weight_version}"
+
+
+def make_secret(run_folder: str | Path) -> None:
+    """Write the secret of a folder that no command has started, unless it has one; ranks may call this at the same time."""
+    place = Path(run_folder) / SECRET_FILE
+    if place.exists():
+        return
+    make_private(Path(run_folder))
+    own = place.with_name(f"{SECRET_FILE}.{os.getpid()}")
+    own.write_bytes(secrets.token_bytes(32))
+    try:
+        os.link(own, place)  # whole or not at all; the first one wins
+    except FileExistsError:
+        pass
+    finally:
+        own.unlink()
 
 
 def shared_memory_path(run: str, run_folder: str | Path) -> Path:

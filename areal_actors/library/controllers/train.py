@@ -30,7 +30,7 @@ from areal_actors.training.optimization import learning_rate
 from areal_actors.training.prepared import Prepared
 from areal_actors.training.ranks import Ranks
 from areal_actors.training.torch_trainer import TorchTrainer
-from areal_actors.weights.folders import kept_versions, prune, remove_all, version_folder, versions_folder
+from areal_actors.weights.folders import kept_versions, make_secret, prune, remove_all, version_folder, versions_folder
 from areal_actors.weights.manifest import MANIFEST, verify, write_manifest
 
 Data = RolloutBatch | Sequence[TrainingSequence]
@@ -190,13 +190,15 @@ class TrainController:
         """
         keep = kept_versions(self.recipe.staleness_gate.max_staleness)
         size = sum(path.stat().st_size for path in Path(self._model_folder).glob("*.safetensors"))
-        root = self._weights_folder or versions_folder(
-            self.recipe.run, self._folder.path, size * (keep + 1), self.recipe.trainer.weights_folder
-        )
+        root = self._weights_folder or self._versions_folder(size * (keep + 1))
         if self._first:
             prune(root, keep)
         location = self.engine.publish(str(version_folder(root, self.weight_version)))
         return WeightsPublished(weight_version=self.weight_version, location=location)
+
+    def _versions_folder(self, needed_bytes: int) -> str | Path:
+        make_secret(self._folder.path)
+        return versions_folder(self.recipe.run, self._folder.path, needed_bytes, self.recipe.trainer.weights_folder)
 
     def save(self, folder: str | Path) -> None:
         """Write a checkpoint: a Hugging Face folder, and the training state."""
