@@ -125,9 +125,14 @@ async def answer_in_place(request: web.Request, handler: Handler) -> web.StreamR
     assert isinstance(request.protocol, HttpConnection)
     with request.protocol:
         response = await handler(request)
-        with suppress(ConnectionError):  # the client is gone, which aiohttp handles
+        try:
             await response.prepare(request)
             await response.write_eof()
+        except ConnectionError:  # the client is gone, which aiohttp handles
+            pass
+        except AssertionError:  # aiohttp's own, where the client is gone before the first byte of a file
+            if request.transport is not None:
+                raise
         return response
 
 
