@@ -125,15 +125,12 @@ async def answer_in_place(request: web.Request, handler: Handler) -> web.StreamR
     assert isinstance(request.protocol, HttpConnection)
     with request.protocol:
         response = await handler(request)
-        try:
+        with suppress(ConnectionError):
             await response.prepare(request)
             await response.write_eof()
-        except ConnectionError:  # the client is gone, which aiohttp handles
-            pass
-        except AssertionError:  # aiohttp's own, where the client is gone before the first byte of a file
-            if request.transport is not None:
-                raise
-        return response
+            return response
+        # The client is gone: aiohttp would prepare the file again, and fails without a connection.
+        return response if response.prepared else web.Response()
 
 
 class HttpListener:
