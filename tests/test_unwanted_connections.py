@@ -328,3 +328,16 @@ async def test_an_address_that_cannot_be_used_is_named(keeper: ObjectKeeper, tmp
     with pytest.raises(SetupError, match=f"bus.objects_port: cannot listen on 127.0.0.1:{keeper.port}"):
         await another.start("127.0.0.1", keeper.port, None)
     await another.stop()
+
+
+async def test_files_follow_each_other_on_one_connection(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (file := tmp_path / "file").write_bytes(b"x" * 100_000)
+    async with serving(file) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        served.lines.append((reader, writer))
+        for _ in range(3):
+            writer.write(b"GET /file HTTP/1.1\r\nHost: x\r\n\r\n")
+            head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), PATIENT)
+            assert head.startswith(b"HTTP/1.1 200")
+            assert await asyncio.wait_for(reader.readexactly(100_000), PATIENT) == file.read_bytes()
+    assert "Unhandled" not in caplog.text

@@ -125,12 +125,30 @@ async def answer_in_place(request: web.Request, handler: Handler) -> web.StreamR
     assert isinstance(request.protocol, HttpConnection)
     with request.protocol:
         response = await handler(request)
-        with suppress(ConnectionError):
+        with suppress(ConnectionError):  # the client is gone, which aiohttp handles
             await response.prepare(request)
             await response.write_eof()
-            return response
-        # The client is gone: aiohttp would prepare the file again, and fails without a connection.
-        return response if response.prepared else web.Response()
+        # aiohttp prepares what a handler returns; a file it would send again.
+        return SentResponse(response) if isinstance(response, web.FileResponse) else response
+
+
+class SentResponse(web.StreamResponse):
+    """Stands for a response that has been sent."""
+
+    def __init__(self, response: web.StreamResponse) -> None:
+        super().__init__(status=response.status, reason=response.reason)
+        self._response = response
+
+    @property
+    def keep_alive(self) -> bool | None:
+        """True if the connection stays open, as the response has announced."""
+        return self._response.keep_alive
+
+    async def prepare(self, request: web.BaseRequest) -> None:
+        """Does nothing."""
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        """Does nothing."""
 
 
 class HttpListener:
