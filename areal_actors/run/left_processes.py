@@ -11,7 +11,7 @@ MARK = "AREAL_RUN_FOLDER"
 """Environment variable with the folder of the run."""
 
 
-def marked(folder: Path) -> dict[str, str]:
+def make_mark(folder: Path) -> dict[str, str]:
     """Environment of the processes of a run."""
     return {MARK: str(folder.resolve())}
 

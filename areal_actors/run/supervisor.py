@@ -29,7 +29,7 @@ from areal_actors.messages import ActorFailed
 from areal_actors.recipe.device_map import device_variables
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.supervision import left_to_others
-from areal_actors.run.left_processes import end_left_processes, marked
+from areal_actors.run.left_processes import end_left_processes, make_mark
 from areal_actors.run.liveness import START_OVERDUE
 from areal_actors.run.process import EXIT_FAILED, EXIT_FATAL, EXIT_START_FAILED, FAILED_WITH, SCARCE, has_tensors, placed
 from areal_actors.run.restarts import Restarts
@@ -163,7 +163,7 @@ class Supervisor:
                 env={
                     **child_environment(self.recipe, self.placed[name].values()),
                     **device_variables(self.recipe, name, self.cuda),
-                    **marked(self.folder.path),
+                    **make_mark(self.folder.path),
                 },
             )
         assert process.stdin is not None
