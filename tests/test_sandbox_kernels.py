@@ -79,6 +79,17 @@ def test_check_prints_what_programs_still_can_do():
     assert "assert f(x)" in sentences[1]
 
 
+def test_a_reward_of_the_user_is_not_asked_whatever_its_methods_are():
+    class Own:
+        def __call__(self, task, output):
+            return 1.0
+
+        def describe(self, row):
+            raise AssertionError(row)
+
+    assert describe_reward(Own()) == []
+
+
 @pytest.mark.long
 async def test_a_run_takes_every_step_while_one_program_of_ten_tries_to_get_out(live, tmp_path):
     tasks = [

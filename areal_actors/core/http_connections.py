@@ -206,10 +206,11 @@ class HttpListener:
                 try:
                     accepted, address = await loop.sock_accept(listening)
                 except OSError as error:  # the client is gone already, or there are no descriptors
-                    if is_out_of_descriptors(error):
+                    exhausted = is_out_of_descriptors(error)
+                    if exhausted:
                         self._warn("the process has no file descriptors left for connections", str(error))
                         self._end_idle()
-                        await asyncio.sleep(PAUSE_SECONDS)
+                    await asyncio.sleep(PAUSE_SECONDS if exhausted else 0)  # an error that stays must not occupy the event loop
                     continue
                 try:
                     self._admit(accepted, str(address[0]))

@@ -58,14 +58,17 @@ class Rule(Protocol):
 REWARDS: Mapping[str, type[Rule]] = {"gsm8k": Gsm8k, "json_schema": JsonSchema, "math": MathEquivalence, "python_tests": PythonTests}
 """Built-in rule-based rewards by name."""
 WEIGHTED = "weighted"
+PARTS = "__areal_parts__"
+"""Attribute of a weighted reward with those that it adds up."""
 MODEL = "model:"
 """Prefix of the name of a trained reward model, followed by its folder; served by `rewards/reward_model.py`."""
 
 
 def describe_reward(reward: Reward) -> list[str]:
-    """Sentences about a reward on this machine: those of its method `describe`, if it has one."""
-    describe = getattr(reward, "describe", None)
-    return list(describe()) if callable(describe) else []
+    """Sentences about built-in rewards on this machine; a reward of the user's own is not asked."""
+    if isinstance(reward, PythonTests):
+        return list(reward.describe())
+    return [text for part in getattr(reward, PARTS, ()) for text in describe_reward(part)]
 
 
 def resolve_reward(name: str, root: Path = Path(), options: Mapping[str, Any] | None = None) -> Reward:
@@ -130,7 +133,7 @@ def _weighted(options: dict[str, Any], root: Path) -> Reward:
         named = {part_name: float(score) for part_name, _, score in scores}
         return {**metrics, **named, "reward": sum(weight * score for _, weight, score in scores)}
 
-    weighted.describe = lambda: [text for *_, part in parts for text in describe_reward(part)]  # type: ignore[attr-defined]
+    setattr(weighted, PARTS, [part for *_, part in parts])
     return weighted
 
 

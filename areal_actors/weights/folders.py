@@ -43,7 +43,8 @@ def make_secret(run_folder: str | Path) -> None:
     if place.exists():
         return
     make_private(Path(run_folder))
-    own = place.with_name(f"{SECRET_FILE}.{os.getpid()}")
+    own = place.with_name(f"{SECRET_FILE}.{secrets.token_hex(8)}")
+    own.touch(mode=0o600)
     own.write_bytes(secrets.token_bytes(32))
     try:
         os.link(own, place)  # whole or not at all; the first one wins
