@@ -13,9 +13,10 @@ BOOKKEEPING = frozenset(
         *("annotations", "parsed", "parsed_arguments", "provider_specific_fields", "thinking_blocks", "reasoning_details", "extra_content"),
         *("id", "index", "status", "timestamp", "phase", "caller", "created_by", "logprobs", "acknowledged_safety_checks"),
         *("pending_safety_checks", "current_url", "..."),
+        "seed",
     }
 )
-"""Names of fields that describe, identify or cache a request."""
+"""Names of fields that describe, identify or cache a request, or choose among answers that are equally likely."""
 KIND = re.compile(r"^(?P<path>.*?)(?:\[[^\]]*\])?(?P<kind> \(.*\))?$", re.DOTALL)
 
 
