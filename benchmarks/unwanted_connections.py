@@ -139,7 +139,8 @@ async def _joined(run: LiveRun, folder: Path) -> AsyncIterator[subprocess.Popen[
     address = f"nats://{url.hostname}:{url.port}/{run.folder.name}"
     with (folder / f"join-{time.monotonic()}.txt").open("wb") as output:
         command = [sys.executable, "-m", "areal_actors", "join", address, "--credential", str(credential), "--role", "rollout_worker"]
-        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, stdin=subprocess.DEVNULL)  # noqa: ASYNC220
+        environment = {**os.environ, "TMPDIR": str(folder)}  # a killed worker leaves its folder
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output, stdin=subprocess.DEVNULL)  # noqa: ASYNC220
     try:
         yield process
     finally:
