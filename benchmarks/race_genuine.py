@@ -129,7 +129,7 @@ def run_trl(recipe: Recipe, seed: int, folder: Path, options: argparse.Namespace
         "model": recipe.model,
         "output": str(folder),
         "seed": seed,
-        "threads": psutil.cpu_count() or 1,
+        "threads": len(psutil.Process().cpu_affinity()),
         "rows": recipe.algorithm.group_size,
         "steps": options.steps,
         "every": options.steps,
