@@ -18,8 +18,8 @@ PACKAGES = ("areal_actors", "bus")
 COLUMNS = 120
 IRREGULAR = frozenset({
     "begun", "bound", "broken", "brought", "built", "caught", "chosen", "drawn", "driven", "fallen", "forgotten", "found", "frozen",
-    "given", "gone", "grown", "heard", "held", "hidden", "kept", "known", "laid", "left", "lent", "lost", "made", "meant", "met", "paid",
-    "said", "seen", "sent", "shown", "sold", "spent", "spoken", "stolen", "taken", "taught", "thought", "told", "thrown", "worn", "written",
+    "given", "gone", "grown", "held", "hidden", "kept", "known", "laid", "left", "lent", "lost", "made", "meant", "met", "paid",
+    "seen", "sent", "shown", "sold", "spent", "spoken", "stolen", "taken", "taught", "thought", "thrown", "worn", "written",
 })  # fmt: skip
 """Participles without `-ed` that are no verbs in the imperative as well (`read`, `cut`, `put`)."""
 VERBS = frozenset({"embed", "feed", "need", "seed", "shed", "shred", "speed", "exceed", "proceed", "succeed"})
@@ -28,7 +28,7 @@ FUNCTION_WORDS = frozenset({"found", "here", "known", "made", "one", "ones", "ot
 
 
 def is_bare_participle(name: str) -> bool:
-    """Whether a function's name is a past participle without a noun: `formed`, `_stored`, `held_by`, but not `stored_tensors`."""
+    """True if a function's name is a past participle without a noun: `formed`, `_stored`, `held_by`, but not `stored_tensors`."""
     first, *rest = name.strip("_").lower().split("_")
     is_participle = first in IRREGULAR or (first.endswith("ed") and len(first) > 3 and first not in VERBS)
     return is_participle and (not rest or rest[0] in PREPOSITIONS)

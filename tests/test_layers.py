@@ -27,6 +27,7 @@ ORDER = (
         "replay",
         "testing",
         "track",
+        "contracts",
         "web",
         "library",
         "compat",
@@ -85,6 +86,7 @@ WITHOUT_BUS = ("embedded", "generation", "training", "weights")
 """Folders of engines: besides actors, their files use messages but never the bus."""
 WITH_TORCH = (
     "calibration.measure",
+    "contracts.random_model",
     "embedded",
     "training",
     "weights",

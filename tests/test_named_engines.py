@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
-from support.engine_cases import CASES, EngineHarness, chunks_of, running
 from support.tiny_engine import CONTEXT, VOCABULARY, random_qwen, save
 
+from areal_actors.contracts.engine import CASES, EngineHarness, chunks_of, running
 from areal_actors.core.errors import RecipeError, SetupError
 from areal_actors.core.settings import TaskSettings
 from areal_actors.core.values import Constraint, SamplingParams

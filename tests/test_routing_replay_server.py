@@ -7,12 +7,12 @@ from contextlib import ExitStack, asynccontextmanager
 
 import numpy as np
 import pytest
-from support.engine_cases import chunks_of
 from support.genuine_servers import EXACT, Genuine, settings_of, started, until_it_runs
 from support.tiny_engine import prompt_of
 from support.tiny_mixture import BLOCKS, EXPERTS, TOP_K, plain_routes, random_mixture, save_mixture
 from support.tiny_trainer import make_trainer
 
+from areal_actors.contracts.engine import chunks_of
 from areal_actors.core.routes import RouteShape
 from areal_actors.core.values import SamplingParams, TrainingSequence
 from areal_actors.generation.engine import EnginePlace

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.engine_cases import chunks_of, joined
 from support.genuine_servers import DIALECTS, PROMPT, Genuine, settings_of, started, until_it_runs
 from support.tiny_engine import random_qwen, save
 from transformers import AutoModelForCausalLM
 
+from areal_actors.contracts.engine import chunks_of, joined
 from areal_actors.core.errors import EngineError, EngineUnavailable
 from areal_actors.core.values import Constraint, SamplingParams, TokenColumns, WeightsLocation
 from areal_actors.generation.engine import EnginePlace

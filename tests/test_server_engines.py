@@ -17,12 +17,12 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from support.engine_cases import CASES, EngineHarness, chunks_of, joined
 from support.genuine_servers import DIALECTS, PROMPT, ROOT, Genuine, settings_of, started, until_it_runs
 from support.recorded_server import RecordedServer
 from support.server_processes import signal_all
 from support.tiny_engine import CONTEXT, MARK, VOCABULARY, random_qwen, save
 
+from areal_actors.contracts.engine import CASES, EngineHarness, chunks_of, joined
 from areal_actors.core.errors import EngineError, EngineUnavailable, RequestError, SetupError
 from areal_actors.core.values import Constraint, SamplingParams, TokenColumns
 from areal_actors.generation.engine import EnginePlace

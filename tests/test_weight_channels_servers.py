@@ -14,11 +14,11 @@ import msgspec
 import psutil
 import pytest
 import torch
-from support.engine_cases import chunks_of, joined
 from support.genuine_servers import DIALECTS, PROMPT, ROOT, Genuine, settings_of, started, until_it_runs
 from support.server_processes import signal_all
 from support.tiny_engine import random_qwen, save
 
+from areal_actors.contracts.engine import chunks_of, joined
 from areal_actors.core.errors import EngineError, EngineUnavailable
 from areal_actors.core.values import SamplingParams, TokenColumns, WeightsLocation
 from areal_actors.generation.engine import Arrival, EnginePlace

@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from areal_actors import __version__
+from areal_actors.cli.installed import DO as INSTALLED
+from areal_actors.cli.installed import add_installed_commands
 from areal_actors.cli.model_arguments import add_model_commands
 from areal_actors.cli.reader_arguments import (
     add_explanations,
@@ -80,6 +82,8 @@ def parsed(arguments: Sequence[str]) -> Options:
     if word in TAKE_RECIPE:
         arguments = [word, *_with_settings(arguments[1:], parser)]
     options, rest = parser.parse_known_args(arguments)
+    if options.do == INSTALLED:
+        return options
     if rest and (not hasattr(options, "words") or any(word.startswith("-") for word in rest)):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
@@ -257,6 +261,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     examine = command("doctor", "machine:doctor", "print what this machine has and lacks for a run", about)
     examine.add_argument("--json", action="store_true", help="print the same as JSON, nothing else")
     takes_folder(examine)
+    add_installed_commands(commands)
     return parser, list(commands.choices)
 
 

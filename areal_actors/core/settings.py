@@ -382,7 +382,7 @@ class TrackSettings(Config):
     """`[track]`: experiment trackers that get the steps and evaluations of the run, each from a process beside it. See docs/tracking.md."""
 
     to: tuple[str, ...] = ()
-    """Names: `tensorboard`, `wandb`, `mlflow`, `trackio`."""
+    """Names: `tensorboard`, `wandb`, `mlflow`, `trackio`, and those of other distributions (docs/parts.md)."""
     project: str = ""
     """Project or experiment in the tracker. Empty: what the library's variable names (`WANDB_PROJECT`, `MLFLOW_EXPERIMENT_NAME`,
     `TRACKIO_PROJECT`), or `areal`."""

@@ -1,4 +1,4 @@
-"""Experiment trackers that a run can be sent to; `track/` sends it."""
+"""Experiment trackers that a run can be sent to: ours, and those that other distributions bring; `track/` sends it."""
 
 from __future__ import annotations
 
@@ -7,14 +7,23 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+from areal_actors.core.installed_parts import group_of, installed_parts
+
 TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 """Names of trackers, of their Python modules, and of their packages."""
 FIND = """
-import importlib.util, sys
-found = {name: importlib.util.find_spec(name) for name in sys.argv[1:]}
-print(*(name for name, spec in found.items() if spec is None or spec.origin is None))
+import importlib.metadata, importlib.util, sys
+group, *names = sys.argv[1:]
+brought = {point.name for point in importlib.metadata.entry_points(group=group)}
+specs = {name: importlib.util.find_spec(name) for name in names if name not in brought}
+print(*(name for name, spec in specs.items() if spec is None or spec.origin is None))
 """
 FIND_SECONDS = 120.0
+
+
+def known_trackers() -> tuple[str, ...]:
+    """Returns the names of ours, and of those that are installed here."""
+    return (*TRACKERS, *installed_parts("tracker"))
 
 
 def interpreter(python: str) -> str:
@@ -32,9 +41,9 @@ def missing_trackers(names: tuple[str, ...], python: str) -> list[str]:
         subprocess.SubprocessError: it fails.
     """
     if python:
-        command = [interpreter(python), "-c", FIND, *names]
+        command = [interpreter(python), "-c", FIND, group_of("tracker"), *names]
         return subprocess.run(command, capture_output=True, text=True, timeout=FIND_SECONDS, check=True).stdout.split()
-    specs = {name: find_spec(name) for name in names}
+    specs = {name: find_spec(name) for name in names if name not in installed_parts("tracker")}
     return [name for name, spec in specs.items() if spec is None or spec.origin is None]
 
 

@@ -1,4 +1,4 @@
-"""Generation engines by their names in a recipe: built-in engines and classes in the user's files.
+"""Generation engines by their names in a recipe: built-in ones, those of other distributions, and classes in the user's files.
 
 This module does not load torch; callers pass in the engines that need it.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_actors.core.errors import RecipeError, SetupError
-from areal_actors.core.loading import load_named
+from areal_actors.core.installed_parts import load_part
 from areal_actors.generation.abilities import ABILITIES, ROUTES, unknown_abilities, unrouted
 from areal_actors.generation.engine import EnginePlace, GenerationEngine
 from areal_actors.generation.scripted import scripted_engine
@@ -45,7 +45,7 @@ def engine_factory(
         RecipeError: the name is not in `engines`, and no class can be loaded from such a file.
     """
     try:
-        make = engines[settings.engine] if settings.engine in engines else load_named(settings.engine, root)
+        make = engines[settings.engine] if settings.engine in engines else load_part("engine", settings.engine, root)
     except RecipeError as error:
         raise RecipeError(f"generation.engine: {error}") from error
 

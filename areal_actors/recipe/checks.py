@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from areal_actors.core.installed_parts import installed_parts
 from areal_actors.core.model_config import context_of
 from areal_actors.core.settings import CONCURRENT, COUNTED, SEVERAL
 from areal_actors.core.values import HIGHEST_TEMPERATURE
@@ -37,6 +38,7 @@ from areal_actors.recipe.example_checks import example_problems, length_problems
 from areal_actors.recipe.gateway_checks import gateway_problems
 from areal_actors.recipe.host_checks import host_problems
 from areal_actors.recipe.model_checks import is_local_model, model_problems
+from areal_actors.recipe.part_checks import part_problems
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.reward_checks import reward_problems
 from areal_actors.recipe.source import Key
@@ -179,8 +181,11 @@ def _online(recipe: Recipe) -> Problems:
 
 def _engine(recipe: Recipe) -> Problems:
     key, engine, scripted = ("generation", "engine"), recipe.generation.engine, recipe.generation.scripted
-    if engine not in ENGINES and ":" not in engine:
-        yield key, f"found {toml_value(engine)}; {nearest(engine, ENGINES)}, or write `path.py:Class`"
+    installed = installed_parts("engine")
+    if engine not in ENGINES and engine in installed:
+        yield from part_problems(installed[engine], recipe, recipe.generation.options, key, ("generation", "options"))
+    elif engine not in ENGINES and ":" not in engine:
+        yield key, f"found {toml_value(engine)}; {nearest(engine, (*ENGINES, *installed))}, or write `path.py:Class`"
     elif engine not in ENGINES:
         yield from _named_in_file(key, engine, "class", "engines/mine.py:MyEngine")
     if engine in SERVER_ENGINES:

@@ -11,7 +11,7 @@ from areal_actors.core.settings import TEMPLATE_WORDS
 from areal_actors.gateway.sessions.keys import weakness
 from areal_actors.recipe.complaints import Problems, nearest, toml_value
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.tokenization.tool_parsers.families import FORMAT_NAMES
+from areal_actors.tokenization.tool_parsers.families import format_names
 
 LAST_PORT = 65_535
 
@@ -26,8 +26,8 @@ def gateway_problems(recipe: Recipe) -> Problems:
         yield ("gateway", "chat_template"), f"found {toml_value(template)}, which is no file; name a Jinja file, or {words}"
     if bool(recipe.gateway.certificate) != bool(recipe.gateway.certificate_key):
         yield ("gateway", "certificate"), "certificate and certificate_key belong together; name both files, or neither"
-    if form not in FORMAT_NAMES:
-        yield ("gateway", "tool_format"), f"found {toml_value(form)}; {nearest(form, FORMAT_NAMES)}"
+    if form not in (names := format_names()):
+        yield ("gateway", "tool_format"), f"found {toml_value(form)}; {nearest(form, names)}"
     if recipe.actors.session_manager.count > 1:
         yield from _several(recipe)
     if recipe.gateway.joined:

@@ -13,12 +13,25 @@ import msgspec
 from msgspec import inspect as types
 
 from areal_actors.core.errors import RecipeError
+from areal_actors.core.installed_parts import PartKind
 from areal_actors.recipe.complaints import nearest, toml_value
+from areal_actors.recipe.part_checks import parts_beside_ours, settings_of
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.renamed import renamed_setting
 from areal_actors.training.algorithms import AnyAlgorithm
 
 REQUIRED, NOT_SET = "required", "not set"
+KINDS_OF_SETTING: dict[str, tuple[PartKind, ...]] = {
+    "generation.engine": ("engine",),
+    "task.reward": ("reward",),
+    "task.dataset": ("reader",),
+    "algorithm.path": ("algorithm",),
+    "gateway.tool_format": ("tool_format",),
+    "track.to": ("tracker",),
+}
+"""Settings whose values are names of parts."""
+GENERAL_FIELDS: dict[PartKind, tuple[str, ...]] = {"algorithm": ("group_size", "minibatches")}
+"""Fields of a part that are settings of every part of its kind."""
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -65,7 +78,19 @@ def explain_settings(names: Sequence[str]) -> str:
             near = nearest(name, dict.fromkeys([one for one in known if one.startswith(table)] or known))
             raise RecipeError(renamed_setting(name, "") or f"`{name}` is not a setting; {near}")
         chosen += matching
-    return "\n\n".join(one.text() for one in chosen)
+    return "\n\n".join(_with_installed(setting) for setting in chosen)
+
+
+def _with_installed(setting: Setting) -> str:
+    """The description of a setting with the parts of other distributions that are its values here, and the fields of their options."""
+    lines = [setting.text()]
+    for kind in KINDS_OF_SETTING.get(setting.name, ()):
+        for part in parts_beside_ours(kind):
+            lines.append(f"    installed here: {part}")
+            if (options := settings_of(part.load())) is not None:
+                fields = [field for field in _of_struct(options, None, "", ()) if field.name not in GENERAL_FIELDS.get(kind, ())]
+                lines += [f"        {field.name}: {field.type}; default: {field.default}; {field.meaning}".rstrip("; ") for field in fields]
+    return "\n".join(lines)
 
 
 def json_schema() -> dict[str, Any]:
@@ -90,7 +115,7 @@ def meanings(kind: type[msgspec.Struct]) -> dict[str, str]:
     """Returns the attribute docstrings of a struct by field, including inherited ones."""
     found: dict[str, str] = {}
     for base in reversed(kind.__mro__):
-        if not issubclass(base, msgspec.Struct) or not base.__module__.startswith(("areal_actors.", "bus.")):
+        if not issubclass(base, msgspec.Struct) or base is msgspec.Struct:
             continue
         body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
         assert isinstance(body, ast.ClassDef)

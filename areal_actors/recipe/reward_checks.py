@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from areal_actors.core.durable_files import read_json
+from areal_actors.core.installed_parts import installed_parts
 from areal_actors.core.model_config import context_of
 from areal_actors.recipe.complaints import Problems, decode, is_installed, nearest, toml_value
+from areal_actors.recipe.part_checks import part_problems
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import Key, Layer
 from areal_actors.rewards import MODEL, REWARDS, WEIGHTED
@@ -41,8 +43,13 @@ def reward_problems(recipe: Recipe) -> Problems:
 def _rule(recipe: Recipe, reward: str, options: Mapping[str, Any], key: Key, at: Key) -> Problems:
     """Check a rule and its options. It must time out before its process is killed: it then returns 0 instead of failing."""
     found = f"found {toml_value(reward)}"
+    installed = installed_parts("reward")
+    if reward not in REWARDS and reward not in installed:
+        known = (*REWARDS, WEIGHTED, *installed)
+        yield key, f"{found}; {nearest(reward, known)}, or write `path.py:function`, or `{MODEL}folder`"
+        return
     if reward not in REWARDS:
-        yield key, f"{found}; {nearest(reward, (*REWARDS, WEIGHTED))}, or write `path.py:function`, or `{MODEL}folder`"
+        yield from part_problems(installed[reward], recipe, options, key, at)
         return
     if (package := PACKAGES.get(reward)) and not is_installed(package):
         install = "pip install 'areal-actors[rewards]' (in a clone: .venv/bin/pip install -e '.[rewards]')"

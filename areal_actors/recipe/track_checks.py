@@ -7,16 +7,16 @@ import subprocess
 from pathlib import Path
 
 from areal_actors.core.settings import TrackSettings
-from areal_actors.core.trackers import TRACKERS, install_hint, interpreter, missing_trackers
+from areal_actors.core.trackers import install_hint, interpreter, known_trackers, missing_trackers
 from areal_actors.recipe.complaints import Problems, nearest, toml_value
 
 
 def track_problems(track: TrackSettings) -> Problems:
     """Yields what keeps a tracker from being used. Nothing is imported, and no tracker is asked."""
     key = ("track", "to")
-    unknown = [name for name in track.to if name not in TRACKERS]
+    unknown = [] if track.python else [name for name in track.to if name not in known_trackers()]
     for name in unknown:
-        yield key, f"found {toml_value(name)}; {nearest(name, TRACKERS)}"
+        yield key, f"found {toml_value(name)}; {nearest(name, known_trackers())}"
     if twice := next((name for name in track.to if track.to.count(name) > 1), ""):
         yield key, f"found {toml_value(twice)} {track.to.count(twice)} times; name it once"
     if not track.to or unknown:

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import msgspec
 
 from areal_actors.core.errors import RecipeError
-from areal_actors.core.loading import load_named
+from areal_actors.core.installed_parts import installed_parts, load_part
 from areal_actors.rewards.checks import Score, check_reward, check_score, task_name
 from areal_actors.rewards.foreign_signatures import adapt
 from areal_actors.rewards.gsm8k import Gsm8k
@@ -83,18 +83,20 @@ def resolve_reward(name: str, root: Path = Path(), options: Mapping[str, Any] | 
     """
     options = dict(options or {})
     if name in REWARDS:
-        return _rule(name, options)
+        return _rule(name, REWARDS[name], options)
     if name == WEIGHTED:
         return _weighted(options, root)
-    if ":" not in name:
-        known = [*REWARDS, WEIGHTED]
+    if ":" not in name and name not in installed_parts("reward"):
+        known = [*REWARDS, WEIGHTED, *installed_parts("reward")]
         near = difflib.get_close_matches(name, known, n=1)
         guess = f"did you mean `{near[0]}`? " if near else ""
         raise RecipeError(
             f"`task.reward`: no reward is called `{name}`; {guess}known: {', '.join(known)}; one of your own: `path.py:function`; "
             f"a trained model: `{MODEL}folder`"
         )
-    loaded: Reward = load_named(name, root)
+    loaded: Any = load_part("reward", name, root)
+    if isinstance(loaded, type) and issubclass(loaded, msgspec.Struct):
+        return _rule(name, loaded, options)
     function: Reward = adapt(loaded) or loaded
     if not callable(function) or not _takes_task_and_output(function, options):
         more = f", {', '.join(options)}" if options else ""
@@ -102,12 +104,13 @@ def resolve_reward(name: str, root: Path = Path(), options: Mapping[str, Any] | 
     return partial(function, **options) if options else function
 
 
-def _rule(name: str, options: dict[str, Any]) -> Reward:
+def _rule(name: str, kind: Any, options: dict[str, Any]) -> Reward:
     try:
-        rule = msgspec.convert(options, REWARDS[name])
+        rule: Rule = msgspec.convert(options, kind)
     except msgspec.ValidationError as error:
         raise RecipeError(f"`task.reward_options` of `{name}`: {error}") from error
-    rule.prepare()
+    if hasattr(rule, "prepare"):
+        rule.prepare()
     return rule
 
 

@@ -22,7 +22,8 @@ import psutil
 from areal_actors import __version__
 from areal_actors.core.devices import detect_cuda
 from areal_actors.core.durable_files import MEBIBYTE
-from areal_actors.core.errors import SandboxError, SetupError
+from areal_actors.core.errors import RecipeError, SandboxError, SetupError
+from areal_actors.core.installed_parts import all_installed_parts
 from areal_actors.core.proxies import describe_proxies
 from areal_actors.core.settings import DiskSettings
 from areal_actors.generation.abilities import ENGINE_ABILITIES, ability_rows, engine_abilities
@@ -98,6 +99,7 @@ def examine(folder: Path) -> list[Finding]:
         _shared_memory(),
         _disk(folder),
         _sandbox(),
+        *_installed_parts(),
         *_proxies(),
         *(_server(engine) for engine in SERVER_ENGINES),
     ]
@@ -189,6 +191,17 @@ def _disk(folder: Path) -> Finding:
     except SetupError as error:
         return Finding(name, found, str(error))
     return Finding(name, found)
+
+
+def _installed_parts() -> Iterator[Finding]:
+    """Yields the parts of other distributions; one that cannot be imported has its error."""
+    for part in all_installed_parts():
+        try:
+            part.load()
+        except RecipeError as error:
+            yield Finding(f"{part.kind} {part.name}", str(error), f"update or remove {part.distribution}")
+        else:
+            yield Finding(f"{part.kind} {part.name}", f"{part.target} of {part.distribution} {part.version}")
 
 
 def _sandbox() -> Finding:

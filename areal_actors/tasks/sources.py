@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from areal_actors.core.errors import RecipeError, SetupError
+from areal_actors.core.installed_parts import InstalledPart, installed_parts
 from areal_actors.core.loading import load_named
 from areal_actors.tasks import huggingface as library
 from areal_actors.tasks.jsonl import JsonLines
@@ -50,6 +52,19 @@ def ending(path: Path) -> str:
     return "".join(path.suffixes[-2:]) if path.suffix == ".gz" else path.suffix
 
 
+def readers() -> Mapping[str, Callable[[Path], DatasetRows]]:
+    """Returns the readers by the end of a file's name: ours, and those of other distributions, which return a list of rows."""
+    brought = {end: partial(_read_with, part) for end, part in installed_parts("reader").items()}
+    return {**brought, **READERS}
+
+
+def _read_with(part: InstalledPart, path: Path) -> DatasetRows:
+    rows = part.load()(path)
+    if not isinstance(rows, Sequence) or not all(isinstance(row, Mapping) for row in rows):
+        raise SetupError(f"{path}: the reader {part} returned {type(rows).__name__}; expected a list of rows")
+    return ListedRows(rows, path.name)
+
+
 def is_in_code(spec: str) -> bool:
     """True if the spec names a function that returns the rows."""
     return IN_CODE.fullmatch(spec) is not None
@@ -59,12 +74,13 @@ def is_on_disk(spec: str) -> bool:
     """True if the spec is a path, existing or not."""
     if is_in_code(spec):
         return False
-    return "*" in spec or ending(Path(spec)) in READERS or Path(spec).expanduser().exists() or spec.startswith(("/", "./", "../", "~"))
+    return "*" in spec or ending(Path(spec)) in readers() or Path(spec).expanduser().exists() or spec.startswith(("/", "./", "../", "~"))
 
 
 def has_files(spec: str) -> bool:
     """True if the path has files of a known kind."""
-    return is_saved(Path(spec).expanduser()) or any(ending(file) in READERS and file.is_file() for file in files(spec))
+    known = readers()
+    return is_saved(Path(spec).expanduser()) or any(ending(file) in known and file.is_file() for file in files(spec))
 
 
 def is_on_hub(spec: str) -> bool:
@@ -85,12 +101,12 @@ def is_saved(path: Path) -> bool:
 
 def files(spec: str) -> list[Path]:
     """Returns the files of a path, a folder or a glob pattern, sorted by name."""
-    path = Path(spec).expanduser()
+    path, known = Path(spec).expanduser(), readers()
     if "*" in spec:
         root = Path(path.anchor or ".")
-        return sorted(found for found in root.glob(str(path.relative_to(root))) if ending(found) in READERS)
+        return sorted(file for file in root.glob(str(path.relative_to(root))) if ending(file) in known)
     if path.is_dir():
-        return sorted(found for found in path.iterdir() if ending(found) in READERS)
+        return sorted(file for file in path.iterdir() if ending(file) in known)
     return [path]
 
 
@@ -147,7 +163,7 @@ def _from_disk(spec: str) -> Source:
         return Source(name=path.name, train=train, test=splits.get("test") or splits.get("validation"))
     found = files(spec)
     if not found:
-        raise SetupError(f"{spec}: no {' or '.join(READERS)} file found (looked in {Path.cwd()}); fix the path")
+        raise SetupError(f"{spec}: no {' or '.join(readers())} file found (looked in {Path.cwd()}); fix the path")
     if len(endings := {ending(file) for file in found}) > 1:
         raise SetupError(f"{spec}: found files of two kinds ({' and '.join(sorted(endings))}); name one kind: {spec.rstrip('/')}/*.jsonl")
     name = path.parent.name if "*" in spec else path.stem if len(found) == 1 and found[0] == path else path.name
@@ -155,13 +171,14 @@ def _from_disk(spec: str) -> Source:
 
 
 def _read(path: Path) -> DatasetRows:
-    if ending(path) not in READERS:
+    read = readers().get(ending(path))
+    if read is None:
         raise RecipeError(f"there is no dataset `{path}`; write `arithmetic`, {KNOWN}")
     if not path.is_file():
         raise SetupError(
             f"{path}: cannot be read: No such file or directory; name an existing {ending(path)} file (looked in {Path.cwd()})"
         )
-    return READERS[ending(path)](path)
+    return read(path)
 
 
 def _joined(parts: Sequence[DatasetRows]) -> DatasetRows:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from areal_actors.core.errors import SetupError
 from areal_actors.core.settings import TrackSettings
-from areal_actors.core.trackers import TRACKERS, install_hint, missing_trackers
+from areal_actors.core.trackers import install_hint, known_trackers, missing_trackers
 from areal_actors.reader.run_files import run_folder
 from areal_actors.recipe.complaints import nearest
 from areal_actors.track.follow import FollowedRun, follow_file, follow_folder
@@ -51,10 +51,10 @@ def track(run: str, to: str, *, folder: Path, once: bool = False, project: str =
 
 def _check(settings: TrackSettings) -> None:
     if not settings.to:
-        raise SetupError(f"found no tracker; name one or more, as in `--to tensorboard,wandb`; known: {', '.join(TRACKERS)}")
+        raise SetupError(f"found no tracker; name one or more, as in `--to tensorboard,wandb`; known: {', '.join(known_trackers())}")
     for name in settings.to:
-        if name not in TRACKERS:
-            raise SetupError(f"there is no tracker '{name}'; {nearest(name, TRACKERS)}")
+        if name not in known_trackers() and not settings.python:
+            raise SetupError(f"there is no tracker '{name}'; {nearest(name, known_trackers())}")
     try:
         missing = missing_trackers(settings.to, settings.python)
     except (OSError, subprocess.SubprocessError) as error:

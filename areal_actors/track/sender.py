@@ -14,8 +14,12 @@ import threading
 import traceback
 from collections.abc import Iterator, Mapping
 from importlib import import_module
+from importlib.metadata import entry_points
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
+
+from areal_actors.core.installed_parts import group_of
+from areal_actors.core.trackers import TRACKERS
 
 LONGEST_ERROR = 2000
 LEFT_ALONE_SECONDS = 30.0
@@ -95,9 +99,21 @@ def _receive(lines: SimpleQueue[str]) -> None:
     os._exit(1)
 
 
+def _open(name: str, run: TrackedRun) -> Tracker:
+    """Open the run in one of our trackers, or in the one that a distribution in this interpreter brings: a function of the run."""
+    open_run = _brought(name) if name not in TRACKERS else import_module(f"areal_actors.track.to_{name}").open_run
+    tracker: Tracker = open_run(run)
+    return tracker
+
+
+def _brought(name: str) -> Any:
+    """The function of the first distribution that brings a tracker of this name."""
+    return next(iter(entry_points(group=group_of("tracker"), name=name))).load()
+
+
 def _serve(lines: SimpleQueue[str], answers: Any) -> None:
     name, run = json.loads(lines.get())
-    tracker: Tracker = import_module(f"areal_actors.track.to_{name}").open_run(TrackedRun(**run))
+    tracker = _open(name, TrackedRun(**run))
     answers.write(json.dumps({"place": tracker.place}) + "\n")
     while line := lines.get():
         message = json.loads(line)

@@ -10,13 +10,13 @@ import msgspec
 import numpy as np
 import torch
 from PIL import Image
-from support.engine_cases import joined
 from support.gateway_harness import GatewayHarness
 from support.samples import batch, work
 from support.tiny_vision import CONTEXT, PREPROCESSING, TOP_K, data_url, picture
 from transformers import Qwen2_5_VLForConditionalGeneration
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from areal_actors.contracts.engine import joined
 from areal_actors.core.settings import GatewaySettings, ImageSettings
 from areal_actors.core.values import ImageRef, SamplingParams
 from areal_actors.embedded.transformers import TransformersEngine

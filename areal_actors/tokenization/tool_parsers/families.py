@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from areal_actors.core.installed_parts import installed_parts
 from areal_actors.tokenization.tool_parsers.base import AnswerFormat
 from areal_actors.tokenization.tool_parsers.frames import frame_of
 from areal_actors.tokenization.tool_parsers.gpt_oss import GptOss
@@ -29,8 +30,6 @@ FORMATS: Mapping[str, CallSyntax | GptOss] = {
     "qwen_coder": QWEN_CODER,
 }
 AUTO, LEARNED = "auto", "learned"
-FORMAT_NAMES = (AUTO, LEARNED, *FORMATS)
-"""Values of the setting `gateway.tool_format`."""
 
 TEMPLATE_DELIMITERS = (
     ("gpt_oss", ("<|channel|>", "<|message|>")),
@@ -50,6 +49,11 @@ TEMPLATE_DELIMITERS = (
 TEMPLATE_USES_TOOLS = re.compile(r"\{[%{][^}]*\btools\b")
 
 
+def format_names() -> tuple[str, ...]:
+    """Return the values of the setting `gateway.tool_format`: our formats, and those of other distributions."""
+    return (AUTO, LEARNED, *FORMATS, *installed_parts("tool_format"))
+
+
 def detect_format(chat_template: str) -> str:
     """Return the name of the format that a model with this template writes; `none` if the template does not support tools."""
     for name, delimiters in TEMPLATE_DELIMITERS:
@@ -67,8 +71,8 @@ def format_for_template(chat_template: str) -> AnswerFormat:
 
 
 def format_of(name: str, chat_template: str, syntax: CallSyntax | None = None) -> AnswerFormat:
-    """Return a format as answers with this template have it: one of `FORMATS`, or with a syntax of its own."""
-    known = syntax or FORMATS[name]
+    """Return a format as answers with this template have it: one of `format_names()`, or with a syntax of its own."""
+    known = syntax or (FORMATS[name] if name in FORMATS else installed_parts("tool_format")[name].load())
     reasoning, frame = reasoning_of(chat_template), frame_of(chat_template)
     return DelimitedFormat(name, known, reasoning, frame) if isinstance(known, CallSyntax) else known
 

@@ -9,7 +9,7 @@ from areal_actors.core.errors import RequestError, SetupError
 from areal_actors.core.values import Value
 from areal_actors.tokenization.chat_template import ChatTemplate, ToolDialect
 from areal_actors.tokenization.tool_parsers.base import AnswerFormat
-from areal_actors.tokenization.tool_parsers.families import AUTO, FORMAT_NAMES, LEARNED, detect_format, format_of
+from areal_actors.tokenization.tool_parsers.families import AUTO, LEARNED, detect_format, format_names, format_of
 from areal_actors.tokenization.tool_parsers.grammar import MARK
 from areal_actors.tokenization.tool_parsers.learn import learn_calls
 from areal_actors.tokenization.tool_parsers.probes import TEXT, Probe, ProbeCall, probe_tools
@@ -60,13 +60,13 @@ def tool_support(template: ChatTemplate, stops: Sequence[str], name: str = AUTO)
     Args:
         template: the model's chat template.
         stops: texts of the model's stop tokens.
-        name: one of FORMAT_NAMES; `auto` takes the first format that reads back what the template renders.
+        name: one of `format_names()`; `auto` takes the first format that reads back what the template renders.
 
     Raises:
         SetupError: there is no format of this name.
     """
-    if name not in FORMAT_NAMES:
-        raise SetupError(f"gateway.tool_format is {name!r}; expected one of {', '.join(FORMAT_NAMES)}")
+    if name not in format_names():
+        raise SetupError(f"gateway.tool_format is {name!r}; expected one of {', '.join(format_names())}")
     template.dialect = ToolDialect()
     first = format_of(detect_format(template.source) if name in (AUTO, LEARNED) else name, template.source)
     if not template.source or name == NONE:

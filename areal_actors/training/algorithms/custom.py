@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from areal_actors.core.errors import RecipeError
-from areal_actors.core.loading import load_named
+from areal_actors.core.installed_parts import load_part
 from areal_actors.training.algorithms.base import Algorithm, CriticSettings, FrozenModel, Problem
 
 GENERAL = ("group_size", "minibatches")
@@ -27,7 +27,7 @@ class CustomAlgorithm(Algorithm, tag="custom", dict=True):
 
     path: str
     """`path.py:Class` or `package.module:Class` of a subclass of `Algorithm`, or of one of the others, beside the recipe or in the current
-    directory."""
+    directory; or the name of one that another distribution brings (docs/parts.md)."""
     options: dict[str, Any] = {}
     """Settings of the class: its fields, nested tables included. `group_size` and `minibatches` stay in `[algorithm]`."""
 
@@ -38,7 +38,7 @@ class CustomAlgorithm(Algorithm, tag="custom", dict=True):
         Raises:
             RecipeError: there is no such class, it is no algorithm for episodes, or it does not have these settings.
         """
-        found = load_named(self.path, Path.cwd())
+        found = load_part("algorithm", self.path, Path.cwd())
         if not (isinstance(found, type) and issubclass(found, Algorithm)):
             raise RecipeError(f"`{self.path}` is not a subclass of areal_actors.training.algorithms.Algorithm; derive it from one")
         if found.head != "tokens" or found.learns_from != "episodes":
@@ -80,5 +80,5 @@ class CustomAlgorithm(Algorithm, tag="custom", dict=True):
 
 def _fields(path: str) -> tuple[str, ...]:
     """Names of the settings of a class that was loaded before."""
-    kind: type[Algorithm] = load_named(path, Path.cwd())
+    kind: type[Algorithm] = load_part("algorithm", path, Path.cwd())
     return kind.__struct_fields__

@@ -28,7 +28,7 @@ class EngineHarness(NamedTuple):
     location: WeightsLocation
 
     def prompt(self, length: int = 6) -> list[int]:
-        return np.random.default_rng(length).integers(3, min(self.vocabulary, 250), length).tolist()
+        return [int(number) for number in np.random.default_rng(length).integers(3, min(self.vocabulary, 250), length)]
 
 
 @asynccontextmanager
@@ -134,7 +134,7 @@ async def closing_the_iterator_ends_a_completion(harness: EngineHarness) -> None
     async with running(harness) as engine:
         stream = engine.generate("request", harness.prompt(), SamplingParams(max_tokens=60, seed=2), stream=True)
         await anext(stream)
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()
         assert await chunks_of(engine, harness.prompt(), SamplingParams(max_tokens=3))
         assert engine.take_counters().running == 0
 
