@@ -15,6 +15,18 @@ from areal_actors.core.values import ImageRef, SamplingParams, TokenColumns, Val
 from areal_actors.generation.abilities import ADVISORY_ABILITIES, CONSTRAINT_ABILITIES, IMAGES, SAMPLING_ABILITIES, unsupported
 from areal_actors.vision.files import ImageFolder
 
+__all__ = [
+    "EngineCounters",
+    "EnginePlace",
+    "GenerationEngine",
+    "PromptImages",
+    "RoutingEngine",
+    "SleepingEngine",
+    "TokenChunk",
+    "refuse_unable",
+    "validate_prompt",
+]
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray

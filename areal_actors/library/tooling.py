@@ -23,6 +23,8 @@ from areal_actors.library.tool_schema import FunctionTool, tool_definition
 from areal_actors.rollout.threads import in_thread
 from bus.message import FrozenMeta
 
+__all__ = ["McpServer", "Tool", "ToolFailed", "ToolingEnv"]
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 CONNECT_SECONDS = 30.0

@@ -27,14 +27,10 @@ from areal_actors.rewards.math_equivalence import MathEquivalence
 from areal_actors.rewards.python_tests import PythonTests
 
 __all__ = [
-    "MODEL",
-    "REWARDS",
-    "WEIGHTED",
     "Reward",
     "Score",
     "check_reward",
     "check_score",
-    "describe_reward",
     "resolve_reward",
     "task_name",
 ]

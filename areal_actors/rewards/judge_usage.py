@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any
 
+__all__ = ["add_usage"]
+
 
 class JudgeUsage:
     """Sums over the calls of one score."""

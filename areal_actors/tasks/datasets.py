@@ -26,6 +26,8 @@ from areal_actors.tasks.shapes import Shape, ShapedRows, find_shape
 from areal_actors.tasks.sources import Source, open_source
 from areal_actors.tasks.values import as_text
 
+__all__ = ["Dataset", "Tasks", "open_dataset"]
+
 ARITHMETIC = "arithmetic"
 ARITHMETIC_ROWS = 10_000
 HELD_OUT_SEED = 0

@@ -17,6 +17,8 @@ import msgspec
 
 from areal_actors.tasks.arithmetic import ITEMS, Split
 
+__all__ = ["Repository", "repositories", "rows"]
+
 SMALLEST, LARGEST = 2, 30
 """Numbers that a program may return."""
 HELD_OUT_SHARE = 5

@@ -21,6 +21,8 @@ from typing import Any, NamedTuple, Protocol
 from areal_actors.core.installed_parts import group_of
 from areal_actors.core.trackers import TRACKERS
 
+__all__ = ["TrackedRun", "Tracker", "flat"]
+
 LONGEST_ERROR = 2000
 LEFT_ALONE_SECONDS = 30.0
 """Time limit for the library to write what it has, once nothing more can come."""

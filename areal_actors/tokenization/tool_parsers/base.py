@@ -10,6 +10,8 @@ from areal_actors.core.errors import RequestError
 from areal_actors.core.values import Constraint, Value
 from areal_actors.tokenization.tool_parsers.grammar import Grammar
 
+__all__ = ["Answer", "AnswerFormat", "Delta", "StreamParser", "ToolCall"]
+
 ToolDefinition = Mapping[str, Any]
 """`{"type": "function", "function": {"name", "description", "parameters"}}`."""
 DeclaredTools = Mapping[str, Mapping[str, Any]]

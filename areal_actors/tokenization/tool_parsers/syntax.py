@@ -9,6 +9,8 @@ from areal_actors.core.errors import RequestError
 from areal_actors.tokenization.tool_parsers.base import DeclaredTools, ToolCall
 from areal_actors.tokenization.tool_parsers.grammar import Grammar, alternatives
 
+__all__ = ["CallSyntax", "IncompleteCall", "MalformedCall", "ParsedCalls", "ReasoningDelimiters"]
+
 
 class ReasoningDelimiters(NamedTuple):
     """Delimiters before and after reasoning."""
