@@ -106,7 +106,7 @@ def test_its_parts_are_listed_with_their_settings(elsewhere):
     assert areal(elsewhere, "count-runs", "runs") == "0 runs\n"
     assert areal(elsewhere, "count-runs", "--help") == "0 runs\n", "its words are its own"
     explained = areal(elsewhere, "explain", "generation.engine", "task.reward", "algorithm.path")
-    assert "installed here: echo (areal-echo 0.1)\n        times: whole number; default: 2; How often the prompt is repeated." in explained
+    assert "installed here: echo (areal-echo 0.1)\n        times: whole number; default: 2; Copies of the prompt." in explained
     assert "installed here: length (areal-echo 0.1)\n        most: whole number; default: 100; Characters from" in explained
     assert "scale_by_std: true or false; default: false" in explained
     assert "        group_size:" not in explained.partition("algorithm.path")[2], "a setting of every algorithm"

@@ -1,4 +1,4 @@
-"""What users may import is listed with its signatures, is no more than a person can know, and is all that docs and examples import."""
+"""Names that users may import are listed with their signatures, are at most 125, and are all that docs and examples import."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What every part of a kind has to do, as test cases: `pytest --pyargs areal_actors.contracts --areal-part engine:NAME`."""
+"""Test cases that every part of a kind has to pass: `pytest --pyargs areal_actors.contracts --areal-part engine:NAME`."""

@@ -1,4 +1,4 @@
-"""Validates the use of a part that another distribution brings: its options, and what it says about the recipe itself."""
+"""Validates the use of a part that another distribution brings: its options, and its own demands on the recipe."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from areal_actors.training.algorithms import Grpo
 
 class EchoSettings(msgspec.Struct, forbid_unknown_fields=True):
     times: int = 2
-    """How often the prompt is repeated."""
+    """Copies of the prompt."""
 
 
 class EchoEngine:
