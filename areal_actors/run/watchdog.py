@@ -44,6 +44,8 @@ LOADING = "loading weight version"
 """Prefix of the name of the wait for weights to be loaded."""
 SLOW_LOAD_SECONDS = 2.0
 """Weights published longer ago and not loaded are mentioned."""
+SILENT_SECONDS = 3.0
+"""An actor without a heartbeat for longer is mentioned; each sends one a second."""
 WAITS_SHOWN = 2
 LIMITS = {
     "none": "no limit reached",
@@ -243,9 +245,9 @@ class Watchdog:
         return self.sentence(now), now - self.progressed_at
 
     def sentence(self, now: float) -> str:
-        """Describes the missing progress, weights that are not loaded, and the wait of every actor."""
-        parts = [self._instead_of_progress(now), *self._unserved(), *self.weights.behind(self.beats, now), *waiting_for(self.beats, now)]
-        return "; ".join(parts)
+        """Describes the missing progress, silent actors, weights that are not loaded, and the wait of every actor."""
+        causes = [*self._unserved(), *silent_actors(self.beats, now), *self.weights.behind(self.beats, now)]
+        return "; ".join([self._instead_of_progress(now), *causes, *waiting_for(self.beats, now)])
 
     def _unserved(self) -> Iterator[str]:
         """Yields one part for each role of other hosts without a live worker, and one for the gateways that nothing serves."""
@@ -263,6 +265,13 @@ class Watchdog:
         reasons = ", ".join(f"{len(numbers)} {reason}" for reason, numbers in self.dropped.items() if numbers)
         since = f"since step {self.step}" if self.step else "before the first step"
         return f"no step was trained for {now - self.stepped_at:.0f} s: {groups} groups were sampled and dropped {since} ({reasons})"
+
+
+def silent_actors(beats: Mapping[str, ReceivedBeat], now: float) -> Iterator[str]:
+    """Yields one part for each actor that sends no heartbeats, and is not given up yet."""
+    for actor, received in sorted(beats.items()):
+        if (age := now - received.at) > SILENT_SECONDS:
+            yield f"{actor} has sent no heartbeat for {age:.0f} s"
 
 
 def _has_samples(message: Message) -> bool:
