@@ -15,6 +15,7 @@ from areal_actors.messages import (
     TrainerProgress,
     TrajectoryDropped,
     Wait,
+    WorkerJoined,
     WorkerLeft,
 )
 from areal_actors.run.watchdog import Watchdog
@@ -242,6 +243,10 @@ def test_a_role_of_other_hosts_without_a_worker_is_the_cause():
     sentence, _ = dog.stalled(80.0)
     assert "no rollout_worker has joined" not in sentence
     assert "no inference_worker has joined" in sentence
+    dog.receive(WorkerJoined(worker="inference_worker-10002", role="inference_worker", host="b"), 81.0)
+    assert "no inference_worker has joined" not in dog.sentence(90.0), "it starts, which the health monitor adds"
+    dog.receive(WorkerLeft(worker="inference_worker-10002"), 91.0)
+    assert "no inference_worker has joined" in dog.sentence(92.0)
 
 
 def test_a_silent_actor_is_the_cause_of_a_stall_before_what_it_was_doing():

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from areal_actors.core.gateways import gateway_name
+from areal_actors.core.gateways import GATEWAY, gateway_name
 from areal_actors.core.settings import WatchdogSettings
 from areal_actors.messages import (
     ActorFailed,
@@ -32,6 +32,7 @@ from areal_actors.messages import (
     Wait,
     WeightsLoaded,
     WeightsPublished,
+    WorkerJoined,
     WorkerLeft,
     recorded_calls,
 )
@@ -126,6 +127,8 @@ class Watchdog:
         """
         self.settings = settings
         self.joined, self.gateways = joined, gateways
+        self.starting: set[str] = set()
+        """Workers of other hosts that have joined and sent no heartbeat yet."""
         self.batch_size = batch_size
         self.waits_for_clients = waits_for_clients
         self.progressed_at = now
@@ -151,8 +154,12 @@ class Watchdog:
         match message:
             case Heartbeat():
                 self.beats[message.actor] = ReceivedBeat(message, now, sent)
+                self.starting.discard(message.process)
+            case WorkerJoined():
+                self.starting.add(message.worker)
             case ActorFailed(actor=actor) | ActorStopped(actor=actor) | WorkerLeft(worker=actor):
                 self.beats.pop(actor, None)
+                self.starting.discard(actor)
                 self.weights.loaded.pop(actor, None)
             case WeightsPublished():
                 self.weights.published(message.weight_version, now)
@@ -252,9 +259,10 @@ class Watchdog:
     def _unserved(self) -> Iterator[str]:
         """Yields one part for each role of other hosts without a live worker, and one for the gateways that nothing serves."""
         for role in self.joined:
-            if not any(joined_kind(actor) == role for actor in self.beats):
+            if not any(joined_kind(worker) == role for worker in (*self.beats, *self.starting)):
                 yield f"no {role} has joined: start one with `areal join --role {role}`, with this start's join.json"
-        if missing := [gateway for gateway in self.gateways if gateway not in self.beats]:
+        missing = [gateway for gateway in self.gateways if gateway not in self.beats]
+        if missing and not any(joined_kind(worker) == GATEWAY for worker in self.starting):
             whose = f", which serves {', '.join(missing)}" if len(self.gateways) > 1 else ""
             yield f"no gateway has joined{whose}: start one with `areal join --role gateway`, with this start's join.json"
 
