@@ -43,6 +43,15 @@ class DirectClient(Client):
             raise nats_errors.Error("the server does not encrypt: write nats:// in place of tls://, or have it encrypt")
         return super()._connect_command()
 
+    async def _connect_to_server(self, server: Any) -> None:
+        """Close the connection of an attempt that was refused, which the library forgets."""
+        refused: Any = self._transport
+        if refused:
+            refused.close()
+            with suppress(OSError, RuntimeError, AttributeError):
+                await refused.wait_closed()
+        await super()._connect_to_server(server)
+
     async def subscribe_directly(self, subject: str, receive: Receive, *, group: str = "") -> Subscription:
         """Subscribe with a receiver that is called while the socket is read."""
 

@@ -31,6 +31,8 @@ _WARN_EVERY_SECONDS: Final = 5.0
 _CLOSE_SECONDS: Final = 5.0
 _BARRIER_SECONDS: Final = 30
 """Equal to the default time for which events and work are retried."""
+_MAX_REFUSALS: Final = 3
+"""Attempts in a row after which credentials count as refused. A server that just loads other users refuses all that are logging in."""
 
 _logger = structlog.get_logger(__name__)
 
@@ -62,6 +64,8 @@ class Connection:
         self._giving_up: asyncio.Task[None] | None = None
         self._last_error = ""
         self._refused = asyncio.Event()
+        self._refusals = 0
+        """Attempts since the last connection that the server has refused."""
         self._not_secure = ""
         """Cause for which the connection cannot be encrypted."""
         self._next_warning = 0.0
@@ -82,7 +86,7 @@ class Connection:
             check_server_version(version.major, version.minor)
             await connection.receive(f"{connection._inbox}.*.{connection._connection_id}.*", connection._put_into_inbox)
             await connection.barrier()
-            connection._opened = True
+            connection._opened, connection._refusals = True, 0
         except BaseException:
             await connection.close()
             raise
@@ -312,9 +316,11 @@ class Connection:
             self._not_secure = cause
             self._refused.set()
         if "authorization violation" in self._last_error.lower():
-            self._refused.set()
-            if self._opened:
-                self._giving_up = asyncio.create_task(self._client.close())
+            self._refusals += 1
+            if self._refusals >= _MAX_REFUSALS:
+                self._refused.set()
+                if self._opened:
+                    self._giving_up = asyncio.create_task(self._client.close())
         if (denied := self._denials.note(self._last_error)) is not None:
             _logger.error("the NATS server denied a permission", bus=self._name, error=str(denied))
             for inbox in self._inboxes.values():
@@ -337,6 +343,7 @@ class Connection:
     async def _on_reconnected(self) -> None:
         _logger.info("reconnected to the NATS server", bus=self._name)
         self._denials.forget()
+        self._refusals = 0
         self.reconnected_at = self._loop.time()
         for inbox in self._inboxes.values():
             if inbox.notify_reconnect:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from time import monotonic
 from typing import Final
 
 import msgspec
@@ -20,6 +19,7 @@ from bus.errors import LogUnavailable, ServerUnavailable
 from bus.nats_connection import status
 from bus.nats_streams import Json, Streams
 from bus.payload import unpack
+from bus.retry_time import RetryTime
 
 _BATCH: Final = 64
 _BATCH_BYTES: Final = 4 << 20
@@ -69,7 +69,7 @@ def _sequence_of(message: Msg) -> int:
 async def _batch(streams: Streams, after: int, retry_for_seconds: float) -> list[Msg]:
     """Returns the next events; none at the end of the log."""
     request = {"seq": after + 1, "batch": _BATCH, "max_bytes": _BATCH_BYTES}
-    deadline = monotonic() + retry_for_seconds
+    time = RetryTime(retry_for_seconds, _REPLY_SECONDS)
     while True:
         try:
             messages, end = await _request(streams, request)
@@ -79,7 +79,7 @@ async def _batch(streams: Streams, after: int, retry_for_seconds: float) -> list
             messages, end = [], str(error) or "no reply"
         if messages or end == _NOT_FOUND:
             return messages
-        if monotonic() >= deadline:
+        if time.is_over():
             raise LogUnavailable(f"{streams.log}: events after {after} were not received within {retry_for_seconds:g} s: {end}")
         await asyncio.sleep(_POLL_SECONDS)
 

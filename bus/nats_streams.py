@@ -24,6 +24,7 @@ from bus.message import Event, Message, Work
 from bus.nats_cluster import is_passing, lacks_leader, message_of
 from bus.nats_connection import Connection, status
 from bus.nats_inbox import Reconnected
+from bus.retry_time import RetryTime
 from bus.subjects import log_stream, values_bucket, work_stream
 
 _API_TIMEOUT: Final = 5.0
@@ -153,12 +154,13 @@ class Streams:
             ApiError: the server rejects the request.
             LogUnavailable: it has no JetStream, or does not answer within `retry_for_seconds`.
         """
-        deadline = monotonic() + self._retry_for_seconds
+        time = RetryTime(self._retry_for_seconds, _API_TIMEOUT)
         while True:
             try:
                 answer = await self._request_api(verb, body)
             except NoReply as error:
-                if (self.connection.is_up and not self.connection.in_cluster) or monotonic() >= deadline:
+                is_over = time.is_over()
+                if is_over or (self.connection.is_up and not self.connection.in_cluster and not time.was_paused):
                     raise LogUnavailable(f"run {self.run}: {error}; {self._silence()}") from error
                 self._warn_waiting(verb)
                 continue
@@ -167,12 +169,12 @@ class Streams:
                 problem = decoded.get("error", {})
                 if not (is_passing(problem.get("err_code", 0)) or lacks_leader(verb, decoded)):
                     break
-                if monotonic() >= deadline:
+                if time.is_over():
                     raise LogUnavailable(f"run {self.run}: {verb}: {problem.get('description', _NO_LEADER)}; {_NO_QUORUM}")
                 self._warn_waiting(verb)
                 await asyncio.sleep(_ELECTION_PAUSE_SECONDS)
                 continue
-            if answer is not None and not self._is_starting(deadline):
+            if answer is not None and not self._is_starting(time):
                 raise LogUnavailable(
                     f"run {self.run}: the NATS server has no streams, since JetStream is off or still starting: "
                     "start it with a `jetstream` block"
@@ -201,10 +203,10 @@ class Streams:
             self._next_warning = now + _WARN_EVERY_SECONDS
             _logger.warning("waiting for the NATS cluster, which has no leader for a stream", run=self.run, request=what)
 
-    def _is_starting(self, deadline: float) -> bool:
+    def _is_starting(self, time: RetryTime) -> bool:
         """True if a server without streams may still be recovering them after a restart."""
         since = asyncio.get_running_loop().time() - self.connection.reconnected_at
-        return since < _RECOVERY_SECONDS and monotonic() < deadline and not self.connection.lost
+        return since < _RECOVERY_SECONDS and not time.is_over() and not self.connection.lost
 
     async def check_replicas(self, replicas: int) -> None:
         """Check that the cluster has a server for each replica of a stream, by creating one and deleting it.
@@ -232,7 +234,7 @@ class Streams:
         Raises:
             LogUnavailable: the server rejects the message permanently, or did not confirm it within `retry_for_seconds`.
         """
-        deadline = monotonic() + self._retry_for_seconds
+        time = RetryTime(self._retry_for_seconds, _CONFIRM_TIMEOUT)
         headers = {"Nats-Msg-Id": message_id} if message_id else None
         pause = 0.05
         while True:
@@ -248,7 +250,7 @@ class Streams:
                     return confirmation.seq
                 if not is_passing(confirmation.error.err_code):
                     raise LogUnavailable(_rejection(subject, confirmation.error))
-            if monotonic() >= deadline:
+            if time.is_over():
                 raise LogUnavailable(self._unconfirmed(subject, answer))
             self._warn_waiting(subject)
             await asyncio.sleep(pause)
@@ -314,19 +316,19 @@ class Streams:
         """Read one message; retried while the server restarts. In a cluster, where others lag, its leader is asked."""
         if self.connection.in_cluster and not self._monitors:
             return await self._of_leader(stream, query)
-        deadline = asyncio.get_running_loop().time() + self._retry_for_seconds
+        time = RetryTime(self._retry_for_seconds, _API_TIMEOUT)
         while True:
             try:
                 message = await self.connection.request(f"$JS.API.DIRECT.GET.{stream}", msgspec.json.encode(query), timeout=_API_TIMEOUT)
             except (NoReply, ServerUnavailable) as error:
-                if self.connection.lost or asyncio.get_running_loop().time() >= deadline:
+                if self.connection.lost or time.is_over():
                     raise LogUnavailable(f"run {self.run}: {name} cannot be read: {error}") from error
             else:
                 if status(message) == "404":
                     return None
                 if not status(message):
                     return message
-                if asyncio.get_running_loop().time() >= deadline:
+                if time.is_over():
                     raise LogUnavailable(f"run {self.run}: {name} cannot be read; was the run provisioned?")
             await asyncio.sleep(0.1)
 

@@ -9,6 +9,7 @@ import pytest
 from support.sessions_harness import ADMIN, SessionsHarness, sessions_harness
 
 from areal_actors.core.settings import GatewaySettings
+from areal_actors.gateway.sessions.pauses import OwnPauses
 from areal_actors.messages import EpisodeAbandoned, SessionStarted, TrajectoryExported
 from areal_actors.sequences.export import from_msgpack, sequences
 
@@ -237,6 +238,29 @@ async def test_an_unused_session_is_abandoned_when_its_lease_ends():
         assert (gone.reason, gone.detail) == ("lost", "session sum-0 was not used for 10 s")
         _, state, _ = await harness.call("GET", "/rl/session", key=given["api_key"])
         assert (state["state"], state["reason"]) == ("abandoned", gone.detail)
+
+
+async def test_a_pause_of_the_gateway_ends_no_session_and_no_group():
+    """Its clients could not call it meanwhile: after SIGSTOP or a suspended machine they have the whole time again."""
+    async with sessions_harness(GatewaySettings(idle_timeout_seconds=10, reservation_ttl_seconds=10), group_size=2) as harness:
+        await harness.grant(1)
+        given = await harness.started()
+        boot = [0.0]
+        harness.manager.pauses = OwnPauses(lambda: boot[0])
+
+        async def pass_seconds(seconds, *, paused):
+            harness.now += seconds
+            boot[0] += seconds if paused else 1.0
+            await asyncio.sleep(0.1)
+
+        await pass_seconds(90, paused=True)
+        assert not harness.log(EpisodeAbandoned)
+        _, state, _ = await harness.call("GET", "/rl/session", key=given["api_key"])
+        assert (state["state"], state["lease"]) == ("opened", {"seconds": 10.0, "expires_in": 10.0})
+        harness.now += 11
+        for _ in range(12):
+            await pass_seconds(0, paused=False)
+        await harness.until(lambda: len(harness.log(EpisodeAbandoned)) == 2)
 
 
 async def test_a_session_with_a_call_in_flight_does_not_expire():

@@ -154,6 +154,18 @@ async def test_a_stall_names_who_has_not_started(watch):
     assert watch.sentences() == ["no progress for 20 s; trainer-0 not started yet"]
 
 
+async def test_a_stall_names_a_stopped_process_and_a_joined_worker_that_has_not_started():
+    watch = Watch("watchdog.heartbeat_seconds=30")
+    await watch.pass_seconds(2, "trainer", "gateway")
+    watch.monitor.leases.admit("rollout_worker-10000", watch.monitor.clock.watching)
+    await watch.pass_seconds(19, "gateway")
+    (sentence,) = watch.sentences()
+    assert "trainer-0 has sent no heartbeat for 18 s" in sentence
+    assert "process 11 of trainer is stopped (SIGSTOP, or a debugger)" in sentence
+    assert "rollout_worker-10000 joined 18 s ago and has not started yet" in sentence
+    assert "gateway" not in sentence
+
+
 async def test_a_first_start_that_makes_progress_is_no_stall(watch):
     used = iter(range(10_000))
     watch.monitor.liveness.activity = lambda pid: Activity(cpu_seconds=float(next(used)), state="running")

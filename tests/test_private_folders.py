@@ -15,11 +15,12 @@ from support.live_run import RECIPE, LiveRun
 
 from areal_actors.core.devices import CudaDevices
 from areal_actors.core.errors import SetupError
-from areal_actors.core.private_folders import make_private, take_private
+from areal_actors.core.private_folders import make_or_keep_private, make_private, take_private
 from areal_actors.messages import WeightsLoaded
 from areal_actors.recipe.load import load
+from areal_actors.run.join import JoinOptions, join
 from areal_actors.run.preflight import clean_up
-from areal_actors.run.run_folder import RunFolder
+from areal_actors.run.run_folder import RunFolder, ServerAddress
 from areal_actors.weights import folders as weight_folders
 from areal_actors.weights.folders import lock_path, shared_memory_path, versions_folder
 
@@ -146,3 +147,18 @@ def test_a_private_folder_is_made_with_open_parents_and_an_open_one_is_closed(tm
     (tmp_path / "runs" / "one").chmod(0o755)
     make_private(tmp_path / "runs" / "one")
     assert (tmp_path / "runs" / "one").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_of_the_user_keeps_its_mode_and_is_not_taken_for_a_joined_worker(tmp_path):
+    shared, file = tmp_path / "shared", tmp_path / "file"
+    shared.mkdir(mode=0o755)
+    shared.chmod(0o755)
+    file.touch()
+    for path, cause in ((shared, "other users of this machine may enter this folder"), (file, "this is a file")):
+        options = JoinOptions(address=ServerAddress(url="nats://127.0.0.1:9", run="a", pid=0), role="rollout_worker", folder=str(path))
+        with pytest.raises(SetupError, match=f"--folder {path}: {cause}"):
+            join(options)
+    assert shared.stat().st_mode & 0o777 == 0o755
+    make_or_keep_private(tmp_path / "new" / "folder", "--folder")
+    make_or_keep_private(tmp_path / "new" / "folder", "--folder")
+    assert (tmp_path / "new" / "folder").stat().st_mode & 0o777 == 0o700

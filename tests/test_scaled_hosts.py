@@ -111,6 +111,27 @@ def test_a_host_that_has_crashed_is_not_asked_to_leave():
     assert hosts.left == ["rollout_worker-0"]
 
 
+def test_a_killed_host_is_replaced_unless_it_was_asked_to_leave_or_too_many_are_killed(capsys):
+    """The run waits for the workers on which it has decided, and decides on no others meanwhile."""
+    hosts, killed = Hosts(), set()
+    scaled_hosts = ScaledHosts(plan(*BOUNDS), hosts, killed=lambda names: killed & set(names))
+    scaled_hosts.apply(change("rollout_worker", 1, 3))
+    killed.add("rollout_worker-1")
+    scaled_hosts.start_missing()
+    assert hosts.started[2:] == ["rollout_worker-2"]
+    assert "autoscale: rollout_worker-1 was killed; another rollout_worker takes its place" in capsys.readouterr().err
+    scaled_hosts.apply(change("rollout_worker", 3, 2))
+    assert hosts.left == ["rollout_worker-2"]
+    killed.add("rollout_worker-2")
+    scaled_hosts.start_missing()
+    assert len(hosts.started) == 3, "it was to leave"
+    for _ in range(10):
+        killed.update(hosts.started)
+        scaled_hosts.start_missing()
+    assert len(hosts.started) == 3 + 4, "five are replaced within a minute"
+    assert "as 5 others within 60 s; none takes its place" in capsys.readouterr().err
+
+
 def test_missing_hosts_start_when_there_is_room_unless_they_are_no_longer_wanted(capsys):
     scaled_hosts, hosts = scaled(room=1)
     scaled_hosts.apply(change("rollout_worker", 1, 4))

@@ -300,6 +300,26 @@ def test_a_tracker_that_hangs_is_named_and_ends_with_the_run(tmp_path, fake, mon
     assert not psutil.pid_exists(received(folder.path)[0]["pid"])
 
 
+def test_trackers_whose_process_is_killed_are_named_while_the_run_goes_on(tmp_path, fake, capsys):
+    recipe, folder = beside(run_folder(tmp_path, "a", rewards=[0.25], finished=False), to=("wandb",), stop_seconds=PATIENCE)
+
+    async def run():
+        printed = ""
+        async with tracking.tracked(recipe, folder), asyncio.timeout(PATIENCE):
+            while not steps(folder.path):  # noqa: ASYNC110 - it is in another process
+                await asyncio.sleep(0.05)
+            (process,) = [one for one in psutil.Process().children() if "areal_actors.track.process" in " ".join(one.cmdline())]
+            process.kill()
+            while "trackers wandb: " not in printed:
+                await asyncio.sleep(0.05)
+                printed += capsys.readouterr().err
+        return printed
+
+    printed = asyncio.run(run())
+    assert "trackers wandb: their process ended with status -9; the run is not affected; `" in printed
+    assert "track a --to wandb" in printed
+
+
 def test_trackers_end_when_the_run_is_killed(tmp_path, fake):
     _, folder = beside(run_folder(tmp_path, "a", rewards=[0.25], finished=False), to=("wandb",), stop_seconds=PATIENCE)
     process = subprocess.Popen(module_command("areal_actors.track.process", str(folder.path)), stdin=subprocess.PIPE)

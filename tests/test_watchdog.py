@@ -15,6 +15,7 @@ from areal_actors.messages import (
     TrainerProgress,
     TrajectoryDropped,
     Wait,
+    WorkerJoined,
     WorkerLeft,
 )
 from areal_actors.run.watchdog import Watchdog
@@ -82,7 +83,7 @@ def test_the_message_has_the_waiting_actors_durations_and_the_limit_reached():
             waits=(Wait(name="Generate from inference_worker-0", since=5.0, deadline=400.0), Wait(name="later", since=9.0, deadline=0.0)),
         ),
         beat("idle-0"),
-        at=9.0,
+        at=43.0,
     )
     assert dog.sentence(45.0) == (
         "no progress for 45 s; "
@@ -242,6 +243,23 @@ def test_a_role_of_other_hosts_without_a_worker_is_the_cause():
     sentence, _ = dog.stalled(80.0)
     assert "no rollout_worker has joined" not in sentence
     assert "no inference_worker has joined" in sentence
+    dog.receive(WorkerJoined(worker="inference_worker-10002", role="inference_worker", host="b"), 81.0)
+    assert "no inference_worker has joined" not in dog.sentence(90.0), "it starts, which the health monitor adds"
+    dog.receive(WorkerLeft(worker="inference_worker-10002"), 91.0)
+    assert "no inference_worker has joined" in dog.sentence(92.0)
+
+
+def test_a_silent_actor_is_the_cause_of_a_stall_before_what_it_was_doing():
+    """A paused worker is not given up yet; its agents wait for nothing that the stall could name."""
+    waits = (Wait(name="agent in episode 3.1", since=0.0, deadline=0.0),)
+    dog = watchdog(exported("0.0"), beat("rollout_worker-10000", handling={"RunEpisode": 2}, waits=waits), at=5.0)
+    dog.receive(beat("inference_worker-0"), 34.0)
+    sentence, _ = dog.stalled(35.0)
+    before, doing = "rollout_worker-10000 has sent no heartbeat for 30 s", "rollout_worker-10000 handles 2 RunEpisode"
+    assert sentence.index(before) < sentence.index(doing)
+    assert "inference_worker-0 has sent no heartbeat" not in sentence
+    dog.receive(WorkerLeft(worker="rollout_worker-10000"), 36.0)
+    assert "rollout_worker-10000" not in dog.sentence(80.0)
 
 
 def sampled(tokens, side="generation"):

@@ -34,6 +34,22 @@ def make_private(path: Path) -> None:
         sys.stderr.write(f"{path} can be read by other users of this machine: its file system or owner does not let it be closed\n")
 
 
+def make_or_keep_private(path: Path, option: str) -> None:
+    """Make a folder that only this user can enter, or take one that is so already; one that others use is left as it is.
+
+    Raises:
+        SetupError: a folder that other users can enter, or a file, is there; the message names the option.
+        OSError: it cannot be made.
+    """
+    if path.is_dir() and path.stat().st_mode & 0o077:
+        raise SetupError(
+            f"{option} {path}: other users of this machine may enter this folder; name a new one, or close it: chmod 700 {path}"
+        )
+    if path.exists() and not path.is_dir():
+        raise SetupError(f"{option} {path}: this is a file; name a folder, or none for a temporary one")
+    make_private(path)
+
+
 def is_own(path: Path) -> bool:
     """Returns True if this is a folder of this user, and no link."""
     try:

@@ -148,7 +148,8 @@ class GatewaySettings(Config):
     admin_key: str = ""
     """Key for the endpoints that start and export sessions; empty generates one for the run, in the file `admin_key` of its folder."""
     idle_timeout_seconds: PositiveFloat = 600.0
-    """Seconds without use after which the session of an external agent is abandoned, and with it the unstarted members of its group."""
+    """Seconds without use after which the session of an external agent is abandoned, and with it the unstarted members of its group; a
+    pause of the gateway's process (SIGSTOP, a suspended machine) does not count."""
     reservation_ttl_seconds: PositiveFloat = 60.0
     """Seconds for which a reserved slot is kept, and the place in its group of a session that was lost with its gateway."""
     finished_sessions_cached: NonNegativeInt = 1024

@@ -23,6 +23,7 @@ from areal_actors.gateway.sessions.episode_end import Ending, EndingEvent, Unrep
 from areal_actors.gateway.sessions.group_ends import end_slot, end_unstarted, lost_sessions, work_of
 from areal_actors.gateway.sessions.keys import session_key
 from areal_actors.gateway.sessions.model_texts import has_written
+from areal_actors.gateway.sessions.pauses import OwnPauses
 from areal_actors.gateway.sessions.registry import SessionRegistry
 from areal_actors.gateway.sessions.table import FinishedSession, Session, summaries
 from areal_actors.gateway.sharing import ASK_SECONDS, SOON_SECONDS, ask_first, misdirected, no_capacity, unavailable
@@ -78,6 +79,7 @@ class ExternalSessions(Actor):
         self.pool = WorkerPool()
         self.open_calls = InFlightCalls()
         self.unreported = UnreportedCalls()
+        self.pauses = OwnPauses()
         self.caught_up = False
         """True once the log has been folded; before that, names and slots could be assigned twice."""
         self.slots = ExternalSlots(capacity)
@@ -324,7 +326,9 @@ class ExternalSessions(Actor):
             self.session_ended.notify_all()
 
     async def end_expired(self, context: Context) -> AsyncIterator[EndingEvent]:
-        """End sessions whose lease has expired, and group members that were not started in time."""
+        """End sessions whose lease has expired, and group members that were not started in time; a pause of this process does not count."""
+        if paused := self.pauses.look():
+            self.registry.extend(paused)
         for session in self.registry.expired(context.now):
             if session.id in self.ending:
                 continue
@@ -338,8 +342,9 @@ class ExternalSessions(Actor):
             yield lost
             await self.record_end(lost, context.now)
         limits = self.config.idle_timeout_seconds, self.config.reservation_ttl_seconds
-        for unstarted in end_unstarted(self.slots, context.now, *limits, self.sampling) if self.share.number == 0 else ():
-            yield unstarted
+        if self.share.number == 0 and not self.pauses.has_ended_within(max(limits)):
+            for unstarted in end_unstarted(self.slots, context.now, *limits, self.sampling):
+                yield unstarted
 
     # ---------------------------------------------------------------- events of the log
 

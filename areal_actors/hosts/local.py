@@ -105,7 +105,8 @@ def _scaled(
     taken = {number for command in commands for number in command.gpus}
     workers = LocalWorkers(plan, commands[0].address, [number for number in range(cuda.count) if number not in taken], start)
     stopped = threading.Event()
-    following = threading.Thread(target=ScaledHosts(plan, workers).follow, args=(stopped,), name="autoscale", daemon=True)
+    hosts = ScaledHosts(plan, workers, killed=workers.killed)
+    following = threading.Thread(target=hosts.follow, args=(stopped,), name="autoscale", daemon=True)
     following.start()
     try:
         yield workers.processes

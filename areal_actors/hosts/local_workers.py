@@ -59,6 +59,10 @@ class LocalWorkers:
         """Returns those whose process has ended."""
         return {name for name in names if self.processes[name].poll() is not None}
 
+    def killed(self, names: Sequence[str]) -> set[str]:
+        """Returns those whose process a signal has ended."""
+        return {name for name in names if (self.processes[name].poll() or 0) < 0}
+
     def _take_back(self) -> None:
         """Free the GPUs of workers that have ended with all of their processes: an engine may outlive a killed `areal join`."""
         over = self.ended([*self._held])

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from queue import Empty
 from typing import Final, Protocol
@@ -18,6 +20,8 @@ from areal_actors.hosts.plan import LaunchPlan
 
 LOOK_SECONDS: Final = 1.0
 """Time after which room for missing hosts is looked for again."""
+MAX_KILLED, WINDOW_SECONDS = 5, 60.0
+"""Hosts that may be killed within this time; each is replaced by another."""
 
 
 class NoRoom(ArealError):
@@ -45,12 +49,28 @@ class HostStarter(Protocol):
         ...
 
 
+def _none(_: Sequence[str]) -> Collection[str]:
+    """A cluster replaces hosts that it has lost by its own rules."""
+    return ()
+
+
 class ScaledHosts:
     """The hosts that decisions have added. Workers of `[actors]` and `[hosts]` are not its own, and stay."""
 
-    def __init__(self, plan: LaunchPlan, starter: HostStarter, living: Mapping[str, str] | None = None, since: float = 0.0) -> None:
-        """`living`: hosts that an earlier one of these has left, with their roles; it has followed the decisions before `since`."""
-        self._recipe, self._starter = plan.recipe, starter
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        starter: HostStarter,
+        living: Mapping[str, str] | None = None,
+        since: float = 0.0,
+        killed: Callable[[Sequence[str]], Collection[str]] = _none,
+    ) -> None:
+        """`living`: hosts that an earlier one of these has left, with their roles; it has followed the decisions before `since`.
+
+        `killed` returns those of these hosts that were killed, and that nothing else replaces.
+        """
+        self._recipe, self._starter, self._killed = plan.recipe, starter, killed
+        self._deaths: deque[float] = deque(maxlen=MAX_KILLED)
         self._most = {place.name: place.count for place in plan.added}
         self._since = since
         self._earlier: dict[str, int] = {}
@@ -90,7 +110,8 @@ class ScaledHosts:
         self.start_missing()
 
     def start_missing(self) -> None:
-        """Start the hosts for which there is room now."""
+        """Start the hosts for which there is room now, those in place of killed ones among them."""
+        self._replace_killed()
         for role, count in self._missing.items():
             for _ in range(count):
                 try:
@@ -104,6 +125,17 @@ class ScaledHosts:
                     break
                 self._missing[role] -= 1
                 self._written.pop(role, None)
+
+    def _replace_killed(self) -> None:
+        """Have another host take the place of each that was killed: the run waits for the workers on which it has decided."""
+        for name in self._killed([*self.hosts]):
+            role, now = self.hosts.pop(name), time.monotonic()
+            if len(self._deaths) == MAX_KILLED and now - self._deaths[0] < WINDOW_SECONDS:
+                self._report(role, f"{name} was killed, as {MAX_KILLED} others within {WINDOW_SECONDS:g} s; none takes its place")
+                continue
+            self._deaths.append(now)
+            self._report(role, f"{name} was killed; another {role} takes its place")
+            self._missing[role] = self._missing.get(role, 0) + 1
 
     def dismiss(self) -> None:
         """Have all hosts leave."""

@@ -143,15 +143,17 @@ class HealthMonitor:
     def _check_progress(self, now: float) -> None:
         self.watchdog.progressed_at = max(self.watchdog.progressed_at, self.liveness.first_start_progressed)
         if stall := self.watchdog.stalled(now):
-            self._report(self._with_processes(stall[0]), stall[1])
+            self._report(self._with_processes(stall[0], now), stall[1])
         if problem := self.watchdog.problem(now):
-            self.end(self._with_processes(problem))
+            self.end(self._with_processes(problem, now))
 
-    def _with_processes(self, sentence: str) -> str:
-        """Returns a sentence with the actors that have not started, and the silence of all processes."""
-        alive = self.supervisor.alive().items()
-        starting = (f"{', '.join(missing)} not started yet" for name, pid in alive if (missing := self.liveness.missing(name, pid)))
-        return "; ".join(filter(None, (sentence, *starting, self.liveness.silence)))
+    def _with_processes(self, sentence: str, now: float) -> str:
+        """Returns a sentence with the actors that have not started, the processes that are stopped, and the silence of all processes."""
+        alive = self.supervisor.alive()
+        missing = [self.liveness.missing(name, pid) for name, pid in alive.items()]
+        starting = [f"{', '.join(actors)} not started yet" for actors in missing if actors]
+        parts = (sentence, *starting, *self.leases.starting(now), *self.liveness.stopped(alive, now), self.liveness.silence)
+        return "; ".join(filter(None, parts))
 
     def _report(self, sentence: str, seconds: float) -> None:
         """Publish a sentence without waiting for the bus; if that fails, log it."""

@@ -29,7 +29,7 @@ from areal_actors import __version__
 from areal_actors.core.errors import SetupError
 from areal_actors.core.module_command import module_command
 from areal_actors.core.objects import CODE, RemoteObjects
-from areal_actors.core.private_folders import make_private, take_private
+from areal_actors.core.private_folders import make_or_keep_private, take_private
 from areal_actors.core.values import Value
 from areal_actors.messages import JoinAnswer, JoinRun, LeaveRun, RenewLease
 from areal_actors.recipe.recipe import Recipe
@@ -72,7 +72,7 @@ class JoinOptions(Value):
     drain_seconds: float = 30.0
     """Time for episodes in progress after SIGTERM."""
     folder: str = ""
-    """Folder for what is pulled, and for logs; empty: a temporary one, removed at the end."""
+    """Folder for what is pulled, and for logs, which only this user can enter; empty: a temporary one, removed at the end."""
     wait_seconds: float = 0.0
     """Time to wait for a run that is not there yet."""
     settings: tuple[str, ...] = ()
@@ -96,7 +96,7 @@ def join(options: JoinOptions) -> int:
 def _place(folder: str) -> Iterator[Path]:
     """Yield the folder for pulled files."""
     if folder:
-        make_private(Path(folder))
+        make_or_keep_private(Path(folder), "--folder")
         yield Path(folder).absolute()
         return
     with tempfile.TemporaryDirectory(prefix="areal-join-") as made:

@@ -23,6 +23,7 @@ MAX_START_FACTOR = 10.0
 """A start may take at most this multiple of `start_seconds`, even with progress."""
 START_OVERDUE = "did not start"
 """Part of the reason of every process that is killed while it starts."""
+IS_STOPPED = "is stopped (SIGSTOP, or a debugger)"
 FRESH_SECONDS = 2.5
 """If no process has sent a heartbeat for this many seconds, all count as silent together. Each sends one a second."""
 ALL_SILENT_FACTOR = 3.0
@@ -134,6 +135,14 @@ class Leases:
         for lease in self.held.values():
             lease.renewed = now
 
+    def starting(self, now: float) -> list[str]:
+        """Describes each worker that was admitted and does not serve yet."""
+        return [
+            f"{worker} joined {now - lease.admitted:.0f} s ago and has not started yet"
+            for worker, lease in self.held.items()
+            if not lease.beats
+        ]
+
     def overdue(self, now: float) -> list[tuple[str, str]]:
         """Returns the workers whose lease has expired, with the reason."""
         found = []
@@ -190,6 +199,12 @@ class Liveness:
         """The actors of a process that have not sent a heartbeat yet."""
         return sorted(set(self.expected(name)) - self.beats.get(pid, {}).keys())
 
+    def stopped(self, processes: Mapping[str, int], now: float) -> list[str]:
+        """Describes each live process (name to id) that is stopped and sends no heartbeats."""
+        late = [pid for pid in processes.values() if now - min(self.beats.get(pid, {}).values(), default=now) > FRESH_SECONDS]
+        names = {pid: name for name, pid in processes.items()}
+        return [f"process {pid} of {names[pid]} {IS_STOPPED}" for pid in late if self.activity(pid).state == psutil.STATUS_STOPPED]
+
     def _stuck(self, name: str, pid: int, now: float) -> Overdue | None:
         """Returns the process if it starts without progress."""
         missing = self.missing(name, pid)
@@ -234,7 +249,7 @@ class Liveness:
         for pid, age in late.items():
             actors = ", ".join(sorted(actor for actor, at in self.beats[pid].items() if now - at > self.settings.heartbeat_seconds))
             state = self.activity(pid).state
-            why = "is stopped (SIGSTOP, or a debugger)" if state == psutil.STATUS_STOPPED else f"is {state or 'gone'}"
+            why = IS_STOPPED if state == psutil.STATUS_STOPPED else f"is {state or 'gone'}"
             yield Overdue(names[pid], pid, f"no heartbeat of {actors} for {age:.0f} s; its process {pid} {why}")
 
 

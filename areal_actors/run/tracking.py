@@ -38,14 +38,16 @@ async def tracked(recipe: Recipe, folder: RunFolder) -> AsyncIterator[None]:
             start_new_session=True,
             env=environment,
         )
-        relaying = asyncio.create_task(_relay(process))
+        relaying, ending = asyncio.create_task(_relay(process)), asyncio.Event()
+        watching = asyncio.create_task(_report_death(process, recipe, ending))
         try:
             yield
         finally:
             assert process.stdin is not None
+            ending.set()
             process.stdin.close()
             await _end(process, recipe)
-            await relaying
+            await asyncio.gather(relaying, watching)
 
 
 async def _relay(process: asyncio.subprocess.Process) -> None:
@@ -55,14 +57,23 @@ async def _relay(process: asyncio.subprocess.Process) -> None:
         sys.stderr.write(part.decode(errors="replace"))
 
 
+async def _report_death(process: asyncio.subprocess.Process, recipe: Recipe, ending: asyncio.Event) -> None:
+    """Name the trackers if their process ends before the run."""
+    status = await process.wait()
+    if status and not ending.is_set():
+        _report(recipe, f"their process ended with status {status}; the run is not affected")
+
+
+def _report(recipe: Recipe, what: str) -> None:
+    names, again = ", ".join(recipe.track.to), run_command("track", recipe.run, recipe.folder, "--to", ",".join(recipe.track.to))
+    sys.stderr.write(f"trackers {names}: {what}; `{again}` sends the rest\n")
+
+
 async def _end(process: asyncio.subprocess.Process, recipe: Recipe) -> None:
     try:
         await asyncio.wait_for(process.wait(), recipe.track.stop_seconds + MARGIN_SECONDS)
     except TimeoutError:
-        names = ", ".join(recipe.track.to)
-        late = f"did not end within track.stop_seconds = {recipe.track.stop_seconds:g} and were killed"
-        again = run_command("track", recipe.run, recipe.folder, "--to", ",".join(recipe.track.to))
-        sys.stderr.write(f"trackers {names}: {late}; `{again}` sends the rest\n")
+        _report(recipe, f"did not end within track.stop_seconds = {recipe.track.stop_seconds:g} and were killed")
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()

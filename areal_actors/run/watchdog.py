@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from areal_actors.core.gateways import gateway_name
+from areal_actors.core.gateways import GATEWAY, gateway_name
 from areal_actors.core.settings import WatchdogSettings
 from areal_actors.messages import (
     ActorFailed,
@@ -32,6 +32,7 @@ from areal_actors.messages import (
     Wait,
     WeightsLoaded,
     WeightsPublished,
+    WorkerJoined,
     WorkerLeft,
     recorded_calls,
 )
@@ -44,6 +45,8 @@ LOADING = "loading weight version"
 """Prefix of the name of the wait for weights to be loaded."""
 SLOW_LOAD_SECONDS = 2.0
 """Weights published longer ago and not loaded are mentioned."""
+SILENT_SECONDS = 3.0
+"""An actor without a heartbeat for longer is mentioned; each sends one a second."""
 WAITS_SHOWN = 2
 LIMITS = {
     "none": "no limit reached",
@@ -124,6 +127,8 @@ class Watchdog:
         """
         self.settings = settings
         self.joined, self.gateways = joined, gateways
+        self.starting: set[str] = set()
+        """Workers of other hosts that have joined and sent no heartbeat yet."""
         self.batch_size = batch_size
         self.waits_for_clients = waits_for_clients
         self.progressed_at = now
@@ -149,8 +154,12 @@ class Watchdog:
         match message:
             case Heartbeat():
                 self.beats[message.actor] = ReceivedBeat(message, now, sent)
+                self.starting.discard(message.process)
+            case WorkerJoined():
+                self.starting.add(message.worker)
             case ActorFailed(actor=actor) | ActorStopped(actor=actor) | WorkerLeft(worker=actor):
                 self.beats.pop(actor, None)
+                self.starting.discard(actor)
                 self.weights.loaded.pop(actor, None)
             case WeightsPublished():
                 self.weights.published(message.weight_version, now)
@@ -243,16 +252,17 @@ class Watchdog:
         return self.sentence(now), now - self.progressed_at
 
     def sentence(self, now: float) -> str:
-        """Describes the missing progress, weights that are not loaded, and the wait of every actor."""
-        parts = [self._instead_of_progress(now), *self._unserved(), *self.weights.behind(self.beats, now), *waiting_for(self.beats, now)]
-        return "; ".join(parts)
+        """Describes the missing progress, silent actors, weights that are not loaded, and the wait of every actor."""
+        causes = [*self._unserved(), *silent_actors(self.beats, now), *self.weights.behind(self.beats, now)]
+        return "; ".join([self._instead_of_progress(now), *causes, *waiting_for(self.beats, now)])
 
     def _unserved(self) -> Iterator[str]:
         """Yields one part for each role of other hosts without a live worker, and one for the gateways that nothing serves."""
         for role in self.joined:
-            if not any(joined_kind(actor) == role for actor in self.beats):
+            if not any(joined_kind(worker) == role for worker in (*self.beats, *self.starting)):
                 yield f"no {role} has joined: start one with `areal join --role {role}`, with this start's join.json"
-        if missing := [gateway for gateway in self.gateways if gateway not in self.beats]:
+        missing = [gateway for gateway in self.gateways if gateway not in self.beats]
+        if missing and not any(joined_kind(worker) == GATEWAY for worker in self.starting):
             whose = f", which serves {', '.join(missing)}" if len(self.gateways) > 1 else ""
             yield f"no gateway has joined{whose}: start one with `areal join --role gateway`, with this start's join.json"
 
@@ -263,6 +273,13 @@ class Watchdog:
         reasons = ", ".join(f"{len(numbers)} {reason}" for reason, numbers in self.dropped.items() if numbers)
         since = f"since step {self.step}" if self.step else "before the first step"
         return f"no step was trained for {now - self.stepped_at:.0f} s: {groups} groups were sampled and dropped {since} ({reasons})"
+
+
+def silent_actors(beats: Mapping[str, ReceivedBeat], now: float) -> Iterator[str]:
+    """Yields one part for each actor that sends no heartbeats, and is not given up yet."""
+    for actor, received in sorted(beats.items()):
+        if (age := now - received.at) > SILENT_SECONDS:
+            yield f"{actor} has sent no heartbeat for {age:.0f} s"
 
 
 def _has_samples(message: Message) -> bool:

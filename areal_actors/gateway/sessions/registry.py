@@ -6,6 +6,8 @@ from collections import Counter, OrderedDict
 from hashlib import blake2b
 from typing import TypeVar
 
+import msgspec
+
 from areal_actors.core.errors import SessionElsewhere, SessionError
 from areal_actors.core.gateways import ONLY, GatewayShare
 from areal_actors.core.values import Value
@@ -174,6 +176,11 @@ class SessionRegistry:
     def expired(self, now: float) -> list[Session]:
         """Sessions whose lease has expired."""
         return [session for session in self._sessions.values() if session.expired(now)]
+
+    def extend(self, seconds: float) -> None:
+        """Extend all leases: no session could be used for this time."""
+        for name, session in self._sessions.items():
+            self._sessions[name] = msgspec.structs.replace(session, expires=session.expires + seconds)
 
     def session_of_key(self, api_key: str, session: str = "") -> str:
         """The session of a key, live or over; with the session of a path, the key must belong to it.
