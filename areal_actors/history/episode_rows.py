@@ -28,7 +28,7 @@ class Attempt(Row, kw_only=True, gc=False):
 
     table: ClassVar[str] = "attempt"
     key: ClassVar[str] = "id"
-    indexes: ClassVar[tuple[str, ...]] = ("episode", "ended", "step", "changed")
+    indexes: ClassVar[tuple[str, ...]] = ("episode", "group_", "ended", "step", "changed")
     id: int
     """Number of the attempt, in the order of their beginnings."""
     changed: int
