@@ -270,11 +270,13 @@ def test_rows_of_another_log_can_be_removed(tmp_path):
 def test_an_answer_holds_until_the_log_grows(tmp_path):
     write(tmp_path, LOG[:200])
     with open_database(tmp_path) as history:
-        history.keep_answer("why-1", b"because")
-        assert history.answer("why-1") == b"because"
-        assert history.answer("why-2") is None
-        history.receive(LOG[200])
-        history.commit()
+        pass
+    history.keep_answer("why-1", b"because")
+    assert history.answer("why-1") == b"because"
+    assert history.answer("why-2") is None
+    history.close()
+    write(tmp_path, LOG)
+    with open_database(tmp_path) as history:
         assert history.answer("why-1") is None
         history.close()
 

@@ -7,16 +7,15 @@ log has beyond it. A file that is damaged, half written, or of another version i
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import sqlite3
 import time
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Self
-
-import structlog
 
 from areal_actors.core.errors import SetupError
 from areal_actors.history.fold import HistoryFold
@@ -38,7 +37,7 @@ CHANGING = (slice(24, 28), slice(68, 72), slice(92, 100))
 SEAL = slice(68, 72)
 """The header's application id: a checksum of the rest of the file, 0 while it is written."""
 
-logger = structlog.get_logger(__name__)
+logger = logging.getLogger(__name__)
 
 
 class History:
@@ -129,14 +128,13 @@ class History:
         return found
 
     def keep_answer(self, name: str, value: bytes) -> None:
-        """Keep what a command computed from the log as it is."""
-        if self._is_read_only():
-            return
-        self._begin()
-        self.connection.execute(insertion(Answer), (name, self.progress.last, value))
-        self.connection.execute("COMMIT")
-        if self.path is not None:
-            self._seal(self.path)
+        """Keep what a command computed from the log as it is; after the block of `open_database`, which holds the lock."""
+        with nullcontext() if self.path is None else _locked(self.path.with_name(LOCK)):
+            self._begin()
+            self.connection.execute(insertion(Answer), (name, self.progress.last, value))
+            self.connection.execute("COMMIT")
+            if self.path is not None:
+                self._seal(self.path)
 
     def clear(self) -> None:
         """Remove all rows, which are of another log."""
@@ -149,9 +147,6 @@ class History:
     def close(self) -> None:
         """Close the database."""
         self.connection.close()
-
-    def _is_read_only(self) -> bool:
-        return bool(self.value("PRAGMA query_only"))
 
     def _begin(self) -> None:
         self.connection.execute("BEGIN IMMEDIATE")
@@ -203,7 +198,7 @@ def _stored(path: Path) -> History | None:
             return History(connection, _read_progress(connection), path=path)
     except sqlite3.DatabaseError as error:
         problem = str(error)
-    logger.info("the history is built again from the log", file=str(path), reason=problem)
+    logger.info("%s is built again from the log: %s", path, problem)
     return None
 
 
@@ -258,7 +253,7 @@ def _in_memory(path: Path) -> History:
             source.close()
             return History(history.connection, _read_progress(history.connection))
     except (OSError, sqlite3.DatabaseError) as error:
-        logger.info("the history is built again, in memory", file=str(path), reason=str(error))
+        logger.info("%s is built again, in memory: %s", path, error)
     return history
 
 

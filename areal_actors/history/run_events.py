@@ -6,7 +6,7 @@ import heapq
 import math
 from collections.abc import Iterator
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -25,6 +25,7 @@ from areal_actors.messages import (
 )
 from bus.message import Event, Message
 
+E = TypeVar("E", bound=Event)
 RunEvent = tuple[int, float, Message]
 """Position in the log, time, event."""
 
@@ -38,18 +39,19 @@ def run_events(history: History) -> Iterator[RunEvent]:
     return heapq.merge(*sources, load_events(history), key=itemgetter(0))
 
 
-def load_events(history: History) -> Iterator[RunEvent]:
+def load_events(history: History) -> Iterator[tuple[int, float, LoadMeasured]]:
     """Yields the measured loads of the run."""
     for row in history.records("SELECT * FROM load_sample ORDER BY measured"):
         fields = row | {"roles": msgspec.json.decode(row["roles"]), "engine_full": bool(row["engine_full"])}
         yield row["measured"], row["measured_at"], _event(LoadMeasured, fields)
 
 
-def _event(kind: type[Event], fields: dict[str, Any]) -> Message:
+def _event(kind: type[E], fields: dict[str, Any]) -> E:
     """Returns an event from its fields; JSON has neither NaN nor infinity, which are null: both are read as NaN."""
     numbers = {field.name for field in msgspec.structs.fields(kind) if field.type is float}
     whole = {name: math.nan if value is None and name in numbers else value for name, value in fields.items()}
-    return msgspec.convert(whole, kind, str_keys=True)
+    event: E = msgspec.convert(whole, kind, str_keys=True)
+    return event
 
 
 def _notices(history: History) -> Iterator[RunEvent]:
@@ -86,6 +88,7 @@ def _weights(history: History) -> Iterator[RunEvent]:
 def _evaluations(history: History) -> Iterator[RunEvent]:
     for row in history.records("SELECT * FROM evaluation ORDER BY completed"):
         numbers = {name: math.nan if value is None else value for name, value in msgspec.json.decode(row["metrics"]).items()}
+        event: Message
         if row["mode"] == "examples":
             event = _event(LossEvaluated, {"weight_version": row["weight_version"], "examples": row["tasks"], "metrics": numbers})
         else:

@@ -74,7 +74,10 @@ class Run:
     @cached_property
     def notice(self) -> str:
         """Sentence about what the log no longer holds; empty if it is whole."""
-        return self.history.notice or trimmed_sentence(self.state, self.history.progress.first)
+        return self.history.notice or (trimmed_sentence(self.state, self.history.progress.first) if self._is_trimmed() else "")
+
+    def _is_trimmed(self) -> bool:
+        return self.history.progress.first > 1 or bool(self.history.value("SELECT count(*) FROM notice WHERE kind = 'log.trimmed'"))
 
     @cached_property
     def records(self) -> Records:
