@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from areal_actors.core.errors import SetupError
 from areal_actors.core.lazy import LazyModule
 from areal_actors.core.values import Interaction
 from areal_actors.display.recorded_state import recorded_state
@@ -255,8 +254,6 @@ def open_run(run: str | Path = "", *, folder: str | Path = "runs") -> Run:
 
 def _open_file(path: Path) -> Run:
     history = history_of_file(path)
-    if history.notice and not history.progress.last:
-        raise SetupError(f"{path} cannot be read as an exported log: {history.notice}; `areal export RUN FILE` writes one")
     return Run(history.progress.run or path.name, history, log=FileLog(path, history.progress.last), folder=None)
 
 

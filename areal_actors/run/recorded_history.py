@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from areal_actors.core.errors import SetupError
 from areal_actors.core.lazy import LazyModule
 from areal_actors.history.database import History, open_database
 from areal_actors.run.run_folder import RunFolder
@@ -38,13 +39,18 @@ def log_files(place: RunFolder) -> str:
 
 
 def history_of_file(path: Path) -> History:
-    """Returns the history of an exported log, in memory. Of a damaged one the events before the damage are read, and `notice` names it."""
+    """Returns the history of an exported log, in memory. Of a damaged one the events before the damage are read, and `notice` names it.
+
+    Raises:
+        SetupError: it is no log.
+    """
     history = History.in_memory()
     try:
         for envelope in read_log(path):
             history.receive(envelope)
     except BusError as error:
-        last = history.progress.last
-        history.notice = f"only the first {last:,} events are read: {error}" if last else str(error)
+        if not history.progress.last:
+            raise SetupError(f"{path} cannot be read as an exported log: {error}; `areal export RUN FILE` writes one") from error
+        history.notice = f"only the first {history.progress.last:,} events are read: {error}"
     history.commit()
     return history
