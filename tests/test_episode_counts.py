@@ -23,6 +23,8 @@ from areal_actors.core.values import SamplingParams, Task
 from areal_actors.display.run_state import RunState
 from areal_actors.display.summary import summary
 from areal_actors.display.view import RunView
+from areal_actors.history.counts import count_episodes
+from areal_actors.history.database import DATABASE, open_database
 from areal_actors.messages import (
     CapacityGranted,
     EpisodeAbandoned,
@@ -211,6 +213,23 @@ def of_open_run(log, folder):
     return of_counts(open_run(_written(log, folder)).state.episodes)
 
 
+def of_database(log, folder):
+    """From a database that was written in three parts."""
+    counts, third = None, max(len(log) // 3, 1)
+    (folder / "run").mkdir(exist_ok=True)
+    (folder / "run" / DATABASE).unlink(missing_ok=True)
+    for part in range(0, len(log), third):
+        with open_database(folder / "run") as history:
+            assert history.progress.last == (log[part - 1].sequence if part else 0)
+            for envelope in log[part : part + third]:
+                history.receive(envelope)
+            history.commit()
+            counts = count_episodes(history)
+            history.close()
+    assert counts.repeated == run_state(log).episodes.repeated
+    return of_counts(counts)
+
+
 def of_traces(log, _):
     """From the roots of the spans: an error is a failure."""
     traces, roots = Traces(), []
@@ -248,6 +267,7 @@ READERS = {
     "page": of_page,
     "show": of_show,
     "open_run": of_open_run,
+    "database": of_database,
     "traces": of_traces,
 }
 

@@ -14,7 +14,7 @@ ORDER = (
     *("core", "messages", "runtime"),
     *("sandbox", "tokenization", "weights", "vision", "sequences"),
     *("staleness", "tasks", "rewards", "rollout", "gateway", "generation", "batching", "training", "evaluation", "metrics"),
-    *("audit", "supervised", "embedded", "calibration", "chaos"),
+    *("audit", "supervised", "embedded", "calibration", "chaos", "history"),
     *(
         "recipe",
         "lint",
@@ -54,7 +54,9 @@ STATIONS = {
     "metrics": set(),
 }
 """Stations on the path of a sample, and what each needs besides the foundation."""
-WINGS = {"supervised", "embedded", "calibration", "library", "compat", "tinker", "chaos", "audit", "reader", "replay", "track", "web"}
+WINGS = {"supervised", "embedded", "calibration", "library", "compat", "tinker", "chaos", "audit", "history", "reader"} | {
+    *("replay", "track", "web")
+}
 """Beside the path: these import stations, no station imports them."""
 
 PURE = (
@@ -69,6 +71,7 @@ PURE = (
         "gateway.protocols",
         "gateway.sessions",
     ),
+    *(f"history.{name}" for name in ("attempts", "episode_rows", "fold", "parts", "row", "run_rows", "schema", "severity")),
     *(
         "messages",
         "sequences",
@@ -79,7 +82,7 @@ PURE = (
         "training.checkpoint_retention",
     ),
     "scaling",
-    *("training.engine_mismatch", "training.packing.prefix_tree", "web.episodes", "web.index", "web.partial", "web.rows"),
+    *("training.engine_mismatch", "training.packing.prefix_tree", "web.episodes", "web.index", "web.rows"),
 )
 """Modules that only compute."""
 WITHOUT_BUS = ("embedded", "generation", "training", "weights")

@@ -1,4 +1,4 @@
-"""The commands that look at a moment of a run: state | why."""
+"""The command that looks at a moment of a run: state."""
 
 from __future__ import annotations
 
@@ -6,14 +6,8 @@ from pathlib import Path
 
 from areal_actors.cli.arguments import Options
 from areal_actors.replay import state as moments
-from areal_actors.replay import why as reasons
 
 
 def state(options: Options) -> int:
     """Print the state of a run at a moment."""
     return moments.state(options.run, folder=Path(options.folder), at=options.at, as_json=options.json)
-
-
-def why(options: Options) -> int:
-    """Print what limits a run."""
-    return reasons.why(options.run, folder=Path(options.folder), as_json=options.json)

@@ -142,7 +142,7 @@ def add_explanations(command: Callable[..., argparse.ArgumentParser]) -> None:
         "reached and what was in flight while the trainer waited, all limits of concurrent episodes, the open waits of a live run, and\n"
         "what to change. The run is not affected."
     )
-    explained = command("why", "inspecting:why", "print what limits a run, and what to change", about)
+    explained = command("why", "why:why", "print what limits a run, and what to change", about)
     explained.add_argument("run", nargs="?", default="", metavar="RUN|FILE", help="the run (default: the latest), or an exported log")
     explained.add_argument("--json", action="store_true", help="print the same as JSON, nothing else")
     takes_folder(explained)

@@ -19,12 +19,18 @@ from areal_actors.core.foreign_text import escape_controls
 from areal_actors.display.sentences import counted
 from areal_actors.messages.episode_ends import describe_party
 from areal_actors.reader.listing import output
-from areal_actors.reader.records import EndedEpisode
+from areal_actors.reader.records import EndedEpisode, describe_outcome
 from areal_actors.reader.run import Run, open_run
 
-LINE_CHARACTERS = 120
 LONGEST_NAME = 24
 NAMES_SHOWN = 8
+
+
+ENDED = "SELECT count(*) FROM attempt WHERE episode = ? AND ended IS NOT NULL"
+LATEST = """
+SELECT * FROM attempt WHERE ended IS NOT NULL AND ? IN ('', outcome) AND (? IS NULL OR step = ?) AND ? IN ('', task)
+ORDER BY ended DESC LIMIT ?
+"""
 
 
 class EpisodeFilter(msgspec.Struct, frozen=True):
@@ -39,16 +45,10 @@ class EpisodeFilter(msgspec.Struct, frozen=True):
     last: int = 20
     """The latest ones."""
 
-    def of(self, run: Run) -> list[EndedEpisode]:
-        """Returns the latest episodes that match, oldest first."""
-        found = [
-            ended
-            for ended in run.records.ended.values()
-            if self.outcome in ("", ended.outcome)
-            and (self.step is None or run.records.trained.get(ended.sequence) == self.step)
-            and self.task in ("", ended.task_id)
-        ]
-        return found[-self.last :]
+    def of(self, run: Run) -> list[dict[str, Any]]:
+        """Returns the rows of the latest attempts that match, oldest first."""
+        rows = run.history.records(LATEST, self.outcome, self.step, self.step, self.task, self.last or -1)
+        return rows[::-1]
 
 
 def show(
@@ -79,29 +79,34 @@ def show(
     screen, opened = console or output(), open_run(run, folder=folder)
     if opened.notice and not as_json:
         screen.print(Text(opened.notice, style="yellow"))
-    found = list(opened.records.of(episode)) if episode else (chosen or EpisodeFilter()).of(opened)
-    if episode and not found:
+    rows = [] if episode else (chosen or EpisodeFilter()).of(opened)
+    names = {episode} if episode else {row["episode"] for row in rows}
+    if episode and not opened.history.value(ENDED, episode):
         raise SetupError(_not_found(opened, episode))
+    if not episode and not as_json:
+        hint = Text(f"\nOne episode, call by call: areal show {opened.name} EPISODE", style="dim")
+        screen.print(_list(rows), hint)
+        return 0
+    part = opened.only(names)
+    found = list(part.records.of(episode)) if episode else [part.records.ended[row["ended"]] for row in rows]
     if as_json:
-        for row in _rows(opened, found):
-            screen.print(escape_controls(json.dumps(row, ensure_ascii=False, default=str)), markup=False, highlight=False, soft_wrap=True)
-    elif episode:
-        for ended in found:
-            screen.print(_page(opened, ended, tokens=tokens))
+        for line in _lines(part, found):
+            screen.print(escape_controls(json.dumps(line, ensure_ascii=False, default=str)), markup=False, highlight=False, soft_wrap=True)
     else:
-        screen.print(_list(opened, found), Text(f"\nOne episode, call by call: areal show {opened.name} EPISODE", style="dim"))
+        for ended in found:
+            screen.print(_page(part, ended, tokens=tokens))
     return 0
 
 
 def _not_found(run: Run, episode: str) -> str:
-    names = list(dict.fromkeys(ended.episode for ended in run.records.ended.values()))
+    names = run.history.query("SELECT episode FROM attempt WHERE ended IS NOT NULL GROUP BY episode ORDER BY min(ended) DESC")
     if not names:
         return f"run '{run.name}' has no ended episode yet"
-    shown = ", ".join(names[-NAMES_SHOWN:])
+    shown = ", ".join(names[:NAMES_SHOWN][::-1])
     return f"run '{run.name}' has no ended episode '{episode}'; the latest of its {len(names):,}: {shown}"
 
 
-def _rows(run: Run, found: Iterable[EndedEpisode]) -> Iterator[dict[str, Any]]:
+def _lines(run: Run, found: Iterable[EndedEpisode]) -> Iterator[dict[str, Any]]:
     wanted = {ended.sequence for ended in found}
     calls: dict[tuple[str, int], list[dict[str, Any]]] = {}
     for call in run.interactions:
@@ -111,18 +116,16 @@ def _rows(run: Run, found: Iterable[EndedEpisode]) -> Iterator[dict[str, Any]]:
             yield row | {"interactions": calls.get((row["episode"], row["attempt"]), [])}
 
 
-def _list(run: Run, found: Iterable[EndedEpisode]) -> RenderableType:
+def _list(rows: Iterable[dict[str, Any]]) -> RenderableType:
     table = ScreenTable(box=None, padding=(0, 2, 0, 0), header_style="dim", expand=True)
     for name in ("episode", "outcome", "reward", "calls", "tokens", "task"):
         table.add_column(name, justify="right" if name in ("reward", "calls", "tokens") else "left", no_wrap=True, max_width=LONGEST_NAME)
     table.add_column("output", ratio=1, overflow="ellipsis", no_wrap=True)
-    for ended in found:
-        calls = ended.trajectory.interactions if ended.trajectory else ended.recorded
-        sampled = ended.trajectory.sampled_tokens() if ended.trajectory else sum(one.completion_tokens for one in ended.recorded)
-        reward = "" if ended.reward is None else f"{ended.reward:.3g}"
-        output = " ".join(ended.output.split())[:LINE_CHARACTERS]
-        outcome = run.records.outcome_of(ended)
-        table.add_row(*map(Text, (ended.episode, outcome, reward, str(len(calls)), str(sampled), ended.task_id, output)))
+    for row in rows:
+        reward = "" if row["reward"] is None else f"{row['reward']:.3g}"
+        outcome = describe_outcome(row["outcome"], row["reason"] or row["drop_reason"], row["step"])
+        cells = (row["episode"], outcome, reward, str(row["calls"]), str(row["completion_tokens"]), row["task"], row["output"])
+        table.add_row(*map(Text, cells))
     return table
 
 

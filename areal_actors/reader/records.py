@@ -113,6 +113,20 @@ class RecordedBatch(msgspec.Struct, frozen=True):
         return sum(map(len, self.event.groups))
 
 
+def describe_outcome(outcome: str, reason: str, step: int | None) -> str:
+    """Returns what became of an ended attempt: `trained in step 3`, `dropped: stale`, `abandoned: timeout`, `waiting` and others.
+
+    `reason` is that of an abandoned attempt, or of a dropped trajectory; `step` has trained it.
+    """
+    if outcome == "abandoned":
+        return f"abandoned: {reason}"
+    if outcome != "exported":
+        return outcome
+    if step:
+        return f"trained in step {step}"
+    return SURPLUS if reason == SURPLUS else f"dropped: {reason}" if reason else "waiting"
+
+
 @dataclass(eq=False)
 class Records:
     """Ended episodes with what became of them, and the state of the run."""
@@ -207,14 +221,7 @@ class Records:
 
     def outcome_of(self, ended: EndedEpisode) -> str:
         """Returns what became of an attempt: `trained in step 3`, `dropped: stale`, `abandoned: timeout`, `waiting` and others."""
-        if ended.outcome == "abandoned":
-            return f"abandoned: {self.reason_of(ended)}"
-        if ended.outcome != "exported":
-            return ended.outcome
-        if step := self.trained.get(ended.sequence):
-            return f"trained in step {step}"
-        reason = self.reason_of(ended)
-        return SURPLUS if reason == SURPLUS else f"dropped: {reason}" if reason else "waiting"
+        return describe_outcome(ended.outcome, self.reason_of(ended), self.trained.get(ended.sequence))
 
     def reason_of(self, ended: EndedEpisode) -> str:
         """Returns the reason why an attempt was abandoned, or its trajectory dropped; empty if it was neither."""

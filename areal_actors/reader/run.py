@@ -2,35 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from areal_actors.core.errors import SetupError
-from areal_actors.core.snapshots import SnapshotStore
+from areal_actors.core.lazy import LazyModule
 from areal_actors.core.values import Interaction
-from areal_actors.display.recall import restore_fold, trimmed_notice
+from areal_actors.display.recorded_state import recorded_state
 from areal_actors.display.run_state import RunState
+from areal_actors.history.database import History
 from areal_actors.messages import EpisodeAbandoned, EpisodeEvaluated, InteractionRecorded
 from areal_actors.messages.fields import fields_of
+from areal_actors.reader.log_source import FileLog, FolderLog, positions_of, trimmed_sentence
 from areal_actors.reader.records import EndedEpisode, Records
 from areal_actors.reader.run_files import run_folder
 from areal_actors.reader.table import Table
-from areal_actors.run.monitor import open_log
-from areal_actors.run.run_folder import RunFolder
-from areal_actors.tokenization.tokenizer import ChatTokenizer
+from areal_actors.run.recorded_history import history_of_file, read_history
 from bus.base import Envelope
-from bus.errors import BusError
-from bus.recorded import read_log
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from areal_actors.tokenization.tokenizer import ChatTokenizer
 
+TOKENIZER: Any = LazyModule("areal_actors.tokenization.tokenizer")
 STEPS = ("step", "time")
 EVALUATIONS = ("weight_version", "time", "mode", "tasks", "failed", "accuracy", "reward_mean", "common_reward_mean", "mean_tokens")
 EPISODES = (
@@ -46,27 +43,69 @@ TOKENS = ("episode", "attempt", "interaction", "position", "token_id", "token", 
 EVENTS = ("sequence", "time", "subject", "sender", "id", "cause", "message")
 
 
-class Run:
-    """A run as it was when it was opened, read from its log."""
+class LogSource(Protocol):
+    """Where the events of a log are read from."""
 
-    def __init__(self, name: str, records: Records, *, notice: str, read: Callable[[], Sequence[Envelope]], folder: Path | None) -> None:
+    def read_all(self) -> list[Envelope]:
+        """Returns the events that the run had when it was opened."""
+        ...
+
+    def read_some(self, positions: Collection[int]) -> list[Envelope]:
+        """Returns the events at these positions, in order, without those that the log no longer has."""
+        ...
+
+    def restore(self, state: RunState) -> int:
+        """Restore the state before the first event of a log with a trimmed beginning; returns the position after which it goes on."""
+        ...
+
+
+class Run:
+    """A run as it was when it was opened: its history, and, where texts or tokens are asked for, its log."""
+
+    def __init__(self, name: str, history: History, *, log: LogSource, folder: Path | None) -> None:
         self.name = name
         self.folder = folder
         """Folder of the run; None for an exported log."""
-        self.notice = notice
+        self.history = history
+        """Rows of the log, for queries."""
+        self._log = log
+
+    @cached_property
+    def notice(self) -> str:
         """Sentence about what the log no longer holds; empty if it is whole."""
-        self.records = records
-        self._read = read
+        return self.history.notice or (trimmed_sentence(self.state, self.history.progress.first) if self._is_trimmed() else "")
+
+    def _is_trimmed(self) -> bool:
+        return self.history.progress.first > 1 or bool(self.history.value("SELECT count(*) FROM notice WHERE kind = 'log.trimmed'"))
+
+    @cached_property
+    def records(self) -> Records:
+        """Ended episodes with texts and tokens: the whole log, decoded."""
+        return self._records_of(self._log.read_all())
+
+    def only(self, episodes: Collection[str]) -> Run:
+        """Returns the run with the ended attempts of these episodes alone, of whose events alone the log is read."""
+        part = Run(self.name, self.history, log=self._log, folder=self.folder)
+        part.state = self.state
+        part.records = part._records_of(self._log.read_some(positions_of(self.history, episodes)))
+        return part
+
+    def _records_of(self, envelopes: Sequence[Envelope]) -> Records:
+        records = Records()
+        known = self._log.restore(records.state) if self.history.progress.first > 1 else 0
+        for envelope in envelopes:
+            records.receive(envelope, known=envelope.sequence <= known)
+        return records
 
     @property
     def recipe(self) -> dict[str, Any]:
         """The resolved recipe, with all defaults."""
         return self.state.started.recipe if self.state.started else {}
 
-    @property
+    @cached_property
     def state(self) -> RunState:
         """Steps, evaluations, checkpoints and failures."""
-        return self.records.state
+        return self.records.state if self.history.progress.first > 1 else recorded_state(self.history)
 
     @cached_property
     def steps(self) -> Table:
@@ -76,10 +115,11 @@ class Run:
     @cached_property
     def evaluations(self) -> Table:
         """One row per evaluation on held-out tasks, with the reward function's numbers."""
-        times: list[float | None] = [None] * (len(self.state.evaluations) - len(self.records.evaluated_at))
+        times = self.history.query("SELECT completed_at FROM evaluation WHERE mode <> 'examples' ORDER BY completed")
+        missing: list[float | None] = [None] * (len(self.state.evaluations) - len(times))
         rows = (
             {field: getattr(one, field, time) for field in EVALUATIONS} | one.reward_metrics
-            for one, time in zip(self.state.evaluations, [*times, *self.records.evaluated_at], strict=True)
+            for one, time in zip(self.state.evaluations, [*missing, *times], strict=True)
         )
         return Table.of("evaluations", EVALUATIONS, rows)
 
@@ -115,22 +155,24 @@ class Run:
 
     def events(self, subject: str = "") -> Table:
         """One row per event of the log, or per event of one subject; the message is JSON, with bytes as their number."""
-        rows = (_event(envelope) for envelope in self._read() if subject in ("", envelope.subject))
+        rows = (_event(envelope) for envelope in self._log.read_all() if subject in ("", envelope.subject))
         return Table.of("events", EVENTS, rows)
 
     @cached_property
     def tokenizer(self) -> ChatTokenizer | None:
         """The model's tokenizer; None for an exported log, which does not hold it."""
-        if self.folder is None or not self.records.model:
+        if self.folder is None or not self.history.progress.model:
             return None
-        return ChatTokenizer.load(str(self.folder / self.records.model))
+        tokenizer: ChatTokenizer = TOKENIZER.ChatTokenizer.load(str(self.folder / self.history.progress.model))
+        return tokenizer
 
     def text(self, ids: list[int]) -> str | None:
         """Returns the text of token ids with special tokens; None without a tokenizer."""
         return self.tokenizer.decode(ids, skip_special=False) if self.tokenizer else None
 
     def __repr__(self) -> str:
-        return f"<run {self.name}: {len(self.state.steps)} steps, {len(self.records.ended):,} ended episodes>"
+        ended = self.history.value("SELECT count(*) FROM attempt WHERE ended IS NOT NULL")
+        return f"<run {self.name}: {len(self.state.steps)} steps, {ended:,} ended episodes>"
 
     def _episode(self, ended: EndedEpisode) -> dict[str, Any]:
         event, calls = ended.event, self._interactions(ended, texts=False)
@@ -194,8 +236,9 @@ class Run:
 def open_run(run: str | Path = "", *, folder: str | Path = "runs") -> Run:
     """Open a run by its name, its folder or its exported log; without an argument, the latest of `folder`.
 
-    A live run is read as far as it has come; it is not affected. The log of a finished run on disk is served by a nats-server that
-    ends before this returns. Memory: about the size of the log.
+    A live run is read as far as it has come; it is not affected. What a finished run's `history.sqlite` has is read from there; for
+    texts and tokens its log is served by a nats-server for as long as it is read. Memory of a table with texts: about the size of
+    the log.
 
     Raises:
         SetupError: there is no such run, its log is on an external server and the run is over, or the file is no log.
@@ -205,59 +248,13 @@ def open_run(run: str | Path = "", *, folder: str | Path = "runs") -> Run:
     if path.is_file():
         return _open_file(path)
     place = run_folder(str(run), Path(folder))
-    log = _in_thread(_read_folder(place))
-    return Run(place.path.name, log.records, notice=log.notice, read=lambda: _in_thread(_read_folder(place)).envelopes, folder=place.path)
-
-
-class _Log:
-    """A log as far as it can be read."""
-
-    def __init__(self) -> None:
-        self.records = Records()
-        self.envelopes: list[Envelope] = []
-        self.notice = ""
-
-    def damaged(self, error: Exception) -> None:
-        """Record where the readable part of the log ends."""
-        self.notice = f"only the first {len(self.envelopes):,} events are read: {error}"
+    history = read_history(place)
+    return Run(place.path.name, history, log=FolderLog(place, history.progress.last), folder=place.path)
 
 
 def _open_file(path: Path) -> Run:
-    log = _read_file(path)
-    if not log.envelopes and log.notice:
-        raise SetupError(f"{path} cannot be read as an exported log: {log.notice}; `areal export RUN FILE` writes one")
-    return Run(log.records.state.run or path.name, log.records, notice=log.notice, read=lambda: _read_file(path).envelopes, folder=None)
-
-
-def _read_file(path: Path) -> _Log:
-    log = _Log()
-    try:
-        for envelope in read_log(path):
-            log.records.receive(envelope)
-            log.envelopes.append(envelope)
-    except BusError as error:
-        log.damaged(error)
-    return log
-
-
-async def _read_folder(place: RunFolder) -> _Log:
-    log = _Log()
-    async with open_log(place) as bus:
-        known = await restore_fold(bus, SnapshotStore(place.snapshots), log.records.state)
-        try:
-            async for envelope in bus.log():
-                log.records.receive(envelope, known=envelope.sequence <= known)
-                log.envelopes.append(envelope)
-            log.notice = await trimmed_notice(bus, log.records.state)
-        except BusError as error:
-            log.damaged(error)
-        return log
-
-
-def _in_thread(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine to its end in a thread: notebooks have an event loop of their own in this one."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, work).result()
+    history = history_of_file(path)
+    return Run(history.progress.run or path.name, history, log=FileLog(path, history.progress.last), folder=None)
 
 
 def _recorded(one: InteractionRecorded) -> dict[str, Any]:

@@ -10,12 +10,13 @@ import msgspec
 
 from areal_actors.core.durable_files import read_lines
 from areal_actors.core.errors import SetupError
+from areal_actors.display.recorded_state import recorded_state
 from areal_actors.display.run_state import RunState
 from areal_actors.display.sentences import counted
 from areal_actors.messages import KINDS
+from areal_actors.run.recorded_history import history_of_file
 from areal_actors.run.run_folder import RunFolder, find_run
 from bus.message import Event, Message
-from bus.recorded import read_log
 
 _KINDS = {kind.subject: kind for kind in KINDS if issubclass(kind, Event)}
 
@@ -90,10 +91,10 @@ def find_run_files(run: str, folder: Path) -> RunFiles:
     """
     path = Path(run)
     if path.is_file():
-        state = RunState()
-        for envelope in read_log(path):
-            state.receive(envelope)
-        return RunFiles(name=path.name, folder=None, recipe=state.started.recipe if state.started else {}, state=state)
+        history = history_of_file(path)
+        state = recorded_state(history)
+        recipe = state.started.recipe if state.started else {}
+        return RunFiles(name=path.name, folder=None, recipe=recipe, state=state, complaint=history.notice)
     return read_run_files(run_folder(run, folder))
 
 

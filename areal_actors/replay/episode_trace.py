@@ -18,6 +18,11 @@ from areal_actors.replay.call_tree import tree
 from areal_actors.replay.trained_columns import TrainedColumns, trained_columns
 from areal_actors.sequences.credit import Credit, call_rewards
 
+TOGETHER = """
+SELECT episode FROM batch_member WHERE formed IN (SELECT batch FROM attempt WHERE episode = ?)
+UNION SELECT episode FROM attempt WHERE purpose = 'train' AND group_ = (SELECT group_ FROM attempt WHERE episode = ?)
+"""
+
 
 class CallTrace(msgspec.Struct, frozen=True, kw_only=True):
     """A model call. Columns have one entry for each sampled token; they are empty if the log has no trajectory of the episode."""
@@ -92,6 +97,7 @@ def traced(run: Run, episode: str, attempt: int | None = None) -> EpisodeTrace:
     Raises:
         SetupError: the log has no such attempt, or another version wrote the recipe.
     """
+    run = run.only(_needed(run, episode))
     ended = _chosen(run, episode, attempt)
     step = run.records.trained.get(ended.sequence)
     batch = run.records.batches.get(step) if step else None
@@ -124,6 +130,11 @@ def traced(run: Run, episode: str, attempt: int | None = None) -> EpisodeTrace:
         without_advantages=columns.without_advantages if columns else missing,
         calls=list(_calls(run, ended, columns, recipe)),
     )
+
+
+def _needed(run: Run, episode: str) -> set[str]:
+    """Returns the names of the episodes without which an episode is not explained: those of its batches and of its group."""
+    return {episode, *run.history.query(TOGETHER, episode, episode)}
 
 
 def _chosen(run: Run, episode: str, attempt: int | None) -> EndedEpisode:

@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from areal_actors.lint.fault import LearningFault
 from areal_actors.messages import (
     BatchFormed,
     ExamplesDrawn,
@@ -58,6 +59,26 @@ class TimeShares(msgspec.Struct):
     def waiting(self) -> float:
         """Returns the share of that time in which the trainer waited for a batch."""
         return self.trainer.get("waits for batches", 0.0) / self.seconds() if self.seconds() else 0.0
+
+
+class LogFindings(msgspec.Struct, frozen=True):
+    """What only a whole log says about the limit of a run."""
+
+    shares: TimeShares
+    without_gate: str
+    """Reason why the gate's bounds are not known; empty if they are."""
+    signal: list[LearningFault]
+    """Causes for which the run may not learn, from its first episodes."""
+
+
+class OpenWait(msgspec.Struct, frozen=True):
+    """A wait of an actor of a live run."""
+
+    actor: str
+    name: str
+    seconds: float
+    seconds_left: float
+    """Seconds until its deadline."""
 
 
 def share(seconds: Mapping[str, float], name: str) -> float:

@@ -2,43 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
 import sys
-from collections.abc import AsyncGenerator, Iterator, Mapping
-from contextlib import aclosing, suppress
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from areal_actors import __version__
 from areal_actors.core.errors import SetupError
-from areal_actors.core.snapshots import SnapshotStore
+from areal_actors.core.lazy import LazyModule
 from areal_actors.display.attention import attention
-from areal_actors.display.recall import restore_fold
 from areal_actors.display.run_state import RunState
 from areal_actors.display.sentences import duration, ended_by_model
 from areal_actors.display.waiting import BOUNDS, waiting_summary
+from areal_actors.history.run_events import load_events
 from areal_actors.lint.fault import LearningFault
-from areal_actors.lint.first_episodes import FirstEpisodes
-from areal_actors.lint.rules import findings, to_lines
-from areal_actors.messages import Heartbeat, LoadMeasured, RunStarted, Throughput
-from areal_actors.reader.run_files import run_folder
+from areal_actors.lint.rules import to_lines
+from areal_actors.messages import LoadMeasured
+from areal_actors.reader.run import Run, open_run
 from areal_actors.recipe.limits import Limit, limits
 from areal_actors.recipe.recipe import Recipe, recorded_recipe
-from areal_actors.replay.command import log_of
-from areal_actors.replay.control import ControlReplay
-from areal_actors.replay.in_flight import InFlight
-from areal_actors.replay.time_shares import TimeFold, TimeShares, share
-from areal_actors.run.connections import connected
-from areal_actors.run.monitor import open_log
+from areal_actors.replay.time_shares import LogFindings, OpenWait, TimeShares, share
 from areal_actors.run.next_commands import run_command
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.scaling.balance import Recommendation, combined, recommend
-from areal_actors.sequences.credit import Credit
-from bus.base import Envelope
-from bus.message import Message
 
-LISTENED_SECONDS = 10.0
-"""Longest wait for a heartbeat of every actor of a live run; each sends one a second."""
+log_findings: Any = LazyModule("areal_actors.replay.log_findings")
+ANSWER = f"why 1 of {__version__}"
+"""Name of what is kept of the log in the history; its number is that of `LogFindings`."""
 BALANCED = 0.1
 """Share of waiting up to which the trainer counts as busy all the time."""
 MAIN = 0.5
@@ -47,16 +39,6 @@ LONG_PUBLISHING = 0.2
 """Share of the time from which publishing weights is mentioned."""
 OPEN_WAITS = 8
 """Number of open waits that are printed."""
-
-
-class OpenWait(msgspec.Struct, frozen=True):
-    """A wait of an actor of a live run."""
-
-    actor: str
-    name: str
-    seconds: float
-    seconds_left: float
-    """Seconds until its deadline."""
 
 
 class Why(msgspec.Struct, kw_only=True):
@@ -125,23 +107,21 @@ def why(run: str, *, folder: Path, as_json: bool = False) -> int:
         SetupError: there is no such run, or another version wrote its recipe.
         BusError: its log cannot be read.
     """
-    found = asyncio.run(_why(run, folder))
+    found = _find_out(run, folder)
     sys.stdout.write(f"{msgspec.json.encode(found).decode() if as_json else found.to_text()}\n")
     return 0
 
 
-async def _why(run: str, folder: Path) -> Why:
-    place = None if Path(run).is_file() else run_folder(run, folder)  # noqa: ASYNC240 - nothing else runs in this loop
-    loads: list[LoadMeasured] = []
-    facts = FirstEpisodes(Credit())
-    state, shares, without_gate = await _folded(place, Path(run), loads, facts)
+def _find_out(run: str, folder: Path) -> Why:
+    opened = open_run(run, folder=folder)
+    state, place = opened.state, RunFolder(opened.folder) if opened.folder else None
     if state.started is None:
         raise SetupError(f"the log of {run or 'the run'} has no event of its start; there is nothing to explain yet")
     recipe = recorded_recipe(state.started.recipe)
-    waits: list[OpenWait] = []
-    live = place is not None and place.live_supervisor() is not None and state.finished is None
-    if place is not None and live:
-        waits = await _listen(place, state)
+    found = _fold(opened, Path(run), recipe)
+    shares = found.shares
+    live = place is not None and bool(place.live_supervisor()) and state.finished is None
+    waits: list[OpenWait] = log_findings.listen(place, state) if live else []
     verdict, advice = advise(shares, recipe)
     return Why(
         run=state.run,
@@ -151,86 +131,26 @@ async def _why(run: str, folder: Path) -> Why:
         seconds=sum(shares.trainer.values()),
         shares=shares,
         limits=[] if recipe.learns_from_examples() else sorted(limits(recipe), key=lambda one: one.episodes),
-        without_gate=without_gate,
+        without_gate=found.without_gate,
         now=waiting_summary(state) if live else "",
         open_waits=waits,
         attention=attention(state),
         ended_by_model=ended_by_model(state.episodes),
         show=run_command("show", place.path.name if place is not None else state.run, str(folder)),
-        signal=[] if recipe.learns_from_examples() else findings(facts, recipe),
-        workers=_recommended(loads, recipe),
+        signal=found.signal,
+        workers=_recommended([load for _, _, load in load_events(opened.history)], recipe),
         verdict=verdict,
         advice=advice,
     )
 
 
-async def _folded(place: RunFolder | None, file: Path, loads: list[LoadMeasured], facts: FirstEpisodes) -> tuple[RunState, TimeShares, str]:
-    """Returns the state of the run, its shares of time, and the reason why the gate's bounds are not known.
-
-    `loads` gets its loads, `facts` those of its first episodes.
-    """
-    state, times, without_gate = RunState(), TimeFold(), ""
-    gate: ControlReplay | None = ControlReplay(place or RunFolder(Path(f"{file}.run")), only=["staleness_gate"])
-    flying: InFlight | None = None
-    async with aclosing(_messages(place, file, state)) as log:
-        async for envelope, message in log:
-            if isinstance(message, LoadMeasured):
-                loads.append(message)
-            if isinstance(message, RunStarted):
-                facts.credit = Credit.of(recorded_recipe(message.recipe).task)
-            facts.receive(message)
-            times.receive(message, envelope.time, bound=_bound(gate), flying=flying)
-            if flying is None and state.started is not None and not state.learns_from_examples():
-                flying = InFlight(state.started.recipe["algorithm"]["group_size"])
-            if flying is not None:
-                flying.receive(message, envelope.time)
-            if gate is not None:
-                try:
-                    await gate.receive(envelope)
-                except SetupError as error:
-                    gate, without_gate = None, "" if state.learns_from_examples() else str(error)
-    return state, times.shares, without_gate
-
-
-async def _messages(place: RunFolder | None, file: Path, state: RunState) -> AsyncGenerator[tuple[Envelope, Message], None]:
-    """Yield the events of a log, which the state has folded; that of a trimmed log begins with a snapshot of the run."""
-    if place is None:
-        async with aclosing(log_of(None, file)) as log:
-            async for envelope in log:
-                if (message := state.receive(envelope)) is not None:
-                    yield envelope, message
-        return
-    async with open_log(place) as bus:
-        known = await restore_fold(bus, SnapshotStore(place.snapshots), state)
-        async for envelope in bus.log():
-            if (message := (RunState() if envelope.sequence <= known else state).receive(envelope)) is not None:
-                yield envelope, message
-
-
-def _bound(gate: ControlReplay | None) -> str:
-    actors = list(gate.actors.values()) if gate is not None else []
-    return str(actors[0].actor.status()["bound"]) if actors else ""
-
-
-async def _listen(place: RunFolder, state: RunState) -> list[OpenWait]:
-    """Fold the heartbeats of a live run; returns the open waits that have a deadline, the longest first."""
-    with suppress(TimeoutError):
-        async with (
-            asyncio.timeout(LISTENED_SECONDS),
-            connected(place.monitor(), place, monitors=True) as bus,
-            bus.telemetry(Heartbeat, Throughput) as inbox,
-        ):
-            async for delivery in inbox:
-                state.receive(delivery.envelope)
-                if state.serving.keys() <= state.beats.keys():
-                    break
-    waits = [
-        OpenWait(actor, wait.name, state.now - wait.since, wait.deadline - state.now)
-        for actor, beat in state.beats.items()
-        for wait in beat.waits
-        if wait.deadline
-    ]
-    return sorted(waits, key=lambda wait: -wait.seconds)
+def _fold(opened: Run, file: Path, recipe: Recipe) -> LogFindings:
+    """Returns what only the whole log says; of a log that has not grown, what was found before."""
+    if kept := opened.history.answer(ANSWER):
+        return msgspec.msgpack.decode(kept, type=LogFindings)
+    found: LogFindings = log_findings.fold_log(opened.folder, file, recipe)
+    opened.history.keep_answer(ANSWER, msgspec.msgpack.encode(found))
+    return found
 
 
 def _status(state: RunState, *, live: bool) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from areal_actors.history.parts import AbandonedPart, EpisodeWork, EvaluatedPart, ExportedPart, RecordedPart, RecordedParts, ScoredPart
 from areal_actors.messages import TrajectoryDropped
 from areal_actors.messages.episode_ends import EpisodeEnds, abandoned_outcome
-from areal_actors.web.partial import AbandonedPart, EpisodeWork, EvaluatedPart, ExportedPart, RecordedPart, RecordedParts, ScoredPart
 from areal_actors.web.rows import CallRow, EpisodeRow, RowTable, SampledSpan
 
 

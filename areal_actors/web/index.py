@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from areal_actors.display.sentences import LINES, plain_line, refused_batch
+from areal_actors.history.parts import AbandonedPart, EvaluatedPart, ExportedPart, RecordedPart, RecordedParts, ScoredPart
 from areal_actors.messages import (
     KINDS,
     ActorFailed,
@@ -36,7 +37,6 @@ from areal_actors.messages import (
     WeightsPublished,
 )
 from areal_actors.web.episodes import EpisodeFold
-from areal_actors.web.partial import AbandonedPart, EvaluatedPart, ExportedPart, RecordedPart, RecordedParts, ScoredPart
 from areal_actors.web.rows import ActorRow, BatchRow, BoundRow, EvaluationRow, NoticeRow, Row, RowTable, StepRow, VersionRow
 from bus.base import Envelope
 from bus.errors import CorruptMessage

@@ -1,4 +1,4 @@
-"""Parts of large messages: the index decodes only these fields, so that token columns are skipped.
+"""Parts of large messages: the fold of a run's history decodes only these fields, so that token columns and texts are skipped.
 
 None of them refers to itself: the garbage collector need not look at hundreds of thousands of them.
 """
@@ -31,6 +31,7 @@ class ScoredPart(msgspec.Struct, gc=False):
     """`EpisodeScored`."""
 
     work: EpisodeWork
+    output: str = ""
 
 
 class AbandonedPart(msgspec.Struct, gc=False):
@@ -47,7 +48,11 @@ class EvaluatedPart(msgspec.Struct, gc=False):
     work: EpisodeWork
     reward: float
     completion_tokens: int
+    output: str = ""
+    metrics: dict[str, float] = {}
     sampled_by: dict[int, int] = {}
+    ended_by: str = "agent"
+    end_cause: str = ""
 
 
 class CompletionSpans(msgspec.Struct, gc=False):
@@ -61,6 +66,13 @@ class SampledCall(msgspec.Struct, gc=False):
 
     id: str
     completion: CompletionSpans
+    finish_reason: str
+    parent: str = ""
+    prefix: str = ""
+    role: str = ""
+    reward: float | None = None
+    trained: bool = True
+    worker: str = ""
 
 
 class TrajectoryPart(msgspec.Struct, gc=False):
@@ -72,6 +84,9 @@ class TrajectoryPart(msgspec.Struct, gc=False):
     task: str
     reward: float
     interactions: tuple[SampledCall, ...]
+    metrics: dict[str, float] = {}
+    ended_by: str = "agent"
+    end_cause: str = ""
 
 
 class RecordedPart(msgspec.Struct, gc=False):
@@ -81,9 +96,17 @@ class RecordedPart(msgspec.Struct, gc=False):
     interaction: str
     completion_tokens: int
     weight_version: int
+    parent: str = ""
+    prefix: str = ""
+    prefix_break_reason: str = ""
+    prompt_tokens: int | None = None
+    finish_reason: str = ""
+    tool_call_error: str = ""
+    trained: bool = True
     purpose: str = "train"
     time: float = 0.0
     attempt: int = 0
+    continues: str = ""
 
 
 class RecordedParts(msgspec.Struct, gc=False):
