@@ -228,6 +228,26 @@ def test_the_base_imports_nothing_with_torch():
     assert [(module, name) for module, name in found if name not in packages and not is_base(name)] == []
 
 
+def test_whatever_opens_a_bus_has_declared_the_product():
+    """Else its subjects have no prefix of this product, and its log no dictionary."""
+    opens = {f"bus.{name}" for name in ("memory", "nats", "payload", "permissions", "recorded", "server", "subjects", "users")}
+    needs = {module_of(path): {name for name, _ in imports(without_checked_types(tree))} for path, tree in TREES.items()}
+    users = [module for module, names in needs.items() if module.startswith("areal_actors.") and names & opens]
+    assert len(users) > 30
+    assert [module for module in users if "areal_actors.core.product" not in reached(module, needs)] == []
+
+
+def reached(module, needs):
+    """Modules that are loaded with this one."""
+    found, left = set(), [module]
+    while left:
+        for name in needs.get(left.pop(), ()):
+            if name not in found:
+                found.add(name)
+                left.append(name)
+    return found
+
+
 def without_checked_types(tree):
     """The tree without what only a type checker reads."""
     copied = ast.parse(ast.unparse(tree))
