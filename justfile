@@ -50,6 +50,12 @@ model *args: setup
 launch *recipes_and_settings: setup
     @{{ python }} -m areal_actors launch --from {{ quote(invocation_directory()) }} "$@"
 
+# record the calls of clients at an inference server, without a run: `just gateway --engine http://127.0.0.1:8000`
+[group("daily")]
+[no-exit-message]
+gateway *args: setup
+    @cd {{ quote(invocation_directory()) }} && {{ python }} -m areal_actors gateway "$@"
+
 # serve the Tinker API on this machine: `just tinker`, `just tinker --model FOLDER --port 0`
 [group("daily")]
 [no-exit-message]

@@ -14,9 +14,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from bus.errors import CertificateUnusable
+from bus.product import current_product
 from bus.tls import Certificate, fingerprint_of
 
-_NAME: Final = "areal-run"
 _DAYS: Final = 3650
 CERTIFICATE_FILE: Final = "certificate.pem"
 KEY_FILE: Final = "key.pem"
@@ -25,7 +25,8 @@ KEY_FILE: Final = "key.pem"
 def make_certificate(folder: Path) -> Certificate:
     """Make a certificate and its key, in a folder that only this user can read. Raises OSError if they cannot be written."""
     key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, _NAME)])
+    owner = f"{current_product().prefix}-run"
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, owner)])
     now = dt.datetime.now(dt.UTC)
     made = (
         x509.CertificateBuilder()
@@ -35,7 +36,7 @@ def make_certificate(folder: Path) -> Certificate:
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - dt.timedelta(days=1))
         .not_valid_after(now + dt.timedelta(days=_DAYS))
-        .add_extension(x509.SubjectAlternativeName([x509.DNSName(_NAME)]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(owner)]), critical=False)
         .sign(key, hashes.SHA256())
     )
     encoding = serialization.Encoding

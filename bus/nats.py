@@ -1,7 +1,7 @@
 """The bus over NATS, for production and external monitors.
 
-    areal.<run>.<subject>              events and work, stored by JetStream; requests to any instance; telemetry
-    areal.<run>._.<address>.<subject>  requests to one instance
+    <product>.<run>.<subject>              events and work, stored by JetStream; requests to any instance; telemetry
+    <product>.<run>._.<address>.<subject>  requests to one instance
 
 Messages are envelopes, packed (`payload`). Events and work carry their id in a header, by which the server deduplicates them.
 """
@@ -48,9 +48,9 @@ R = TypeVar("R", bound=Reply)
 DUPLICATE_SECONDS: Final = 3600.0
 """Default dedup window, in seconds, of events and work."""
 _WATCH_BACKLOG: Final = 65536
-_MORE: Final = "Areal-More"
+_MORE: Final = "Bus-More"
 """Header of a reply part that is not the last."""
-_PART: Final = "Areal-Part"
+_PART: Final = "Bus-Part"
 """Header of a part of a streamed reply: its number, from 0."""
 _RECONNECT_GRACE_SECONDS: Final = 6.0
 """Time for other processes to reconnect after a server restart; until then a missing responder is not an error."""

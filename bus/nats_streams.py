@@ -25,7 +25,7 @@ from bus.nats_cluster import is_passing, lacks_leader, message_of
 from bus.nats_connection import Connection, status
 from bus.nats_inbox import Reconnected
 from bus.retry_time import RetryTime
-from bus.subjects import log_stream, values_bucket, work_stream
+from bus.subjects import log_stream, subject_of, values_bucket, work_stream
 
 _API_TIMEOUT: Final = 5.0
 _CONFIRM_TIMEOUT: Final = 5.0
@@ -81,7 +81,7 @@ class Streams:
         self.queue = work_stream(run)
         self._bucket = values_bucket(run)
         self.values = f"KV_{self._bucket}"
-        self.prefix = f"areal.{run}."
+        self.prefix = subject_of(run, "")
         self.connection = connection
         self.blobs = blobs
         """Folder for bodies beyond the inline limit."""

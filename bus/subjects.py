@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from bus.product import current_product
+
 _RUN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _TOKEN = re.compile(r"[A-Za-z0-9_-]+")
 _WILDCARDS = ("*", ">")
@@ -72,19 +74,24 @@ def check_pattern(pattern: str) -> str:
     return pattern
 
 
+def subject_of(run: str, subject: str) -> str:
+    """Returns the subject of a run's messages on the server, which other runs and products share."""
+    return f"{current_product().prefix}.{run}.{subject}"
+
+
 def log_stream(run: str) -> str:
     """Returns the name of the stream with a run's events."""
-    return f"AREAL_{run}_LOG"
+    return f"{current_product().prefix.upper()}_{run}_LOG"
 
 
 def work_stream(run: str) -> str:
     """Returns the name of the stream with a run's unfinished work."""
-    return f"AREAL_{run}_WORK"
+    return f"{current_product().prefix.upper()}_{run}_WORK"
 
 
 def values_bucket(run: str) -> str:
     """Returns the name of a run's key-value bucket."""
-    return f"areal_{run}"
+    return f"{current_product().prefix}_{run}"
 
 
 def work_consumer(subject: str) -> str:

@@ -16,7 +16,7 @@ from urllib.parse import quote, unquote, urlsplit
 import msgspec
 
 from bus.message import FrozenMeta
-from bus.subjects import inbox_of, log_stream
+from bus.subjects import inbox_of, log_stream, subject_of, values_bucket
 
 OWNER: Final = "supervisor"
 """User that creates the streams and has all permissions in the run."""
@@ -96,7 +96,7 @@ class BusUsers(msgspec.Struct, metaclass=FrozenMeta):
         """Returns the `accounts` block of the server's configuration."""
         shared = monitored_services(self.run)
         members = [self._user(name) for name in self.permissions if name != MONITOR]
-        watched = f"areal.{self.run}.>"
+        watched = subject_of(self.run, ">")
         return {
             ACCOUNT: {
                 "jetstream": "enabled",
@@ -119,8 +119,8 @@ class BusUsers(msgspec.Struct, metaclass=FrozenMeta):
 def owner_permissions(run: str) -> Permissions:
     """Returns all permissions in the run, including creation of its streams."""
     return Permissions(
-        publish=(f"areal.{run}.>", f"$KV.areal_{run}.>", "$JS.API.>", "$JS.ACK.>", f"{inbox_of('*')}.answers.>"),
-        subscribe=(f"areal.{run}.>", f"{inbox_of(OWNER)}.>"),
+        publish=(subject_of(run, ">"), f"$KV.{values_bucket(run)}.>", "$JS.API.>", "$JS.ACK.>", f"{inbox_of('*')}.answers.>"),
+        subscribe=(subject_of(run, ">"), f"{inbox_of(OWNER)}.>"),
     )
 
 
@@ -131,7 +131,7 @@ def monitored_services(run: str) -> tuple[str, ...]:
 
 def monitor_permissions(run: str) -> Permissions:
     """Returns permissions to subscribe to all messages and read the log."""
-    return Permissions(publish=monitored_services(run), subscribe=(f"areal.{run}.>", f"{inbox_of(MONITOR)}.>"))
+    return Permissions(publish=monitored_services(run), subscribe=(subject_of(run, ">"), f"{inbox_of(MONITOR)}.>"))
 
 
 def owner_account(password: str) -> dict[str, Any]:

@@ -15,10 +15,10 @@ locked() {
 lock() {
     local inputs
     case $1 in
-    dev) inputs=(pyproject.toml --extra dev --extra data --extra gguf --extra rewards --extra mcp --extra reader) ;;
+    dev) inputs=(pyproject.toml --extra dev --extra embedded --extra inspect --extra data --extra gguf --extra rewards --extra mcp --extra reader) ;;
     build) inputs=(scripts/build.txt --constraint scripts/locks/dev.txt) ;; # it goes into .venv, too
     docs | sbom) inputs=("scripts/$1.txt") ;;
-    image) inputs=(pyproject.toml --extra data --extra otlp --extra reader --extra rewards --constraint scripts/locks/dev.txt) ;;
+    image) inputs=(pyproject.toml --extra embedded --extra inspect --extra data --extra rewards --constraint scripts/locks/dev.txt) ;;
     sglang | vllm) inputs=("scripts/engines/$1.txt" --no-deps) ;; # complete lists
     *) inputs=("agents/environments/$1.txt") ;;
     esac

@@ -157,7 +157,7 @@ def test_a_recipe_is_found_from_the_folder_where_the_command_was_typed(capsys, t
     assert "steps           = 5\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("command", ["run", "serve", "tinker", "check", "monitor", "export", "doctor", "init"])
+@pytest.mark.parametrize("command", ["run", "serve", "tinker", "gateway", "check", "monitor", "export", "doctor", "init"])
 def test_every_command_explains_itself(capsys, command):
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])

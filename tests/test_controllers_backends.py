@@ -17,7 +17,7 @@ from areal_actors.generation.settings import GenerationSettings, ScriptedSetting
 from areal_actors.library.controllers import AsyncRolloutController, LogReader, backends, joined, joined_folder, processes
 from areal_actors.messages import KINDS, ActorStarted, RunStarted, WeightsPublished
 from areal_actors.recipe import load as recipe_load
-from areal_actors.weights.transfer import location_of
+from areal_actors.weights.weight_files import location_of
 from bus.base import Stamp
 from bus.nats import NatsBus
 from bus.server import EmbeddedServer

@@ -21,7 +21,7 @@ from areal_actors.run.doctor import Report
 
 ROOT = Path(__file__).parent.parent
 NAMES = (
-    *("Python", "areal-actors", "torch", "transformers", "other packages", "nats-server", "CUDA devices", "CPU cores", "memory"),
+    *("Python", "areal-actors", "torch", "transformers", "other packages", "extras", "nats-server", "CUDA devices", "CPU cores", "memory"),
     *("shared memory", "disk", "sandbox", "sglang", "vllm"),
 )
 
@@ -113,7 +113,7 @@ def test_a_package_that_is_missing_is_named_as_pip_installs_it(tmp_path, monkeyp
 
     monkeypatch.setattr(metadata, "version", version)
     found = findings(tmp_path)
-    assert "-m pip install 'torch<" in found["torch"].remedy
+    assert found["torch"].remedy.endswith("-m pip install 'areal-actors[train]'")
     assert found["other packages"].found == "not installed: xxhash"
     assert "-m pip install 'xxhash" in found["other packages"].remedy
     assert found["torch"].is_problem

@@ -5,6 +5,7 @@ import graphlib
 from pathlib import Path
 
 import pytest
+from support.regions import TORCH_FREE, WITH_TORCH, is_base, is_one_of, module_of
 
 ROOT = Path(__file__).parent.parent
 FILES = sorted(path for top in ("bus", "areal_actors") for path in (ROOT / top).rglob("*.py"))
@@ -87,25 +88,6 @@ PURE = (
 """Modules that only compute."""
 WITHOUT_BUS = ("embedded", "generation", "training", "weights")
 """Folders of engines: besides actors, their files use messages but never the bus."""
-WITH_TORCH = (
-    "calibration.measure",
-    "contracts.random_model",
-    "embedded",
-    "training",
-    "weights",
-    "models.convert",
-    "rewards.reward_model",
-    "run.tensor_process",
-    "run.recompute",
-    "run.served_model",
-    "run.recipe_model",
-    "run.training_engine",
-    *("replay.what_if", "replay.trained_columns", "replay.episode_trace", "replay.trace", "replay.trace_page", "cli.asking"),
-    "library",
-    "tinker",
-    "vision.embedding",
-)
-"""Modules that may import torch."""
 OUTSIDE = {
     *(
         "aiohttp",
@@ -127,18 +109,10 @@ OUTSIDE = {
 FILE_CALLS = {"open", "read_bytes", "read_text", "write_bytes", "write_text"}
 
 
-def module_of(path):
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-
-
 def folder_of(module):
     """Returns the folder below the package, or the file beside the folders; empty for the package, `bus` for the bus."""
     top, _, rest = module.partition(".")
     return "bus" if top == "bus" else rest.partition(".")[0]
-
-
-def is_one_of(module, names):
-    return any(f"{module}.".startswith(f"areal_actors.{name}.") for name in names)
 
 
 def imports(tree):
@@ -249,6 +223,42 @@ def test_only_modules_of_tensors_import_torch():
     assert [module for module in users if not is_one_of(module, WITH_TORCH)] == []
 
 
+def test_the_base_imports_nothing_with_torch():
+    """Except while types are checked, and by name where a setting or a command asks for it."""
+    base = {module_of(path): tree for path, tree in TREES.items() if is_base(module_of(path))}
+    assert len(base) > 500
+    found = {(module, name) for module, tree in base.items() for name, _ in imports(without_checked_types(tree))}
+    packages = {name.rpartition(".")[0] for name in IMPORTS}
+    assert [(module, name) for module, name in found if name not in packages and not is_base(name)] == []
+
+
+def test_whatever_opens_a_bus_has_declared_the_product():
+    """Else its subjects have no prefix of this product, and its log no dictionary."""
+    opens = {f"bus.{name}" for name in ("memory", "nats", "payload", "permissions", "recorded", "server", "subjects", "users")}
+    needs = {module_of(path): {name for name, _ in imports(without_checked_types(tree))} for path, tree in TREES.items()}
+    users = [module for module, names in needs.items() if module.startswith("areal_actors.") and names & opens]
+    assert len(users) > 30
+    assert [module for module in users if "areal_actors.core.product" not in reached(module, needs)] == []
+
+
+def reached(module, needs):
+    """Modules that are loaded with this one."""
+    found, left = set(), [module]
+    while left:
+        for name in needs.get(left.pop(), ()):
+            if name not in found:
+                found.add(name)
+                left.append(name)
+    return found
+
+
+def without_checked_types(tree):
+    """The tree without what only a type checker reads."""
+    copied = ast.parse(ast.unparse(tree))
+    copied.body = [node for node in copied.body if not (isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING")]
+    return copied
+
+
 def imported_names(tree):
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -291,5 +301,5 @@ def test_no_file_is_longer_than_400_lines():
 
 
 def test_the_tables_name_only_modules_that_exist():
-    for name in (*PURE, *WITH_TORCH):
+    for name in (*PURE, *WITH_TORCH, *TORCH_FREE):
         assert is_module(f"areal_actors.{name}"), f"tests/test_layers.py names {name}, which does not exist"

@@ -16,7 +16,7 @@ from support.bus_cases import Do, Double, Happened
 from areal_actors.messages import KINDS
 from bus.base import Envelope
 from bus.errors import CorruptMessage
-from bus.payload import COMPRESSED, DICTIONARIES, LONG_BYTES, pack, unpack
+from bus.payload import COMPRESSED, LONG_BYTES, pack, read_dictionaries, unpack
 from bus.recorded import read_log
 
 RECORDINGS = sorted(Path(__file__).with_name("recordings").glob("log-*.xz"))
@@ -35,7 +35,7 @@ def envelope(body: bytes = b"\x80", **fields: object) -> Envelope:
 
 
 def test_logs_of_released_versions_can_be_read_because_no_dictionary_changes():
-    assert {number: sha256(content).hexdigest() for number, content in DICTIONARIES.items()} == RELEASED
+    assert {number: sha256(content).hexdigest() for number, content in read_dictionaries().items()} == RELEASED
 
 
 @pytest.mark.parametrize("path", RECORDINGS, ids=lambda path: path.stem)
@@ -56,7 +56,7 @@ def test_an_event_is_compressed_and_a_short_message_that_is_not_logged_is_not():
 
 
 def deflated(one: Envelope) -> bytes:
-    compressor = zlib.compressobj(6, wbits=-15, zdict=DICTIONARIES[1])
+    compressor = zlib.compressobj(6, wbits=-15, zdict=read_dictionaries()[1])
     return bytes([COMPRESSED, 1]) + compressor.compress(msgspec.msgpack.encode(one)) + compressor.flush()
 
 

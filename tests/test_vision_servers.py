@@ -21,7 +21,7 @@ from areal_actors.generation.servers.sglang import SGLang
 from areal_actors.generation.settings import GenerationSettings
 from areal_actors.messages import WeightsLoaded, WeightsPublished
 from areal_actors.vision.files import ImageFolder
-from areal_actors.weights.transfer import location_of
+from areal_actors.weights.weight_files import location_of
 
 ROOT = Path(__file__).parent.parent
 PAD = 9

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 
 from areal_actors.cli.arguments import Options, parsed
 from areal_actors.core.errors import ArealError, RecipeError
+from areal_actors.core.extras import missing_module
 from areal_actors.core.foreign_text import show_controls
 from areal_actors.core.module_command import load_module
 from bus.descriptors import raise_descriptor_limit
@@ -34,6 +35,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return WRONG_RECIPE
     except (ArealError, BusError) as error:
         print(show_controls(f"{type(error).__name__}: {error}"), file=sys.stderr)
+        return FAILED
+    except ModuleNotFoundError as error:
+        if (lacking := missing_module(error)) is None:
+            raise
+        print(show_controls(f"{type(lacking).__name__}: {lacking}"), file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
         print("interrupted by Ctrl-C", file=sys.stderr)

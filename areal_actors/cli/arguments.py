@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from areal_actors import __version__
+from areal_actors.cli.gateway_arguments import add_gateway_command
 from areal_actors.cli.installed import DO as INSTALLED
 from areal_actors.cli.installed import add_installed_commands
 from areal_actors.cli.model_arguments import add_model_commands
@@ -197,6 +198,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     _joins(command)
     _launches(command)
     _serves_tinker(command)
+    add_gateway_command(command)
     add_model_commands(command)
 
     check = command(

@@ -10,6 +10,7 @@ from areal_actors.calibration.calibrate import Calibration, calibrate
 from areal_actors.cli.arguments import Options
 from areal_actors.core.devices import CudaDevices, detect_cuda
 from areal_actors.core.errors import RecipeError, SetupError
+from areal_actors.core.extras import TRAIN, require_extra
 from areal_actors.recipe import plan
 from areal_actors.recipe.load import Resolved, load
 from areal_actors.recipe.measured import measurements
@@ -46,8 +47,9 @@ def measure_machine(recipe: Recipe, cuda: CudaDevices) -> Calibration | None:
     decode, train = measurements(recipe, cuda)
     if decode is None and train is None:
         return None
-    print(f"measuring this machine for {recipe.model} …", file=sys.stderr, flush=True)
     try:
+        require_extra(TRAIN, "a measurement")
+        print(f"measuring this machine for {recipe.model} …", file=sys.stderr, flush=True)
         return calibrate(decode, train, together=recipe.staleness_gate.max_staleness > 0)
     except SetupError as error:
         print(f"not measured, so limits are those of a recipe without measurements: {error}", file=sys.stderr, flush=True)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from areal_actors.cli.arguments import Options
 from areal_actors.core.errors import SetupError
+from areal_actors.core.extras import TRAIN, require_extra
 from areal_actors.run import auditing
 from areal_actors.run import monitor as monitors
 from areal_actors.run.preflight import report_clean_up
@@ -43,4 +44,6 @@ def export(options: Options) -> int:
 
 def audit(options: Options) -> int:
     """Check a log."""
+    if options.recompute:
+        require_extra(TRAIN, "--recompute")
     return auditing.audit(options.run, folder=Path(options.folder), recompute=options.recompute)

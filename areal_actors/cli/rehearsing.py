@@ -14,6 +14,7 @@ from areal_actors.recipe.budget import Lengths, describe_budget
 from areal_actors.recipe.measured import expected_lengths, measurements
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.data_check import check_data
+from areal_actors.run.extras import extras_problem
 from areal_actors.run.logs import log_to_terminal
 from areal_actors.run.preflight import check_parts
 from areal_actors.run.rehearsal import Played, rehearse
@@ -25,6 +26,8 @@ def check(options: Options) -> int:
     resolved = resolve(options, measures=True)
     print(plan.explain(resolved), flush=True)
     log_to_terminal()
+    if lacking := extras_problem(resolved.recipe):
+        print(f"# not here     a run cannot start on this machine: {lacking}", flush=True)
     for notice in check_parts(resolved.recipe):
         print(f"# {notice}", flush=True)
     with_port(resolved.recipe)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from areal_actors.cli.arguments import Options
+from areal_actors.core.extras import TINKER, require_extra
 from areal_actors.tinker import command
 
 
 def serve(options: Options) -> int:
     """Serve the Tinker API."""
+    require_extra(TINKER, "tinker")
     return command.serve(command.TinkerOptions(**{field: getattr(options, field) for field in command.TinkerOptions.__struct_fields__}))

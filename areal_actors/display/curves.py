@@ -4,14 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
-
+from areal_actors.core.lazy import LazyModule
 from areal_actors.display.run_state import RunState
 from areal_actors.display.sentences import held_out_scores
+
+if TYPE_CHECKING:
+    from matplotlib import figure as figures
+    from matplotlib import ticker
+    from matplotlib.axes import Axes
+else:  # of an extra
+    figures = LazyModule("matplotlib.figure")
+    ticker = LazyModule("matplotlib.ticker")
 
 SMOOTH_STEPS = 5
 PALE, DARK, RED, GREEN = "#9aa5b1", "#52606d", "#d1495b", "#00798c"
@@ -19,10 +24,10 @@ PALE, DARK, RED, GREEN = "#9aa5b1", "#52606d", "#d1495b", "#00798c"
 
 def draw_curves(state: RunState, path: Path) -> None:
     """Write the plot; a run without steps gives empty axes."""
-    figure = Figure(figsize=(9, 5), dpi=120, layout="constrained")
+    figure = figures.Figure(figsize=(9, 5), dpi=120, layout="constrained")
     axes = figure.subplots()
     axes.set_xlabel("step")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
     axes.grid(visible=True, alpha=0.3)
     held_out = (_losses if state.learns_from_examples() else _rewards)(state, axes)
     lines = [*axes.get_lines(), *(held_out.get_lines() if held_out is not None else ())]

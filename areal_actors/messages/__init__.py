@@ -10,6 +10,7 @@ An episode is named `<group>.<member>` and keeps its name when it is retried. Re
 
 from __future__ import annotations
 
+from areal_actors.core.product import PRODUCT
 from areal_actors.messages.joining import (
     GatewayKeys,
     JoinAnswer,
@@ -138,6 +139,7 @@ from bus.message import Message
 __all__ = [
     "ITEM_REFERENCE",
     "KINDS",
+    "PRODUCT",
     "ActorFailed",
     "ActorStarted",
     "ActorStopped",

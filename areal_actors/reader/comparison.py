@@ -6,17 +6,16 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from areal_actors.core.errors import SetupError
+from areal_actors.core.extras import require_module
 from areal_actors.core.foreign_text import escape_controls
+from areal_actors.core.lazy import LazyModule
 from areal_actors.display.curves import SMOOTH_STEPS
 from areal_actors.display.run_state import RunState
 from areal_actors.display.sentences import ACCURACY, duration, held_out_scores, most_common
@@ -25,6 +24,14 @@ from areal_actors.display.view import MODES
 from areal_actors.messages import EvaluationCompleted
 from areal_actors.reader.listing import output
 from areal_actors.reader.run_files import RunFiles, find_run_files
+
+if TYPE_CHECKING:
+    from matplotlib import figure as figures
+    from matplotlib import ticker
+    from matplotlib.axes import Axes
+else:  # of an extra
+    figures = LazyModule("matplotlib.figure")
+    ticker = LazyModule("matplotlib.ticker")
 
 MIN_BARS, MAX_BARS = 8, 32
 """Bars of a curve in text."""
@@ -57,8 +64,10 @@ def compare(
         console: prints.
 
     Raises:
-        SetupError: there is no such run or metric.
+        SetupError: there is no such run or metric, or the plot's package is absent.
     """
+    if plot is not None:
+        require_module("matplotlib", "--plot")
     screen, found = console or output(), [find_run_files(run, folder) for run in runs]
     named = _names(found)
     shown = _metrics(found, metrics)
@@ -190,7 +199,7 @@ def draw_comparison(named: Sequence[str], states: Sequence[RunState], path: Path
     Raises:
         SetupError: it cannot be written there.
     """
-    figure = Figure(figsize=(9, 7), dpi=120, layout="constrained")
+    figure = figures.Figure(figsize=(9, 7), dpi=120, layout="constrained")
     upper, lower = figure.subplots(2, 1, sharex=True)
     name = "reward_mean" if any(state.history("reward_mean") for state in states) else "loss"
     for label, state in zip(named, states, strict=True):
@@ -203,7 +212,7 @@ def draw_comparison(named: Sequence[str], states: Sequence[RunState], path: Path
     upper.set_ylabel(f"{'mean training reward' if name == 'reward_mean' else 'loss'}, mean of {SMOOTH_STEPS} steps")
     lower.set_ylabel("held-out accuracy" if name == "reward_mean" else "held-out loss")
     lower.set_xlabel("step")
-    lower.xaxis.set_major_locator(MaxNLocator(integer=True))
+    lower.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
     for axes in (upper, lower):
         axes.grid(visible=True, alpha=0.3)
         if axes.get_lines():

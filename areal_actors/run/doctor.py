@@ -23,6 +23,8 @@ from areal_actors import __version__
 from areal_actors.core.devices import detect_cuda
 from areal_actors.core.durable_files import MEBIBYTE
 from areal_actors.core.errors import RecipeError, SandboxError, SetupError
+from areal_actors.core.extras import DISTRIBUTION as PACKAGE
+from areal_actors.core.extras import EMBEDDED, EXTRAS, TRAIN, absent_modules, install_command
 from areal_actors.core.installed_parts import all_installed_parts
 from areal_actors.core.proxies import describe_proxies
 from areal_actors.core.settings import DiskSettings
@@ -37,7 +39,6 @@ from bus.errors import ServerUnavailable
 from bus.nats_connection import check_server_version
 from bus.server import find_binary, resolve_server
 
-PACKAGE = "areal-actors"
 TENSOR_PACKAGES = ("torch", "transformers")
 """Packages with a line of their own."""
 VERSION_SECONDS = 20.0
@@ -93,6 +94,7 @@ def examine(folder: Path) -> list[Finding]:
         Finding(PACKAGE, __version__),
         *(_package(name) for name in TENSOR_PACKAGES),
         _other_packages(),
+        *_extras(),
         _nats_server(),
         *(Finding("limits", found, remedy) for found, remedy in limit_problems()),
         *_hardware(),
@@ -127,7 +129,7 @@ def _package(name: str) -> Finding:
     found = _version(name)
     if found and importlib.util.find_spec(name) is not None:
         return Finding(name, found)
-    return Finding(name, "not installed for this interpreter", _install([name]))
+    return Finding(name, "not installed for this interpreter", f"{sys.executable} -m {install_command([TRAIN])}")
 
 
 def _install(names: Sequence[str]) -> str:
@@ -140,6 +142,17 @@ def _other_packages() -> Finding:
     if missing := [name for name in names if not _version(name)]:
         return Finding("other packages", f"not installed: {', '.join(missing)}", _install(missing))
     return Finding("other packages", f"all {len(names)} are installed" if names else f"{PACKAGE} itself is not installed; not checked")
+
+
+def _extras() -> Iterator[Finding]:
+    """Yields the extras that are whole, together, and each of the others with what it lacks."""
+    absent = {extra: absent_modules(extra) for extra in EXTRAS}
+    if whole := [extra for extra, modules in absent.items() if not modules]:
+        yield Finding("extras", f"installed: {', '.join(whole)}")
+    for extra, modules in absent.items():
+        if modules:
+            remedy = f"{sys.executable} -m {install_command([extra])}"
+            yield Finding(f"extra {extra}", f"not installed: {', '.join(modules)}", remedy, needed=extra in (TRAIN, EMBEDDED))
 
 
 def _nats_server() -> Finding:

@@ -33,6 +33,7 @@ from areal_actors.core.private_folders import make_or_keep_private, take_private
 from areal_actors.core.values import Value
 from areal_actors.messages import JoinAnswer, JoinRun, LeaveRun, RenewLease
 from areal_actors.recipe.recipe import Recipe
+from areal_actors.run.extras import check_worker_extras
 from areal_actors.run.joined import HURRY, JoinedWorker
 from areal_actors.run.joined_gateway import encrypts_here, gateway_address, gateway_recipe
 from areal_actors.run.joined_recipe import recipe_here
@@ -330,6 +331,7 @@ class JoinedHost:
         if answer.gateway is not None:
             self.recipe = gateway_recipe(self.recipe, answer.gateway, self.options.settings, self.options.address.url)
             self.folder.keep_secret(answer.gateway.secret)
+        check_worker_extras(self.recipe, self.options.role)
         self.folder.logs.mkdir(exist_ok=True)
         self.folder.keep(self.recipe)
         code = self.folder.path / CODE

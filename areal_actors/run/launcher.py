@@ -15,6 +15,7 @@ from areal_actors.core.errors import SetupError
 from areal_actors.messages import RunResumed, RunStarted
 from areal_actors.recipe.recipe import Recipe, redacted
 from areal_actors.run.disk_watch import refuse_full_disk
+from areal_actors.run.extras import check_extras
 from areal_actors.run.fold_actors import open_tasks
 from areal_actors.run.launch import access, open_bus
 from areal_actors.run.log_recovery import recover_log
@@ -81,6 +82,7 @@ def resume(name: str, overrides: Sequence[str], *, folder: Path, checkpoint: str
 
 
 def _prepared(recipe: Recipe) -> Recipe:
+    check_extras(recipe)
     for notice in check_parts(recipe):
         sys.stderr.write(f"{notice}\n")
     return with_port(recipe)

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from areal_actors.embedded.kept_models import kept_model
-from areal_actors.embedded.warm_start import Progress
+from areal_actors.core.lazy import LazyModule
 from areal_actors.recipe.checks import EMBEDDED
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.weights.model_hub import model_folder
+
+if TYPE_CHECKING:
+    from areal_actors.embedded import kept_models
+    from areal_actors.embedded.warm_start import Progress
+else:  # it loads torch, which a model of another kind does not need
+    kept_models = LazyModule("areal_actors.embedded.kept_models")
 
 SHOWN_EVERY = 100
 """Supervised steps between two progress lines."""
@@ -20,7 +26,7 @@ def model_of(recipe: Recipe, show: Progress | None = None) -> str:
     if recipe.model != EMBEDDED:
         return model_folder(recipe.model)
     models = Path(recipe.folder).absolute() / "models"
-    return kept_model(models, recipe.warm_start, recipe.seed, recipe.trainer.threads, show or _show)
+    return kept_models.kept_model(models, recipe.warm_start, recipe.seed, recipe.trainer.threads, show or _show)
 
 
 def _show(done: int, total: int, metrics: dict[str, float]) -> None:

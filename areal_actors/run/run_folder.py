@@ -17,7 +17,7 @@ from areal_actors.core.values import Value
 from areal_actors.gateway.sessions.keys import admin_key
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.run_lock import LockHeld, holder, locked, share
-from bus.payload import DICTIONARIES
+from bus.payload import read_dictionaries
 
 LOCK = "lock"
 """Lock file that the launcher holds while the run lives; contains the launcher's process id."""
@@ -187,7 +187,7 @@ class RunFolder:
     def announce(self, server: ServerAddress, *, monitor: ServerAddress | None = None) -> None:
         """Write the address of the bus; for monitors, by default the same with what reads messages: `monitor.json` may be handed out."""
         self._private("bus.json", msgspec.json.encode(server))
-        self._private("monitor.json", msgspec.json.encode({**msgspec.to_builtins(monitor or server), "dictionaries": DICTIONARIES}))
+        self._private("monitor.json", msgspec.json.encode({**msgspec.to_builtins(monitor or server), "dictionaries": read_dictionaries()}))
 
     def invite(self, joiner: ServerAddress) -> Path:
         """Write the credential with which workers of other hosts join; returns the file, to be copied to them."""

@@ -18,6 +18,7 @@ from areal_actors.core.module_command import module_command
 from areal_actors.core.values import WeightsLocation
 from areal_actors.messages import ActorStarted, RunFinished, RunStarted, WeightsLoaded, WeightsPublished
 from areal_actors.recipe.recipe import Recipe, redacted
+from areal_actors.run.extras import check_extras
 from areal_actors.run.launch import Launch, on_interrupt, open_bus
 from areal_actors.run.logs import log_to_terminal
 from areal_actors.run.preflight import check_chat_template, check_devices, check_inference_server, fresh_folder
@@ -57,6 +58,7 @@ def serve(recipe: Recipe, *, profile: str, reason: str) -> int:
         BusError: the bus cannot be started or reached; nothing is left running.
     """
     log_to_terminal()
+    check_extras(recipe)
     check_devices(recipe)
     check_inference_server(recipe)
     check_chat_template(recipe)
@@ -82,7 +84,7 @@ async def _serve(recipe: Recipe, folder: RunFolder, started: RunStarted) -> int:
 
 
 async def _model(folder: RunFolder, interrupted: asyncio.Event) -> WeightsLocation | None:
-    """Make or find the model's weights in a process with torch; returns their location, None when interrupted.
+    """Make or find the model's weights in a process of their own; returns their location, None when interrupted.
 
     Raises:
         SetupError: the model could not be made or found.

@@ -1,4 +1,4 @@
-"""Makes or finds the model for `areal serve`, and writes the location of its weights to a file; loads torch.
+"""Makes or finds the model for `areal serve`, and writes the location of its weights to a file; torch is loaded to make one.
 
 Started by `run/serve.py` with the run's folder. An embedded model is kept beside the runs, in `models`.
 """
@@ -16,7 +16,7 @@ from areal_actors.core.errors import ArealError
 from areal_actors.run.process import EXIT_FAILED, end_with_parent
 from areal_actors.run.recipe_model import model_of
 from areal_actors.run.run_folder import RunFolder
-from areal_actors.weights.transfer import location_of
+from areal_actors.weights.weight_files import location_of
 
 
 def main(arguments: list[str]) -> int:

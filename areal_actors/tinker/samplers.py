@@ -23,7 +23,7 @@ from areal_actors.generation.settings import GenerationSettings
 from areal_actors.tinker.datums import SampledTokenSequence, SampleOutput, TopLogprobs, prompt_tokens
 from areal_actors.tinker.prompt_scores import score_prompt
 from areal_actors.tinker.requests import Sample, SamplingRequestParams
-from areal_actors.weights.transfer import location_of
+from areal_actors.weights.weight_files import location_of
 
 SLOTS = 64
 """Completions decoded together."""

@@ -84,16 +84,6 @@ def read_weights(location: WeightsLocation) -> dict[str, Tensor]:
     return tensors
 
 
-def location_of(model_folder: str | Path) -> WeightsLocation:
-    """Location of a Hugging Face folder's weights, for engines that serve a model without training.
-
-    Raises:
-        EngineError: a file is missing or damaged.
-    """
-    folder = Path(model_folder).absolute()
-    return WeightsLocation(folder=str(folder), checksum=checksum(read_tensors(folder)), model=str(folder))
-
-
 def read_tensors(folder: Path) -> dict[str, Tensor]:
     """Returns all tensors of a folder, mapped into memory and not verified.
 

@@ -91,6 +91,16 @@ def parameter_count(folder: str | Path) -> int:
         return 0
 
 
+def location_of(model_folder: str | Path) -> WeightsLocation:
+    """Location of a Hugging Face folder's weights, for engines that serve a model without training.
+
+    Raises:
+        EngineError: a file is missing or damaged.
+    """
+    folder = Path(model_folder).absolute()
+    return WeightsLocation(folder=str(folder), checksum=checksum_of(stored_tensors(folder)), model=str(folder))
+
+
 def verify_weights(location: WeightsLocation, shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Verify the shapes and the checksum of published weights; `shapes`: those of the model that is to load them.
 

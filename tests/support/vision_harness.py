@@ -32,7 +32,7 @@ from areal_actors.training.settings import OptimizerSettings, TrainerSettings
 from areal_actors.training.torch_trainer import TorchTrainer
 from areal_actors.vision.files import ImageFolder
 from areal_actors.vision.processor import vision_of
-from areal_actors.weights.transfer import location_of
+from areal_actors.weights.weight_files import location_of
 
 ENGINE = GenerationSettings(device="cpu", max_num_seqs=4, max_model_len=CONTEXT)
 EXACT = 1e-4

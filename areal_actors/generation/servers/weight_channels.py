@@ -12,6 +12,7 @@ import asyncio
 import secrets
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
+from functools import cached_property
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,6 @@ class WeightChannel:
         # NCCL has one rank on a GPU, and those of this host are the server's.
         far = not on_cpu(settings) and not is_here(server.url)
         self._backend = "nccl" if far and self._settings.weights != "tensors" else "gloo"
-        self._shapes = {name: tensor.shape for name, tensor in stored_tensors(model_folder).items()}
         self._sender = SenderProcess("cuda" if self._backend == "nccl" else "cpu", place.logs / f"sender-{place.number}.log")
         self._life = secrets.token_hex(4)
         self._numbers = count(1)
@@ -64,6 +64,11 @@ class WeightChannel:
         self._held = ""
         """Checksum of the copy that the server keeps for deltas; empty if it keeps none."""
         self._failures = 0
+
+    @cached_property
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the model's tensors."""
+        return {name: tensor.shape for name, tensor in stored_tensors(self._model_folder).items()}
 
     async def prepare(self, location: WeightsLocation) -> PreparedVersion | WeightTransferFailed | None:
         """Verify a version, and map and compare it, while the server samples; returns None if its folder is loaded.

@@ -45,7 +45,7 @@ from areal_actors.run.fold_actors import BuildContext
 from areal_actors.run.tensor_process import TORCH_ACTORS
 from areal_actors.runtime.message_ids import message_id
 from areal_actors.tasks.attempts import next_attempt
-from areal_actors.weights.transfer import location_of
+from areal_actors.weights.weight_files import location_of
 from bus.base import Stamp
 from bus.message import Message
 
