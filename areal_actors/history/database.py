@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from areal_actors.core.errors import SetupError
 from areal_actors.history.fold import HistoryFold
@@ -129,7 +129,7 @@ class History:
 
     def keep_answer(self, name: str, value: bytes) -> None:
         """Keep what a command computed from the log as it is; after the block of `open_database`, which holds the lock."""
-        with nullcontext() if self.path is None else _locked(self.path.with_name(LOCK)):
+        with (_lock_of(self.path.parent) if self.path else None) or nullcontext():
             self._begin()
             self.connection.execute(insertion(Answer), (name, self.progress.last, value))
             self.connection.execute("COMMIT")
@@ -174,17 +174,21 @@ def checksum(content: bytes) -> int:
 def open_database(folder: Path) -> Iterator[History]:
     """Open the database of a run's folder, to bring it up to date within the block, while no other process does; it stays open.
 
-    A missing database is created. In a folder that cannot be written it is copied into memory.
+    A missing database is created. Where it cannot be written or locked it is copied into memory.
 
     Raises:
-        SetupError: another process holds the database for too long.
+        SetupError: another process holds the database for too long, or it cannot be written for lack of space.
     """
     path = folder / DATABASE
-    if not os.access(folder, os.W_OK):
+    lock = _lock_of(folder) if os.access(folder, os.W_OK) else None
+    if lock is None:
         yield _in_memory(path)
         return
-    with _locked(folder / LOCK):
-        yield _stored(path) or _created(path)
+    with lock:
+        try:
+            yield _stored(path) or _created(path)
+        except sqlite3.OperationalError as error:
+            raise SetupError(f"{path} cannot be written: {error}; free space, or delete it") from error
 
 
 def _stored(path: Path) -> History | None:
@@ -257,25 +261,29 @@ def _in_memory(path: Path) -> History:
     return history
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a file, which is created.
+def _lock_of(folder: Path) -> IO[bytes] | None:
+    """Returns a file with the lock of a folder's database, which ends with it; None where files cannot be locked.
 
     Raises:
         SetupError: another process still holds it after `LOCK_SECONDS`.
     """
     end = time.monotonic() + LOCK_SECONDS
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    path = folder / LOCK
     try:
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > end:
-                    held = f"{path} has been held by another command for {LOCK_SECONDS:.0f} s, which writes {DATABASE}"
-                    raise SetupError(f"{held}: wait until it ends, or end it") from None
-                time.sleep(POLL_SECONDS)
-        yield
-    finally:
-        os.close(descriptor)
+        file = path.open("ab")
+    except OSError:
+        return None
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                file.close()
+                held = f"{path} has been held by another command for {LOCK_SECONDS:.0f} s, which writes {DATABASE}"
+                raise SetupError(f"{held}: wait until it ends, or end it") from None
+            time.sleep(POLL_SECONDS)
+        except OSError:
+            file.close()
+            return None
+        else:
+            return file
