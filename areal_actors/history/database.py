@@ -1,7 +1,7 @@
 """The history of a run as an SQLite database: `history.sqlite` beside the run, or in memory.
 
-The log is the truth; the file is a copy of what it says that anybody may delete. Whoever opens it checks it, and adds the events that the
-log has beyond it. A file that is damaged, half written, or of another version is built again.
+The log is the truth; the file is a copy of its facts, which may be deleted at any time. Each process that opens it checks it, and adds the
+events that the log has beyond it. A file that is damaged, half written, or of another version is built again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import IO, Any, Self
 
 from areal_actors.core.errors import SetupError
 from areal_actors.history.fold import HistoryFold
-from areal_actors.history.run_rows import SCHEMA_VERSION, Answer, Progress
+from areal_actors.history.run_rows import SCHEMA_VERSION, AnswerRecord, ProgressRecord
 from areal_actors.history.schema import TABLES, definitions, insertion
 from bus.base import Envelope
 
@@ -43,14 +43,14 @@ logger = logging.getLogger(__name__)
 class History:
     """Rows of a run's log as far as it was read; `areal_actors.history.schema` describes the tables."""
 
-    def __init__(self, connection: sqlite3.Connection, progress: Progress | None = None, *, path: Path | None = None) -> None:
+    def __init__(self, connection: sqlite3.Connection, progress: ProgressRecord | None = None, *, path: Path | None = None) -> None:
         self.connection = connection
         self.path = path
         """File of the database; None in memory."""
         self.notice = ""
         """Sentence about what could not be read of the log; empty if all was."""
         self._fold: HistoryFold | None = None
-        self._progress = progress or Progress()
+        self._progress = progress or ProgressRecord()
         self._is_new = progress is None
         self._unwritten = 0
 
@@ -70,7 +70,7 @@ class History:
         return cls(connection, path=path)
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> ProgressRecord:
         """Run, positions and times of the events that were read."""
         return self._fold.progress if self._fold else self._progress
 
@@ -116,7 +116,9 @@ class History:
             self._fold.write()
             self._unwritten = 0
         else:
-            self.connection.execute(insertion(Progress), tuple(getattr(self._progress, name) for name in Progress.__struct_fields__))
+            self.connection.execute(
+                insertion(ProgressRecord), tuple(getattr(self._progress, name) for name in ProgressRecord.__struct_fields__)
+            )
         self.connection.execute("COMMIT")
         self._progress, self._fold, self._is_new = self.progress, None, False
         if self.path is not None:
@@ -131,7 +133,7 @@ class History:
         """Keep what a command computed from the log as it is; after the block of `open_database`, which holds the lock."""
         with (_lock_of(self.path.parent) if self.path else None) or nullcontext():
             self._begin()
-            self.connection.execute(insertion(Answer), (name, self.progress.last, value))
+            self.connection.execute(insertion(AnswerRecord), (name, self.progress.last, value))
             self.connection.execute("COMMIT")
             if self.path is not None:
                 self._seal(self.path)
@@ -142,7 +144,7 @@ class History:
         for table in TABLES:
             self.connection.execute(f"DELETE FROM {table.table}")  # noqa: S608 - a table of the schema
         self.connection.execute("COMMIT")
-        self._progress, self._fold, self._is_new = Progress(), None, True
+        self._progress, self._fold, self._is_new = ProgressRecord(), None, True
 
     def close(self) -> None:
         """Close the database."""
@@ -225,9 +227,9 @@ def _problem(path: Path) -> str:
     return "" if found == "ok" else str(found)
 
 
-def _read_progress(connection: sqlite3.Connection) -> Progress | None:
+def _read_progress(connection: sqlite3.Connection) -> ProgressRecord | None:
     row = connection.execute("SELECT * FROM progress").fetchone()
-    return None if row is None else Progress(**dict(zip(Progress.__struct_fields__, row, strict=True)))
+    return None if row is None else ProgressRecord(**dict(zip(ProgressRecord.__struct_fields__, row, strict=True)))
 
 
 def _connect(path: Path) -> sqlite3.Connection:
