@@ -97,7 +97,9 @@ def cpu_seconds(words: Sequence[str], checkout: Path = ROOT) -> float:
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
     command = [sys.executable, "-m", "areal_actors", *words]
     subprocess.run(command, cwd=checkout, env=environment, stdout=subprocess.DEVNULL, check=True, timeout=LONGEST_SECONDS)
-    return children_seconds() - before
+    spent = children_seconds() - before
+    print(f"{spent:.2f} CPU seconds: {' '.join(words[:3])}, in {checkout}", flush=True)
+    return spent
 
 
 def position_of(url: str) -> int:
@@ -165,7 +167,6 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
         commands = {
             "show": ["show", NAME, *where],
             "show EPISODE": ["show", NAME, "3.1", *where],
-            "trace EPISODE": ["trace", NAME, "3.1", *where],
             "why": ["why", NAME, *where],
             "compare": ["compare", NAME, str(place.path), *where],
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from areal_actors.history.row import Row
+from areal_actors.history.row import HistoryRow
 from areal_actors.history.schema import TABLES, VIEWS, columns_of
 from areal_actors.recipe.reference import meanings
 
@@ -35,7 +35,7 @@ COMMON = {
     "step": "Step, counted from 1.",
     "position": "Position of the event.",
 }
-"""Meanings of columns that say what they are."""
+"""Meanings of columns that have what they are."""
 
 
 def page(before: str) -> str:
@@ -55,7 +55,7 @@ def _sections() -> Iterator[str]:
         yield f"A view: `{query}`.\n"
 
 
-def _rows(table: type[Row]) -> Iterator[str]:
+def _rows(table: type[HistoryRow]) -> Iterator[str]:
     documented = meanings(table)
     for column, kind in columns_of(table).items():
         shown = kind.removesuffix(" NOT NULL").lower() + ("" if kind.endswith("NOT NULL") else ", may be null")

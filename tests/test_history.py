@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import json
 import os
 import random
@@ -218,6 +220,16 @@ def test_a_folder_that_cannot_be_written_is_read_through_memory(tmp_path, monkey
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert write(tmp_path, LOG) == EXPECTED
     assert sorted((path.name, path.read_bytes()) for path in tmp_path.iterdir()) == before
+
+
+def test_a_file_system_without_locks_is_read_through_memory(tmp_path, monkeypatch):
+    write(tmp_path, LOG[:100])
+
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert write(tmp_path, LOG) == EXPECTED
 
 
 def test_a_second_command_waits_for_the_first_and_has_its_rows(tmp_path):

@@ -7,7 +7,7 @@ from sqlite3 import Connection
 
 import msgspec
 
-from areal_actors.history.episode_rows import OUTPUT_CHARACTERS, Attempt, Call
+from areal_actors.history.episode_rows import OUTPUT_CHARACTERS, AttemptRecord, CallRecord
 from areal_actors.history.parts import AbandonedPart, EpisodeWork, EvaluatedPart, ExportedPart, RecordedPart, RecordedParts, ScoredPart
 from areal_actors.history.schema import insertion
 from areal_actors.messages import TrajectoryDropped
@@ -21,8 +21,8 @@ ABANDONED = ("abandoned", "rejected", "surplus")
 class OpenAttempt(msgspec.Struct):
     """An attempt that later events may change, with its calls."""
 
-    row: Attempt
-    calls: list[Call] = []
+    row: AttemptRecord
+    calls: list[CallRecord] = []
     has_calls: bool = True
     """False if the calls that the database has of it were not read."""
     calls_written: bool = False
@@ -71,10 +71,12 @@ class AttemptFold:
     def write(self) -> None:
         """Write the changed rows, and forget settled attempts."""
         changed = list(self._changed.values())
-        self._database.executemany(insertion(Attempt), map(msgspec.structs.astuple, (attempt.row for attempt in changed)))
+        self._database.executemany(insertion(AttemptRecord), map(msgspec.structs.astuple, (attempt.row for attempt in changed)))
         rewritten = [attempt for attempt in changed if attempt.calls_changed]
         self._database.executemany("DELETE FROM call WHERE attempt_id = ?", [(one.row.id,) for one in rewritten if one.calls_written])
-        self._database.executemany(insertion(Call), (msgspec.structs.astuple(call) for attempt in rewritten for call in attempt.calls))
+        self._database.executemany(
+            insertion(CallRecord), (msgspec.structs.astuple(call) for attempt in rewritten for call in attempt.calls)
+        )
         for attempt in rewritten:
             attempt.calls_written, attempt.calls_changed = True, False
         for attempt in changed:
@@ -82,9 +84,9 @@ class AttemptFold:
                 del self._newest[attempt.row.episode]
         self._changed.clear()
 
-    def _select(self, condition: str, *values: object) -> Iterator[Attempt]:
+    def _select(self, condition: str, *values: object) -> Iterator[AttemptRecord]:
         rows = self._database.execute(f"SELECT * FROM attempt WHERE {condition}", values)  # noqa: S608 - of this class alone
-        return (Attempt(**dict(zip(Attempt.__struct_fields__, row, strict=True))) for row in rows)
+        return (AttemptRecord(**dict(zip(AttemptRecord.__struct_fields__, row, strict=True))) for row in rows)
 
     def _find(self, episode: str) -> OpenAttempt | None:
         """Returns the newest attempt at an episode, also a settled one."""
@@ -98,11 +100,11 @@ class AttemptFold:
             return None
         return self._changed.get(row.id) or OpenAttempt(row, has_calls=False, calls_written=True)
 
-    def _calls(self, attempt: OpenAttempt) -> list[Call]:
+    def _calls(self, attempt: OpenAttempt) -> list[CallRecord]:
         """Returns the calls of an attempt, which are going to change."""
         if not attempt.has_calls:
             rows = self._database.execute("SELECT * FROM call WHERE attempt_id = ? ORDER BY number", (attempt.row.id,))
-            attempt.calls = [Call(**dict(zip(Call.__struct_fields__, row, strict=True))) for row in rows]
+            attempt.calls = [CallRecord(**dict(zip(CallRecord.__struct_fields__, row, strict=True))) for row in rows]
             attempt.has_calls = True
         attempt.calls_changed = True
         return attempt.calls
@@ -137,7 +139,7 @@ class AttemptFold:
 
     def _begin(self, episode: str, group: str, number: int, purpose: str, position: int, time: float) -> OpenAttempt:
         self._number += 1
-        row = Attempt(
+        row = AttemptRecord(
             id=self._number,
             changed=position,
             episode=episode,
@@ -282,8 +284,8 @@ def first_characters(output: str) -> str:
     return " ".join(output[: 4 * OUTPUT_CHARACTERS].split())[:OUTPUT_CHARACTERS]
 
 
-def _recorded_call(event: RecordedPart, attempt: int, number: int, position: int, time: float) -> Call:
-    return Call(
+def _recorded_call(event: RecordedPart, attempt: int, number: int, position: int, time: float) -> CallRecord:
+    return CallRecord(
         attempt_id=attempt,
         number=number,
         interaction=event.interaction,
@@ -303,12 +305,12 @@ def _recorded_call(event: RecordedPart, attempt: int, number: int, position: int
     )
 
 
-def _exported_calls(event: ExportedPart, recorded: dict[str, Call], attempt: int, position: int, time: float) -> Iterator[Call]:
+def _exported_calls(event: ExportedPart, recorded: dict[str, CallRecord], attempt: int, position: int, time: float) -> Iterator[CallRecord]:
     """Yields the calls of a trajectory, with what was reported of them before."""
     for number, call in enumerate(event.trajectory.interactions, start=1):
         known = recorded.get(call.id)
         spans = call.completion.versions
-        yield Call(
+        yield CallRecord(
             attempt_id=attempt,
             number=number,
             interaction=call.id,

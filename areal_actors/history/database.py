@@ -1,7 +1,7 @@
 """The history of a run as an SQLite database: `history.sqlite` beside the run, or in memory.
 
-The log is the truth; the file is a copy of what it says that anybody may delete. Whoever opens it checks it, and adds the events that the
-log has beyond it. A file that is damaged, half written, or of another version is built again.
+The log is the truth; the file is a copy of its facts, which may be deleted at any time. Each process that opens it checks it, and adds the
+events that the log has beyond it. A file that is damaged, half written, or of another version is built again.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 from areal_actors.core.errors import SetupError
 from areal_actors.history.fold import HistoryFold
-from areal_actors.history.run_rows import SCHEMA_VERSION, Answer, Progress
+from areal_actors.history.run_rows import SCHEMA_VERSION, AnswerRecord, ProgressRecord
 from areal_actors.history.schema import TABLES, definitions, insertion
 from bus.base import Envelope
 
@@ -43,14 +43,14 @@ logger = logging.getLogger(__name__)
 class History:
     """Rows of a run's log as far as it was read; `areal_actors.history.schema` describes the tables."""
 
-    def __init__(self, connection: sqlite3.Connection, progress: Progress | None = None, *, path: Path | None = None) -> None:
+    def __init__(self, connection: sqlite3.Connection, progress: ProgressRecord | None = None, *, path: Path | None = None) -> None:
         self.connection = connection
         self.path = path
         """File of the database; None in memory."""
         self.notice = ""
         """Sentence about what could not be read of the log; empty if all was."""
         self._fold: HistoryFold | None = None
-        self._progress = progress or Progress()
+        self._progress = progress or ProgressRecord()
         self._is_new = progress is None
         self._unwritten = 0
 
@@ -70,7 +70,7 @@ class History:
         return cls(connection, path=path)
 
     @property
-    def progress(self) -> Progress:
+    def progress(self) -> ProgressRecord:
         """Run, positions and times of the events that were read."""
         return self._fold.progress if self._fold else self._progress
 
@@ -116,7 +116,9 @@ class History:
             self._fold.write()
             self._unwritten = 0
         else:
-            self.connection.execute(insertion(Progress), tuple(getattr(self._progress, name) for name in Progress.__struct_fields__))
+            self.connection.execute(
+                insertion(ProgressRecord), tuple(getattr(self._progress, name) for name in ProgressRecord.__struct_fields__)
+            )
         self.connection.execute("COMMIT")
         self._progress, self._fold, self._is_new = self.progress, None, False
         if self.path is not None:
@@ -129,9 +131,9 @@ class History:
 
     def keep_answer(self, name: str, value: bytes) -> None:
         """Keep what a command computed from the log as it is; after the block of `open_database`, which holds the lock."""
-        with nullcontext() if self.path is None else _locked(self.path.with_name(LOCK)):
+        with (_lock_of(self.path.parent) if self.path else None) or nullcontext():
             self._begin()
-            self.connection.execute(insertion(Answer), (name, self.progress.last, value))
+            self.connection.execute(insertion(AnswerRecord), (name, self.progress.last, value))
             self.connection.execute("COMMIT")
             if self.path is not None:
                 self._seal(self.path)
@@ -142,7 +144,7 @@ class History:
         for table in TABLES:
             self.connection.execute(f"DELETE FROM {table.table}")  # noqa: S608 - a table of the schema
         self.connection.execute("COMMIT")
-        self._progress, self._fold, self._is_new = Progress(), None, True
+        self._progress, self._fold, self._is_new = ProgressRecord(), None, True
 
     def close(self) -> None:
         """Close the database."""
@@ -174,17 +176,21 @@ def checksum(content: bytes) -> int:
 def open_database(folder: Path) -> Iterator[History]:
     """Open the database of a run's folder, to bring it up to date within the block, while no other process does; it stays open.
 
-    A missing database is created. In a folder that cannot be written it is copied into memory.
+    A missing database is created. Where it cannot be written or locked it is copied into memory.
 
     Raises:
-        SetupError: another process holds the database for too long.
+        SetupError: another process holds the database for too long, or it cannot be written for lack of space.
     """
     path = folder / DATABASE
-    if not os.access(folder, os.W_OK):
+    lock = _lock_of(folder) if os.access(folder, os.W_OK) else None
+    if lock is None:
         yield _in_memory(path)
         return
-    with _locked(folder / LOCK):
-        yield _stored(path) or _created(path)
+    with lock:
+        try:
+            yield _stored(path) or _created(path)
+        except sqlite3.OperationalError as error:
+            raise SetupError(f"{path} cannot be written: {error}; free space, or delete it") from error
 
 
 def _stored(path: Path) -> History | None:
@@ -221,9 +227,9 @@ def _problem(path: Path) -> str:
     return "" if found == "ok" else str(found)
 
 
-def _read_progress(connection: sqlite3.Connection) -> Progress | None:
+def _read_progress(connection: sqlite3.Connection) -> ProgressRecord | None:
     row = connection.execute("SELECT * FROM progress").fetchone()
-    return None if row is None else Progress(**dict(zip(Progress.__struct_fields__, row, strict=True)))
+    return None if row is None else ProgressRecord(**dict(zip(ProgressRecord.__struct_fields__, row, strict=True)))
 
 
 def _connect(path: Path) -> sqlite3.Connection:
@@ -257,25 +263,29 @@ def _in_memory(path: Path) -> History:
     return history
 
 
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a file, which is created.
+def _lock_of(folder: Path) -> IO[bytes] | None:
+    """Returns a file with the lock of a folder's database, which ends with it; None where files cannot be locked.
 
     Raises:
         SetupError: another process still holds it after `LOCK_SECONDS`.
     """
     end = time.monotonic() + LOCK_SECONDS
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    path = folder / LOCK
     try:
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > end:
-                    held = f"{path} has been held by another command for {LOCK_SECONDS:.0f} s, which writes {DATABASE}"
-                    raise SetupError(f"{held}: wait until it ends, or end it") from None
-                time.sleep(POLL_SECONDS)
-        yield
-    finally:
-        os.close(descriptor)
+        file = path.open("ab")
+    except OSError:
+        return None
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > end:
+                file.close()
+                held = f"{path} has been held by another command for {LOCK_SECONDS:.0f} s, which writes {DATABASE}"
+                raise SetupError(f"{held}: wait until it ends, or end it") from None
+            time.sleep(POLL_SECONDS)
+        except OSError:
+            file.close()
+            return None
+        else:
+            return file

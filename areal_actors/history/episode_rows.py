@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from areal_actors.history.row import Row
+from areal_actors.history.row import HistoryRow
 
 OUTPUT_CHARACTERS = 120
 """Characters of an agent's output that a row has, for lists; the whole text is in the log."""
 
 
-class Group(Row, kw_only=True, gc=False):
+class GroupRecord(HistoryRow, kw_only=True, gc=False):
     """A group of episodes of one task, that the staleness gate let start."""
 
     table: ClassVar[str] = "group_"
@@ -23,7 +23,7 @@ class Group(Row, kw_only=True, gc=False):
     """Weight version at that time."""
 
 
-class Attempt(Row, kw_only=True, gc=False):
+class AttemptRecord(HistoryRow, kw_only=True, gc=False):
     """An attempt at an episode, ended or not. The view `episode` has the newest attempt of every episode."""
 
     table: ClassVar[str] = "attempt"
@@ -91,7 +91,7 @@ class Attempt(Row, kw_only=True, gc=False):
     """`stale`, `incomplete group`, `filtered` or `surplus`."""
 
 
-class Call(Row, kw_only=True, gc=False):
+class CallRecord(HistoryRow, kw_only=True, gc=False):
     """A completed model call."""
 
     table: ClassVar[str] = "call"
@@ -136,7 +136,7 @@ class Call(Row, kw_only=True, gc=False):
     """Position of the event with its tokens; null if the log has none."""
 
 
-class Batch(Row, kw_only=True, gc=False):
+class BatchRecord(HistoryRow, kw_only=True, gc=False):
     """A batch, as it was formed for a step."""
 
     table: ClassVar[str] = "batch"
@@ -163,7 +163,7 @@ class Batch(Row, kw_only=True, gc=False):
     """Sequences that the trainer left out of the step."""
 
 
-class BatchMember(Row, kw_only=True, gc=False):
+class BatchMemberRecord(HistoryRow, kw_only=True, gc=False):
     """A trajectory of a batch."""
 
     table: ClassVar[str] = "batch_member"

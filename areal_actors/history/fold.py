@@ -10,21 +10,21 @@ from typing import Any
 import msgspec
 
 from areal_actors.history.attempts import AttemptFold
-from areal_actors.history.episode_rows import Batch, BatchMember, Group
+from areal_actors.history.episode_rows import BatchMemberRecord, BatchRecord, GroupRecord
 from areal_actors.history.parts import AbandonedPart, EvaluatedPart, ExportedPart, RecordedPart, RecordedParts, ScoredPart
-from areal_actors.history.row import Row
+from areal_actors.history.row import HistoryRow
 from areal_actors.history.run_rows import (
-    ActorChange,
-    Checkpoint,
-    Evaluation,
-    Launch,
-    Load,
-    LoadSample,
-    Metric,
-    Notice,
-    Progress,
-    Step,
-    Version,
+    ActorRecord,
+    EvaluationRecord,
+    LaunchRecord,
+    LoadRecord,
+    LoadSampleRecord,
+    MetricRecord,
+    NoticeRecord,
+    ProgressRecord,
+    SavedRecord,
+    StepRecord,
+    VersionRecord,
 )
 from areal_actors.history.schema import insertion
 from areal_actors.history.severity import severity_of
@@ -73,13 +73,13 @@ ALSO_NOTICES = (RunStarted, RunResumed, RunFinished, ActorFailed, BatchRefused)
 class HistoryFold:
     """Folds the events of a log, in order, into rows, which `write` puts into the database."""
 
-    def __init__(self, database: Connection, progress: Progress | None = None) -> None:
+    def __init__(self, database: Connection, progress: ProgressRecord | None = None) -> None:
         """`progress` is that of a database to continue."""
         self._database = database
-        self.progress = progress or Progress()
+        self.progress = progress or ProgressRecord()
         self.attempts = AttemptFold(database)
         self._group_size = 0
-        self._rows: dict[type[Row], list[Row]] = {}
+        self._rows: dict[type[HistoryRow], list[HistoryRow]] = {}
         if progress is not None:
             self._resume(progress)
         attempts = self.attempts
@@ -110,7 +110,7 @@ class HistoryFold:
         }
         self._decoders = {kind.subject: msgspec.msgpack.Decoder(PARTS.get(kind.subject, kind)) for kind in KINDS if issubclass(kind, Event)}
 
-    def _resume(self, progress: Progress) -> None:
+    def _resume(self, progress: ProgressRecord) -> None:
         last = self._database.execute("SELECT recipe FROM run ORDER BY started DESC LIMIT 1").fetchone()
         self._take_recipe(msgspec.json.decode(last[0]) if last else {})
         self.attempts.resume()
@@ -142,15 +142,15 @@ class HistoryFold:
         for table, rows in self._rows.items():
             self._database.executemany(insertion(table), map(msgspec.structs.astuple, rows))
         self._rows.clear()
-        self._database.execute(insertion(Progress), msgspec.structs.astuple(self.progress))
+        self._database.execute(insertion(ProgressRecord), msgspec.structs.astuple(self.progress))
 
-    def _add(self, row: Row) -> None:
+    def _add(self, row: HistoryRow) -> None:
         self._rows.setdefault(type(row), []).append(row)
 
     def _notice(self, message: Event, envelope: Envelope) -> None:
         fields = msgspec.json.encode(message, enc_hook=bytes.hex).decode()
         self._add(
-            Notice(
+            NoticeRecord(
                 position=envelope.sequence,
                 at=envelope.time,
                 kind=envelope.subject,
@@ -169,16 +169,16 @@ class HistoryFold:
     def _grant(self, event: CapacityGranted, position: int, time: float) -> None:
         groups = range(event.first_group, event.first_group + event.groups)
         for group in groups:
-            self._add(Group(number=group, granted=position, granted_at=time, weight_version=event.weight_version))
+            self._add(GroupRecord(number=group, granted=position, granted_at=time, weight_version=event.weight_version))
         self.attempts.grant(groups, self._group_size, position, time)
 
     def _form(self, event: BatchFormed, position: int, time: float) -> None:
         members = [(number, member) for number, group in enumerate(event.groups) for member in group]
         for place, (number, member) in enumerate(members):
-            self._add(BatchMember(formed=position, place=place, group_index=number, episode=member.episode, ended=member.sequence))
+            self._add(BatchMemberRecord(formed=position, place=place, group_index=number, episode=member.episode, ended=member.sequence))
             self.attempts.put_into_batch(member.sequence, event.step + 1, position)
         self._add(
-            Batch(
+            BatchRecord(
                 formed=position,
                 formed_at=time,
                 changed=position,
@@ -200,14 +200,16 @@ class HistoryFold:
         )
 
     def _complete(self, event: StepCompleted, position: int, time: float) -> None:
-        replaced = [row for row in self._rows.get(Step, []) if isinstance(row, Step) and row.step >= event.step and row.replaced is None]
+        replaced = [
+            row for row in self._rows.get(StepRecord, []) if isinstance(row, StepRecord) and row.step >= event.step and row.replaced is None
+        ]
         for row in replaced:
             row.replaced = row.changed = position
         # a restarted trainer repeats steps
         change = (position, position, event.step)
         self._database.execute("UPDATE step SET replaced = ?, changed = ? WHERE step >= ? AND replaced IS NULL", change)
         self._add(
-            Step(
+            StepRecord(
                 completed=position,
                 completed_at=time,
                 changed=position,
@@ -217,13 +219,13 @@ class HistoryFold:
             )
         )
         for name, value in event.metrics.items():
-            self._add(Metric(completed=position, name=name, value=value))
+            self._add(MetricRecord(completed=position, name=name, value=value))
 
     def _publish(self, event: WeightsPublished, position: int, time: float) -> None:
         at = event.location
         self.progress.model = at.model or self.progress.model
         self._add(
-            Version(
+            VersionRecord(
                 published=position,
                 published_at=time,
                 weight_version=event.weight_version,
@@ -235,11 +237,11 @@ class HistoryFold:
         self.attempts.publish(event.weight_version, position, time)
 
     def _load(self, event: WeightsLoaded, position: int, time: float) -> None:
-        self._add(Load(loaded=position, loaded_at=time, **msgspec.structs.asdict(event)))
+        self._add(LoadRecord(loaded=position, loaded_at=time, **msgspec.structs.asdict(event)))
 
     def _evaluate(self, event: EvaluationCompleted, position: int, time: float) -> None:
         self._add(
-            Evaluation(
+            EvaluationRecord(
                 completed=position,
                 completed_at=time,
                 weight_version=event.weight_version,
@@ -258,7 +260,7 @@ class HistoryFold:
 
     def _evaluate_loss(self, event: LossEvaluated, position: int, time: float) -> None:
         self._add(
-            Evaluation(
+            EvaluationRecord(
                 completed=position,
                 completed_at=time,
                 weight_version=event.weight_version,
@@ -270,18 +272,18 @@ class HistoryFold:
 
     def _commit(self, event: CheckpointCommitted, position: int, time: float) -> None:
         fields = msgspec.structs.asdict(event) | {"kept": _json(event.kept)}
-        self._add(Checkpoint(committed=position, committed_at=time, **fields))
+        self._add(SavedRecord(committed=position, committed_at=time, **fields))
 
     def _measure(self, event: LoadMeasured, position: int, time: float) -> None:
         fields = msgspec.structs.asdict(event) | {"roles": _json(event.roles), "engine_full": int(event.engine_full)}
-        self._add(LoadSample(measured=position, measured_at=time, **fields))
+        self._add(LoadSampleRecord(measured=position, measured_at=time, **fields))
 
     # ------------------------------------------------------------ run and actors
 
     def _launch(self, event: RunStarted | RunResumed, position: int, time: float) -> None:
         self._take_recipe(event.recipe)
         self._add(
-            Launch(
+            LaunchRecord(
                 started=position,
                 started_at=time,
                 resumed=int(isinstance(event, RunResumed)),
@@ -318,7 +320,7 @@ class HistoryFold:
         detail: str = "",
     ) -> None:
         self._add(
-            ActorChange(changed=position, changed_at=time, actor=event.actor, process=event.process, change=change, pid=pid, detail=detail)
+            ActorRecord(changed=position, changed_at=time, actor=event.actor, process=event.process, change=change, pid=pid, detail=detail)
         )
 
 

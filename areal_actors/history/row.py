@@ -7,7 +7,7 @@ from typing import ClassVar
 import msgspec
 
 
-class Row(msgspec.Struct, kw_only=True, gc=False):
+class HistoryRow(msgspec.Struct, kw_only=True, gc=False):
     """A row of a table; its fields are the columns, in order."""
 
     table: ClassVar[str]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from areal_actors.history.row import Row
+from areal_actors.history.row import HistoryRow
 
 SCHEMA_VERSION = 1
 """Version of the tables and of the fold that fills them; a database of another version is built again."""
 
 
-class Progress(Row, kw_only=True, gc=False):
-    """How far the log was read: one row."""
+class ProgressRecord(HistoryRow, kw_only=True, gc=False):
+    """Part of the log that was read: one row."""
 
     table: ClassVar[str] = "progress"
     key: ClassVar[str] = "id"
@@ -35,7 +35,7 @@ class Progress(Row, kw_only=True, gc=False):
     """Sizes and times of the log's files when they were read, of a run that is over; empty while it is live."""
 
 
-class Launch(Row, kw_only=True, gc=False):
+class LaunchRecord(HistoryRow, kw_only=True, gc=False):
     """The start of the run, or a resumption."""
 
     table: ClassVar[str] = "run"
@@ -59,7 +59,7 @@ class Launch(Row, kw_only=True, gc=False):
     """Error with which it ended; empty if it completed its recipe."""
 
 
-class Step(Row, kw_only=True, gc=False):
+class StepRecord(HistoryRow, kw_only=True, gc=False):
     """A completed step."""
 
     table: ClassVar[str] = "step"
@@ -80,7 +80,7 @@ class Step(Row, kw_only=True, gc=False):
     """Checksum of the weights after it, in runs that do not publish them."""
 
 
-class Metric(Row, kw_only=True, gc=False):
+class MetricRecord(HistoryRow, kw_only=True, gc=False):
     """A metric of a step."""
 
     table: ClassVar[str] = "metric"
@@ -92,7 +92,7 @@ class Metric(Row, kw_only=True, gc=False):
     """Null for NaN. Units are in the documentation of metrics."""
 
 
-class Version(Row, kw_only=True, gc=False):
+class VersionRecord(HistoryRow, kw_only=True, gc=False):
     """Published weights."""
 
     table: ClassVar[str] = "version"
@@ -105,12 +105,12 @@ class Version(Row, kw_only=True, gc=False):
     checksum: str
     """Checksum of all tensors."""
     folder: str
-    """Where they lay."""
+    """Folder of their files."""
     model: str
     """Model folder with configuration and tokenizer."""
 
 
-class Load(Row, kw_only=True, gc=False):
+class LoadRecord(HistoryRow, kw_only=True, gc=False):
     """Weights that an inference worker loaded."""
 
     table: ClassVar[str] = "load"
@@ -129,7 +129,7 @@ class Load(Row, kw_only=True, gc=False):
     """Bytes of all tensors of the version; 0 if it read files."""
 
 
-class Evaluation(Row, kw_only=True, gc=False):
+class EvaluationRecord(HistoryRow, kw_only=True, gc=False):
     """A result on held-out tasks or examples."""
 
     table: ClassVar[str] = "evaluation"
@@ -159,7 +159,7 @@ class Evaluation(Row, kw_only=True, gc=False):
     """Sampled tokens by weight version, JSON."""
 
 
-class Checkpoint(Row, kw_only=True, gc=False):
+class SavedRecord(HistoryRow, kw_only=True, gc=False):
     """A committed checkpoint."""
 
     table: ClassVar[str] = "checkpoint"
@@ -178,7 +178,7 @@ class Checkpoint(Row, kw_only=True, gc=False):
     """Steps of the checkpoints available then, JSON."""
 
 
-class ActorChange(Row, kw_only=True, gc=False):
+class ActorRecord(HistoryRow, kw_only=True, gc=False):
     """Start, failure or stop of an actor."""
 
     table: ClassVar[str] = "actor"
@@ -196,7 +196,7 @@ class ActorChange(Row, kw_only=True, gc=False):
     """Reason of a failure."""
 
 
-class LoadSample(Row, kw_only=True, gc=False):
+class LoadSampleRecord(HistoryRow, kw_only=True, gc=False):
     """Load of the run over a window."""
 
     table: ClassVar[str] = "load_sample"
@@ -220,7 +220,7 @@ class LoadSample(Row, kw_only=True, gc=False):
     """1 if an engine was full at the end of the window."""
 
 
-class Notice(Row, kw_only=True, gc=False):
+class NoticeRecord(HistoryRow, kw_only=True, gc=False):
     """Any other event, whole."""
 
     table: ClassVar[str] = "notice"
@@ -238,8 +238,8 @@ class Notice(Row, kw_only=True, gc=False):
     """Fields of the event, JSON."""
 
 
-class Answer(Row, kw_only=True, gc=False):
-    """What a command computed from the whole log; it holds as long as the log does not grow. Not for other programs."""
+class AnswerRecord(HistoryRow, kw_only=True, gc=False):
+    """Result that a command computed from the whole log; it holds as long as the log does not grow. Not for other programs."""
 
     table: ClassVar[str] = "answer"
     key: ClassVar[str] = "name"

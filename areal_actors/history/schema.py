@@ -9,26 +9,40 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, get_type_hints
 
-from areal_actors.history.episode_rows import Attempt, Batch, BatchMember, Call, Group
-from areal_actors.history.row import Row
+from areal_actors.history.episode_rows import AttemptRecord, BatchMemberRecord, BatchRecord, CallRecord, GroupRecord
+from areal_actors.history.row import HistoryRow
 from areal_actors.history.run_rows import (
-    ActorChange,
-    Answer,
-    Checkpoint,
-    Evaluation,
-    Launch,
-    Load,
-    LoadSample,
-    Metric,
-    Notice,
-    Progress,
-    Step,
-    Version,
+    ActorRecord,
+    AnswerRecord,
+    EvaluationRecord,
+    LaunchRecord,
+    LoadRecord,
+    LoadSampleRecord,
+    MetricRecord,
+    NoticeRecord,
+    ProgressRecord,
+    SavedRecord,
+    StepRecord,
+    VersionRecord,
 )
 
-TABLES: tuple[type[Row], ...] = (
-    *(Progress, Launch, Group, Attempt, Call, Batch, BatchMember, Step, Metric, Version, Load, Evaluation, Checkpoint),
-    *(ActorChange, LoadSample, Notice, Answer),
+TABLES: tuple[type[HistoryRow], ...] = (
+    *(
+        ProgressRecord,
+        LaunchRecord,
+        GroupRecord,
+        AttemptRecord,
+        CallRecord,
+        BatchRecord,
+        BatchMemberRecord,
+        StepRecord,
+        MetricRecord,
+        VersionRecord,
+        LoadRecord,
+        EvaluationRecord,
+        SavedRecord,
+    ),
+    *(ActorRecord, LoadSampleRecord, NoticeRecord, AnswerRecord),
 )
 VIEWS = {"episode": "SELECT * FROM attempt WHERE id IN (SELECT max(id) FROM attempt GROUP BY episode)"}
 TYPES: dict[Any, str] = {
@@ -41,7 +55,7 @@ TYPES: dict[Any, str] = {
 }
 
 
-def columns_of(table: type[Row]) -> dict[str, str]:
+def columns_of(table: type[HistoryRow]) -> dict[str, str]:
     """Returns the columns of a table with their types in SQL."""
     hints = get_type_hints(table)
     return {name: TYPES[hints[name]] for name in table.__struct_fields__}
@@ -59,7 +73,7 @@ def definitions() -> Iterator[str]:
         yield f"CREATE VIEW {name} AS {query}"
 
 
-def insertion(table: type[Row]) -> str:
+def insertion(table: type[HistoryRow]) -> str:
     """Returns the statement that writes a row, in place of an earlier one with its key."""
     marks = ", ".join("?" * len(table.__struct_fields__))
     return f"INSERT OR REPLACE INTO {table.table} VALUES ({marks})"  # noqa: S608 - of this module alone

@@ -1,4 +1,4 @@
-"""Where a reader gets whole events of a run from: an exported log, or the log of a run's folder, which is opened only then."""
+"""Sources of whole events of a run: an exported log, or the log of a run's folder, which is opened only then."""
 
 from __future__ import annotations
 

@@ -43,8 +43,8 @@ TOKENS = ("episode", "attempt", "interaction", "position", "token_id", "token", 
 EVENTS = ("sequence", "time", "subject", "sender", "id", "cause", "message")
 
 
-class LogSource(Protocol):
-    """Where the events of a log are read from."""
+class EventSource(Protocol):
+    """Source of the events of a log."""
 
     def read_all(self) -> list[Envelope]:
         """Returns the events that the run had when it was opened."""
@@ -62,7 +62,7 @@ class LogSource(Protocol):
 class Run:
     """A run as it was when it was opened: its history, and, where texts or tokens are asked for, its log."""
 
-    def __init__(self, name: str, history: History, *, log: LogSource, folder: Path | None) -> None:
+    def __init__(self, name: str, history: History, *, log: EventSource, folder: Path | None) -> None:
         self.name = name
         self.folder = folder
         """Folder of the run; None for an exported log."""

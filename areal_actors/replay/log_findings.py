@@ -1,4 +1,4 @@
-"""What only the whole log of a run says about its limit: shares of time beside a replay of the gate, and its first episodes.
+"""Findings about the limit of a run that need its whole log: shares of time beside a replay of the gate, and its first episodes.
 
 Loaded only where the history does not have it.
 """

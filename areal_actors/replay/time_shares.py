@@ -62,7 +62,7 @@ class TimeShares(msgspec.Struct):
 
 
 class LogFindings(msgspec.Struct, frozen=True):
-    """What only a whole log says about the limit of a run."""
+    """Findings about the limit of a run that need its whole log."""
 
     shares: TimeShares
     without_gate: str

@@ -145,7 +145,7 @@ def _find_out(run: str, folder: Path) -> Why:
 
 
 def _fold(opened: Run, file: Path, recipe: Recipe) -> LogFindings:
-    """Returns what only the whole log says; of a log that has not grown, what was found before."""
+    """Returns the findings that need the whole log; of a log that has not grown, those of an earlier command."""
     if kept := opened.history.answer(ANSWER):
         return msgspec.msgpack.decode(kept, type=LogFindings)
     found: LogFindings = log_findings.fold_log(opened.folder, file, recipe)

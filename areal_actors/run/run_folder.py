@@ -65,7 +65,7 @@ class RunFolder:
     """`runs/<run>/`: files and folders, which only the run's user can enter.
 
     Files: recipe.json, bus.json, monitor.json, join.json, admin_key, secret, served.json, metrics.jsonl, usage.json,
-    phases.json, reward.png.
+    phases.json, reward.png; and history.sqlite with history.lock, which commands that read the run write.
     Folders: checkpoints, logs, tapes, model, nats, blobs, snapshots and tasks (of an environment).
     """
 
