@@ -215,7 +215,7 @@ async def _audited(name: str, scene: Scene, folder: Path) -> Outcome:
 
 def shared_names() -> set[str]:
     """Returns the names of runs in this machine's shared memory."""
-    return {path.name for path in SHARED_MEMORY.glob("*areal*")}
+    return {path.name for path in SHARED_MEMORY.glob(f"*areal*{RUN}*")}
 
 
 def _files_left(folder: Path, before: set[str], outcome: Outcome) -> list[str]:

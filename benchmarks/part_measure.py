@@ -26,14 +26,15 @@ class Reports(msgspec.Struct):
 
 
 class Effect(msgspec.Struct):
-    """What a fault did to its run."""
+    """Effect of a fault on its run."""
 
     fault: Fault
     standstill: float
     """Longest time without a step or an exported episode (or an answer of the part itself), in seconds."""
     reports: Reports
     unreported: bool
-    """True if the run stood still for longer than a stall may be unreported, and no report names it."""
+    """True if the run stood still for longer than a stall may be unreported, and nothing is reported. A part that is no run reports
+    nothing, nor does a run that was killed itself."""
 
 
 def names_the_cause(sentence: str, names: Sequence[str]) -> bool:
@@ -76,5 +77,6 @@ def _effect(fault: Fault, progress: Sequence[float], stalls: Sequence[tuple[floa
         if fault.at <= time <= fault.until:
             (reports.right if names_the_cause(sentence, fault.names) else reports.wrong).append(sentence)
     training = longest_gap(progress, fault.at, fault.until)
-    unreported = training > STALL_SECONDS + REPORT_SECONDS and not reports.right and not reports.wrong
+    reports_stalls = not fault.own and (fault.kind == "pause" or SUPERVISOR not in fault.names)
+    unreported = reports_stalls and training > STALL_SECONDS + REPORT_SECONDS and not reports.right and not reports.wrong
     return Effect(fault, longest_gap(fault.own, fault.at, fault.until) if fault.own else training, reports, unreported)
