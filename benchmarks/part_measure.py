@@ -38,11 +38,12 @@ class Effect(msgspec.Struct):
 
 
 def names_the_cause(sentence: str, names: Sequence[str]) -> bool:
-    """Returns True if a report of a stall names one of these actors, or what it serves, as silent, missing or starting."""
+    """Returns True if a report of a stall names one of these actors, or what it serves, as silent, missing, starting or waited for."""
     for name in names:
         if name == SUPERVISOR and "the supervisor's own process was paused" in sentence:
             return True
-        silent = rf"{re.escape(name)}[^;]* (has sent no heartbeat|has not started|not started yet|serves no weights yet)"
+        actor = rf"{re.escape(name)}[^;,]*"
+        silent = rf"{actor} (has sent no heartbeat|has not started|not started yet|serves no weights yet)|waits for \w+ from {actor}"
         role = "gateway" if name.startswith("session_manager") else name.rpartition("-")[0]
         if re.search(silent, sentence) or f"no {role} has joined" in sentence:
             return True
