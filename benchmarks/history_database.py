@@ -36,10 +36,10 @@ from areal_actors.metrics.metrics_file import Metrics
 from areal_actors.recipe.load import load
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.run_folder import RunFolder
-from bus.base import Stamp
-from bus.message import Event
-from bus.nats import NatsBus
-from bus.server import EmbeddedServer
+from areal_bus.base import Stamp
+from areal_bus.message import Event
+from areal_bus.nats import NatsBus
+from areal_bus.server import EmbeddedServer
 
 QUICK = {"episodes": 256}
 NAME = "made-up"

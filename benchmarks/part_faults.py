@@ -48,7 +48,7 @@ from areal_actors.run.auditing import audit_run
 from areal_actors.run.connections import open_store
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.weights.folders import SHARED_MEMORY
-from bus.recorded import export_log, read_log
+from areal_bus.recorded import export_log, read_log
 
 LEAVE_SECONDS = 60.0
 KEPT = "torchinductor_"
@@ -215,7 +215,7 @@ async def _audited(name: str, scene: Scene, folder: Path) -> Outcome:
 
 def shared_names() -> set[str]:
     """Returns the names of runs in this machine's shared memory."""
-    return {path.name for path in SHARED_MEMORY.glob("*areal*")}
+    return {path.name for path in SHARED_MEMORY.glob(f"*areal*{RUN}*")}
 
 
 def _files_left(folder: Path, before: set[str], outcome: Outcome) -> list[str]:

@@ -50,7 +50,7 @@ class Launched(Scene):
         super().__init__(run, random)
         self.launcher = run.process
         self.joined: list[tuple[str, asyncio.subprocess.Process]] = []
-        """What an operator has started, with its role."""
+        """Commands that an operator has started, with their roles."""
         for role in ROLES:
             self.parts[f"launched job ({role})"] = self._job(role, whole=True)
             self.parts[f"launched worker ({role})"] = self._job(role, whole=False)
@@ -97,7 +97,7 @@ class Launched(Scene):
         return Part(find, lambda: (f"{role}-",), restore if whole else None, ready)
 
     async def join(self, role: str) -> None:
-        """What an operator does for a role that has lost its only host."""
+        """Start a host of a role that has lost its only one, as an operator does."""
         words = ("-m", "areal_actors", "join", "--credential", str(self.run.folder / "join.json"), "--role", role)
         output = (self.run.folder.parent / f"operator-{len(self.joined)}.txt").open("wb")
         process = await asyncio.create_subprocess_exec(
@@ -145,7 +145,7 @@ class Launched(Scene):
     # ------------------------------------------------------------ the end
 
     async def resume(self) -> None:
-        """What an operator does after the run itself was killed."""
+        """Resume the run after it was killed itself, as an operator does."""
         await asyncio.to_thread(self.run.process.wait)
         (self.run.folder / "join.json").unlink(missing_ok=True)
         self.run.resume()

@@ -11,7 +11,7 @@ import msgspec
 from part_scene import STALL_SECONDS, SUPERVISOR, Fault
 
 from areal_actors.messages import RunStalled, StepCompleted, TrajectoryExported
-from bus.message import Message
+from areal_bus.message import Message
 
 REPORT_SECONDS = 2.0
 """Time beyond `watchdog.stall_seconds` after which a stall must have been reported."""
@@ -26,22 +26,24 @@ class Reports(msgspec.Struct):
 
 
 class Effect(msgspec.Struct):
-    """What a fault did to its run."""
+    """Effect of a fault on its run."""
 
     fault: Fault
     standstill: float
     """Longest time without a step or an exported episode (or an answer of the part itself), in seconds."""
     reports: Reports
     unreported: bool
-    """True if the run stood still for longer than a stall may be unreported, and no report names it."""
+    """True if the run stood still for longer than a stall may be unreported, and nothing is reported. A part that is no run reports
+    nothing, nor does a run that was killed itself."""
 
 
 def names_the_cause(sentence: str, names: Sequence[str]) -> bool:
-    """Returns True if a report of a stall names one of these actors, or what it serves, as silent, missing or starting."""
+    """Returns True if a report of a stall names one of these actors, or what it serves, as silent, missing, starting or waited for."""
     for name in names:
         if name == SUPERVISOR and "the supervisor's own process was paused" in sentence:
             return True
-        silent = rf"{re.escape(name)}[^;]* (has sent no heartbeat|has not started|not started yet|serves no weights yet)"
+        actor = rf"{re.escape(name)}[^;,]*"
+        silent = rf"{actor} (has sent no heartbeat|has not started|not started yet|serves no weights yet)|waits for \w+ from {actor}"
         role = "gateway" if name.startswith("session_manager") else name.rpartition("-")[0]
         if re.search(silent, sentence) or f"no {role} has joined" in sentence:
             return True
@@ -76,5 +78,6 @@ def _effect(fault: Fault, progress: Sequence[float], stalls: Sequence[tuple[floa
         if fault.at <= time <= fault.until:
             (reports.right if names_the_cause(sentence, fault.names) else reports.wrong).append(sentence)
     training = longest_gap(progress, fault.at, fault.until)
-    unreported = training > STALL_SECONDS + REPORT_SECONDS and not reports.right and not reports.wrong
+    reports_stalls = not fault.own and (fault.kind == "pause" or SUPERVISOR not in fault.names)
+    unreported = reports_stalls and training > STALL_SECONDS + REPORT_SECONDS and not reports.right and not reports.wrong
     return Effect(fault, longest_gap(fault.own, fault.at, fault.until) if fault.own else training, reports, unreported)

@@ -61,7 +61,7 @@ class Fault(msgspec.Struct):
     """Time at which the run had gone on, or was given up."""
     went_on: bool = False
     lost: int = 0
-    """What the part itself lost, beside episodes."""
+    """Number of things that the part itself lost, beside episodes."""
     twice: int = 0
     own: tuple[float, ...] = ()
     """Times at which the part itself answered, if it is no part of training."""
@@ -69,14 +69,14 @@ class Fault(msgspec.Struct):
 
 @dataclass
 class Part:
-    """What can be hit."""
+    """One or more processes that a fault can hit."""
 
     find: Callable[[], Sequence[psutil.Process]]
     """Returns its processes; none while it does not live."""
     names: Callable[[], tuple[str, ...]] = tuple
     """Returns the beginnings of the names of its actors."""
     restore: Callable[[], Awaitable[None]] | None = None
-    """What an operator does after a kill."""
+    """Start it again after a kill, as an operator does."""
     ready: Callable[[], bool] = lambda: True
     """Returns True if it serves (again)."""
 

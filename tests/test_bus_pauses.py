@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 from support.live_run import ROOT
 
-from bus.retry_time import RetryTime
-from bus.server import EmbeddedServer
+from areal_bus.retry_time import RetryTime
+from areal_bus.server import EmbeddedServer
 
 PUBLISHER = """
 import asyncio, sys
 from pathlib import Path
 from areal_actors.messages import KINDS, ActorStopped
-from bus.base import Stamp
-from bus.nats import NatsBus
+from areal_bus.base import Stamp
+from areal_bus.nats import NatsBus
 
 async def main(url, token, folder):
     bus = await NatsBus.connect(url, "run", name="publisher", token=token, kinds=KINDS, retry_for_seconds=2)

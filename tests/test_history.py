@@ -26,8 +26,8 @@ from areal_actors.history.run_rows import SCHEMA_VERSION
 from areal_actors.history.schema import TABLES
 from areal_actors.messages import KINDS, InteractionRecorded, InteractionsRecorded, StepCompleted
 from areal_actors.messages.fields import fields_of
-from bus import read_log
-from bus.message import Event
+from areal_bus import read_log
+from areal_bus.message import Event
 
 RECORDINGS = Path(__file__).parent / "recordings"
 LOG = list(read_log(RECORDINGS / "log-3.xz"))
@@ -194,7 +194,7 @@ import os, signal, sys
 from pathlib import Path
 from areal_actors.history import database
 from areal_actors.history.database import open_database
-from bus import read_log
+from areal_bus import read_log
 database.EVENTS_AT_ONCE = 50
 with open_database(Path(sys.argv[1])) as history:
     for envelope in read_log(Path(sys.argv[2])):

@@ -25,7 +25,7 @@ from areal_actors.messages import (
     WorkerJoined,
     WorkerLeft,
 )
-from bus.server import EmbeddedServer
+from areal_bus.server import EmbeddedServer
 
 pytestmark = pytest.mark.long
 NO_WORKERS = ("actors.rollout_worker.count=0", "actors.inference_worker.count=0", "actors.reward_worker.count=0")

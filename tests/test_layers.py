@@ -291,7 +291,7 @@ def test_engines_never_touch_the_bus():
     files = [path for path in FILES if is_one_of(module_of(path), WITHOUT_BUS) and not path.name.startswith("trainer_")]
     for path in files:
         if module_of(path) not in ACTORS:
-            assert {name for name in IMPORTS[module_of(path)] if name.startswith("bus")} <= {"bus", "bus.message"}, path
+            assert {name for name in IMPORTS[module_of(path)] if name.startswith("bus")} <= {"bus", "areal_bus.message"}, path
 
 
 def test_no_file_is_longer_than_400_lines():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import bus
+import areal_bus
 
 ROOT = Path(__file__).parent.parent
 

@@ -1,4 +1,4 @@
-"""What `benchmarks/part_faults.py` concludes from a log: standstills, and whether a report of a stall names its cause."""
+"""Conclusions of `benchmarks/part_faults.py` from a log: standstills, and whether a report of a stall names its cause."""
 
 from __future__ import annotations
 
@@ -31,6 +31,11 @@ def step(number):
         ("no progress for 6 s; no gateway has joined: start one", ("session_manager-1",), True),
         ("no progress for 6 s; inference_worker-10001 joined 4 s ago and has not started yet", ("inference_worker-",), True),
         ("no progress for 6 s; session_manager-0 not started yet", ("session_manager-0",), True),
+        (
+            "no progress for 9 s; rollout_worker-1 handles 2 RunEpisode, waits for OpenSession from session_manager-0 since 9 s",
+            ("session_manager-0",),
+            True,
+        ),
         ("the supervisor's own process was paused for 8 s", ("supervisor",), True),
         ("no progress for 9 s; trainer-0 handles 1 BatchFormed", ("supervisor",), False),
     ],

@@ -23,10 +23,10 @@ from areal_actors.replay.why import why
 from areal_actors.run import log_reading
 from areal_actors.run.recorded_history import read_history
 from areal_actors.run.run_folder import RunFolder
-from bus import read_log
-from bus.base import Stamp
-from bus.nats import NatsBus
-from bus.server import EmbeddedServer
+from areal_bus import read_log
+from areal_bus.base import Stamp
+from areal_bus.nats import NatsBus
+from areal_bus.server import EmbeddedServer
 
 RESOLVED = load([ROOT / "recipes" / "gsm8k_grpo.toml"], ["profile=embedded", "run=a", "algorithm.group_size=2"], CudaDevices(0, "")).recipe
 

@@ -18,12 +18,12 @@ from areal_actors.core.gateways import ONLY, GatewayShare, gateway_of_session
 from areal_actors.core.settings import GatewaySettings
 from areal_actors.core.values import SamplingParams
 from areal_actors.gateway.conversations.turns import path_to, token_ids_of
+from areal_actors.gateway.pauses import OwnPauses
 from areal_actors.gateway.sessions.capacity import ExternalCapacity, ExternalSessionsState, ExternalSlots
 from areal_actors.gateway.sessions.episode_end import Ending, EndingEvent, UnreportedCalls, outcome, unused
 from areal_actors.gateway.sessions.group_ends import end_slot, end_unstarted, lost_sessions, work_of
 from areal_actors.gateway.sessions.keys import session_key
 from areal_actors.gateway.sessions.model_texts import has_written
-from areal_actors.gateway.sessions.pauses import OwnPauses
 from areal_actors.gateway.sessions.registry import SessionRegistry
 from areal_actors.gateway.sessions.table import FinishedSession, Session, summaries
 from areal_actors.gateway.sharing import ASK_SECONDS, SOON_SECONDS, ask_first, misdirected, no_capacity, unavailable

@@ -21,7 +21,7 @@ from areal_actors.core.errors import SetupError
 from areal_actors.history.fold import HistoryFold
 from areal_actors.history.run_rows import SCHEMA_VERSION, AnswerRecord, ProgressRecord
 from areal_actors.history.schema import TABLES, definitions, insertion
-from bus.base import Envelope
+from areal_bus.base import Envelope
 
 DATABASE = "history.sqlite"
 LOCK = "history.lock"

@@ -54,9 +54,9 @@ from areal_actors.messages import (
     WeightsLoaded,
     WeightsPublished,
 )
-from bus.base import Envelope
-from bus.errors import CorruptMessage
-from bus.message import Event
+from areal_bus.base import Envelope
+from areal_bus.errors import CorruptMessage
+from areal_bus.message import Event
 
 PARTS: dict[str, type[msgspec.Struct]] = {
     InteractionRecorded.subject: RecordedPart,

@@ -23,7 +23,7 @@ from areal_actors.messages import (
     WeightsLoaded,
     WeightsPublished,
 )
-from bus.message import Event, Message
+from areal_bus.message import Event, Message
 
 E = TypeVar("E", bound=Event)
 RunEvent = tuple[int, float, Message]

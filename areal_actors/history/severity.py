@@ -27,7 +27,7 @@ from areal_actors.messages import (
     WeightTransferRefused,
     WorkerLeft,
 )
-from bus.message import Message
+from areal_bus.message import Message
 
 Severity = Literal["error", "warning", "info"]
 ERRORS = (

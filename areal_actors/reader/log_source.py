@@ -11,9 +11,9 @@ from areal_actors.core.lazy import LazyModule
 from areal_actors.display.run_state import RunState
 from areal_actors.history.database import History
 from areal_actors.run.run_folder import RunFolder
-from bus.base import Envelope
-from bus.errors import BusError
-from bus.recorded import read_log
+from areal_bus.base import Envelope
+from areal_bus.errors import BusError
+from areal_bus.recorded import read_log
 
 log_reading: Any = LazyModule("areal_actors.run.log_reading")
 

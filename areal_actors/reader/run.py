@@ -22,7 +22,7 @@ from areal_actors.reader.records import EndedEpisode, Records
 from areal_actors.reader.run_files import run_folder
 from areal_actors.reader.table import Table
 from areal_actors.run.recorded_history import history_of_file, read_history
-from bus.base import Envelope
+from areal_bus.base import Envelope
 
 if TYPE_CHECKING:
     from areal_actors.tokenization.tokenizer import ChatTokenizer

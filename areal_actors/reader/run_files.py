@@ -16,7 +16,7 @@ from areal_actors.display.sentences import counted
 from areal_actors.messages import KINDS
 from areal_actors.run.recorded_history import history_of_file
 from areal_actors.run.run_folder import RunFolder, find_run
-from bus.message import Event, Message
+from areal_bus.message import Event, Message
 
 _KINDS = {kind.subject: kind for kind in KINDS if issubclass(kind, Event)}
 

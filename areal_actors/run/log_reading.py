@@ -13,8 +13,8 @@ from areal_actors.display.run_state import RunState
 from areal_actors.history.database import History
 from areal_actors.run.monitor import open_log
 from areal_actors.run.run_folder import RunFolder
-from bus.base import Bus, Envelope
-from bus.errors import BusError, EventsTrimmed, LogUnavailable
+from areal_bus.base import Bus, Envelope
+from areal_bus.errors import BusError, EventsTrimmed, LogUnavailable
 
 T = TypeVar("T")
 

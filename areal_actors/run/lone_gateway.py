@@ -39,8 +39,8 @@ from areal_actors.run.run_folder import RunFolder
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.training.algorithms import Grpo
 from areal_actors.weights.model_hub import UNAVAILABLE
-from bus.base import Stamp
-from bus.memory import MemoryBus
+from areal_bus.base import Stamp
+from areal_bus.memory import MemoryBus
 
 NAME = "gateway"
 WORKER = "inference_worker-0"

@@ -13,7 +13,7 @@ import msgspec
 import xxhash
 
 import areal_actors
-import bus
+import areal_bus
 from areal_actors.chaos.settings import ChaosSettings
 from areal_actors.core.durable_files import MEBIBYTE
 from areal_actors.core.errors import SetupError

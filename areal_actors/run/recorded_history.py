@@ -9,8 +9,8 @@ from areal_actors.core.errors import SetupError
 from areal_actors.core.lazy import LazyModule
 from areal_actors.history.database import History, open_database
 from areal_actors.run.run_folder import RunFolder
-from bus.errors import BusError
-from bus.recorded import read_log
+from areal_bus.errors import BusError
+from areal_bus.recorded import read_log
 
 log_reading: Any = LazyModule("areal_actors.run.log_reading")
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from bus.base import Delivery, Envelope
-from bus.delivery import Received
-from bus.memory_network import Lane, Network
-from bus.message import Message, Work
+from areal_bus.base import Delivery, Envelope
+from areal_bus.delivery import Received
+from areal_bus.memory_network import Lane, Network
+from areal_bus.message import Message, Work
 
 
 class Job:

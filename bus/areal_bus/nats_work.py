@@ -17,16 +17,16 @@ import msgspec
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as NatsSubscription
 
-from bus.base import Delivery, Envelope
-from bus.claims import check_out
-from bus.delivery import Received
-from bus.errors import BusError, LogUnavailable, ServerUnavailable
-from bus.message import Message, Work
-from bus.nats_connection import Connection, status
-from bus.nats_reader import DeliveryInfo
-from bus.nats_streams import Json, Streams
-from bus.payload import unpack
-from bus.subjects import work_consumer
+from areal_bus.base import Delivery, Envelope
+from areal_bus.claims import check_out
+from areal_bus.delivery import Received
+from areal_bus.errors import BusError, LogUnavailable, ServerUnavailable
+from areal_bus.message import Message, Work
+from areal_bus.nats_connection import Connection, status
+from areal_bus.nats_reader import DeliveryInfo
+from areal_bus.nats_streams import Json, Streams
+from areal_bus.payload import unpack
+from areal_bus.subjects import work_consumer
 
 _WAIT_SECONDS: Final = 5.0
 """Seconds that one request waits at the server for work."""

@@ -12,13 +12,13 @@ from typing import Final
 
 import msgspec
 
-from bus.base import Envelope
-from bus.claims import check_out
-from bus.errors import BusError, ClaimLost, LogDamaged
-from bus.message import FrozenMeta
-from bus.nats_reader import NatsLogReader
-from bus.nats_streams import STREAM_NOT_FOUND, ApiError, Streams
-from bus.payload import unpack
+from areal_bus.base import Envelope
+from areal_bus.claims import check_out
+from areal_bus.errors import BusError, ClaimLost, LogDamaged
+from areal_bus.message import FrozenMeta
+from areal_bus.nats_reader import NatsLogReader
+from areal_bus.nats_streams import STREAM_NOT_FOUND, ApiError, Streams
+from areal_bus.payload import unpack
 
 FIRST_MARK: Final = "_log.first"
 """Key of the sequence that the log was trimmed to, if it was."""

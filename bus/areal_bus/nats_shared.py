@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from typing import Final
 
-from bus.base import Envelope, History
-from bus.nats_reader import NatsLogReader
-from bus.nats_streams import Streams
+from areal_bus.base import Envelope, History
+from areal_bus.nats_reader import NatsLogReader
+from areal_bus.nats_streams import Streams
 
 _WAITING: Final = 256
 """Events that may wait for a consumer; with more it has fallen behind."""

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from bus.message import FrozenMeta
+from areal_bus.message import FrozenMeta
 
 SCHEME: Final = "tls"
 FINGERPRINT: Final = re.compile(r"[0-9a-f]{64}")

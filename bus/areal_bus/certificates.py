@@ -1,4 +1,4 @@
-"""Certificates with their keys: those that a run makes for itself, and those of files; clients know them by fingerprint (`bus/tls.py`)."""
+"""Certificates with their keys: those that a run makes for itself, and those of files; clients know them by fingerprint (`bus/areal_bus/tls.py`)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from bus.errors import CertificateUnusable
-from bus.product import current_product
-from bus.tls import Certificate, fingerprint_of
+from areal_bus.errors import CertificateUnusable
+from areal_bus.product import current_product
+from areal_bus.tls import Certificate, fingerprint_of
 
 _DAYS: Final = 3650
 CERTIFICATE_FILE: Final = "certificate.pem"

@@ -8,9 +8,9 @@ from typing import Final
 
 import structlog
 
-from bus.errors import LogUnavailable
-from bus.nats_streams import Streams
-from bus.subjects import position_key
+from areal_bus.errors import LogUnavailable
+from areal_bus.nats_streams import Streams
+from areal_bus.subjects import position_key
 
 _WRITE_EVERY_SECONDS: Final = 0.1
 """Longest stretch of acknowledgements, in seconds, that a crash can lose; their events are redelivered and the results deduplicated."""

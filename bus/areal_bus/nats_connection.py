@@ -15,13 +15,13 @@ from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as NatsSubscription
 from nats.nuid import NUID
 
-from bus.denials import Denials
-from bus.errors import MessageTooLarge, NoReply, ServerUnavailable
-from bus.nats_client import DirectClient, Receive
-from bus.nats_inbox import Disconnected, Inbox, Reconnected
-from bus.subjects import inbox_of
-from bus.tls import cause_of, client_context, encrypts
-from bus.users import credentials_of, servers_of, user_of, without_credentials
+from areal_bus.denials import Denials
+from areal_bus.errors import MessageTooLarge, NoReply, ServerUnavailable
+from areal_bus.nats_client import DirectClient, Receive
+from areal_bus.nats_inbox import Disconnected, Inbox, Reconnected
+from areal_bus.subjects import inbox_of
+from areal_bus.tls import cause_of, client_context, encrypts
+from areal_bus.users import credentials_of, servers_of, user_of, without_credentials
 
 OLDEST_SERVER: Final = (2, 12)
 """Older servers silently ignore settings of streams and consumers."""

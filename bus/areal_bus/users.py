@@ -15,8 +15,8 @@ from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 
-from bus.message import FrozenMeta
-from bus.subjects import inbox_of, log_stream, subject_of, values_bucket
+from areal_bus.message import FrozenMeta
+from areal_bus.subjects import inbox_of, log_stream, subject_of, values_bucket
 
 OWNER: Final = "supervisor"
 """User that creates the streams and has all permissions in the run."""

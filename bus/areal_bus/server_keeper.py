@@ -18,13 +18,13 @@ import aiohttp
 import msgspec
 import structlog
 
-from bus.descriptors import REMEDY as DESCRIPTORS_REMEDY
-from bus.descriptors import is_out_of_descriptors
-from bus.errors import ServerKilled, ServerUnavailable
-from bus.message import FrozenMeta
-from bus.server import LOOPBACK, EmbeddedServer, Ports
-from bus.tls import Certificate
-from bus.users import BusUsers
+from areal_bus.descriptors import REMEDY as DESCRIPTORS_REMEDY
+from areal_bus.descriptors import is_out_of_descriptors
+from areal_bus.errors import ServerKilled, ServerUnavailable
+from areal_bus.message import FrozenMeta
+from areal_bus.server import LOOPBACK, EmbeddedServer, Ports
+from areal_bus.tls import Certificate
+from areal_bus.users import BusUsers
 
 PROBE_SECONDS: Final = 1.0
 _PROBE_TIMEOUT: Final = 3.0

@@ -13,13 +13,13 @@ from typing import Final
 import msgspec
 from nats.aio.msg import Msg
 
-from bus.base import Envelope, LogSpan
-from bus.claims import check_out
-from bus.errors import LogUnavailable, ServerUnavailable
-from bus.nats_connection import status
-from bus.nats_streams import Json, Streams
-from bus.payload import unpack
-from bus.retry_time import RetryTime
+from areal_bus.base import Envelope, LogSpan
+from areal_bus.claims import check_out
+from areal_bus.errors import LogUnavailable, ServerUnavailable
+from areal_bus.nats_connection import status
+from areal_bus.nats_streams import Json, Streams
+from areal_bus.payload import unpack
+from areal_bus.retry_time import RetryTime
 
 _BATCH: Final = 64
 _BATCH_BYTES: Final = 4 << 20

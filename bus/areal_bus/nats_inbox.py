@@ -8,7 +8,7 @@ from typing import Self
 
 from nats.aio.msg import Msg
 
-from bus.errors import BusError, ServerUnavailable
+from areal_bus.errors import BusError, ServerUnavailable
 
 
 class Reconnected(ServerUnavailable):

@@ -18,14 +18,14 @@ import msgspec
 import structlog
 from nats.aio.msg import Msg
 
-from bus.claims import Blobs
-from bus.errors import LogUnavailable, NoReply, ServerUnavailable
-from bus.message import Event, Message, Work
-from bus.nats_cluster import is_passing, lacks_leader, message_of
-from bus.nats_connection import Connection, status
-from bus.nats_inbox import Reconnected
-from bus.retry_time import RetryTime
-from bus.subjects import log_stream, subject_of, values_bucket, work_stream
+from areal_bus.claims import Blobs
+from areal_bus.errors import LogUnavailable, NoReply, ServerUnavailable
+from areal_bus.message import Event, Message, Work
+from areal_bus.nats_cluster import is_passing, lacks_leader, message_of
+from areal_bus.nats_connection import Connection, status
+from areal_bus.nats_inbox import Reconnected
+from areal_bus.retry_time import RetryTime
+from areal_bus.subjects import log_stream, subject_of, values_bucket, work_stream
 
 _API_TIMEOUT: Final = 5.0
 _CONFIRM_TIMEOUT: Final = 5.0

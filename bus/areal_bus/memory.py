@@ -14,8 +14,8 @@ from typing import TypeVar, cast
 
 import msgspec
 
-from bus.base import Envelope, History, LogSpan, Stamp, Subscription, WorkQueue
-from bus.delivery import (
+from areal_bus.base import Envelope, History, LogSpan, Stamp, Subscription, WorkQueue
+from areal_bus.delivery import (
     TELEMETRY_BACKLOG,
     Deliveries,
     Kinds,
@@ -27,11 +27,11 @@ from bus.delivery import (
     put_or_drop_oldest,
     trimmed_error,
 )
-from bus.errors import EventsTrimmed, LogUnavailable, NoReply, NoResponder
-from bus.memory_network import Lane, Network
-from bus.memory_work import LocalWorkQueue, MemoryWorkQueue
-from bus.message import Event, Reply, Request, Telemetry, Work
-from bus.subjects import check_key, check_pattern, check_run, check_token, matches
+from areal_bus.errors import EventsTrimmed, LogUnavailable, NoReply, NoResponder
+from areal_bus.memory_network import Lane, Network
+from areal_bus.memory_work import LocalWorkQueue, MemoryWorkQueue
+from areal_bus.message import Event, Reply, Request, Telemetry, Work
+from areal_bus.subjects import check_key, check_pattern, check_run, check_token, matches
 
 R = TypeVar("R", bound=Reply)
 

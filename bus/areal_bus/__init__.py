@@ -1,9 +1,9 @@
 """A typed message bus with a durable log, independent of reinforcement learning."""
 
-from bus.base import Bus, Delivery, Envelope, History, LogSpan, Stamp, WorkQueue
-from bus.memory import MemoryBus
-from bus.message import Event, Message, MonitorEvent, Reply, Request, Telemetry, Work
-from bus.recorded import Tape, TapeEntry, export_log, read_log, read_tape
+from areal_bus.base import Bus, Delivery, Envelope, History, LogSpan, Stamp, WorkQueue
+from areal_bus.memory import MemoryBus
+from areal_bus.message import Event, Message, MonitorEvent, Reply, Request, Telemetry, Work
+from areal_bus.recorded import Tape, TapeEntry, export_log, read_log, read_tape
 
 __all__ = [
     "Bus",

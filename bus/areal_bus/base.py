@@ -13,8 +13,8 @@ from typing import Literal, Protocol, TypeVar
 
 import msgspec
 
-from bus.errors import ClaimLost, CorruptMessage
-from bus.message import Event, FrozenMeta, Message, Reply, Request, Telemetry, Work
+from areal_bus.errors import ClaimLost, CorruptMessage
+from areal_bus.message import Event, FrozenMeta, Message, Reply, Request, Telemetry, Work
 
 M = TypeVar("M", bound=Message)
 R = TypeVar("R", bound=Reply)

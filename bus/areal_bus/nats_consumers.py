@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from bus.base import History, Subscription
-from bus.delivery import Deliveries, Position, by_subject, open_event
-from bus.message import Event
-from bus.nats_position import PositionWriter
-from bus.nats_reader import NatsLogReader
-from bus.nats_shared import SharedLog, SharedLogReader
-from bus.nats_streams import Streams
-from bus.nats_trimming import check_beginning
-from bus.subjects import check_token
+from areal_bus.base import History, Subscription
+from areal_bus.delivery import Deliveries, Position, by_subject, open_event
+from areal_bus.message import Event
+from areal_bus.nats_position import PositionWriter
+from areal_bus.nats_reader import NatsLogReader
+from areal_bus.nats_shared import SharedLog, SharedLogReader
+from areal_bus.nats_streams import Streams
+from areal_bus.nats_trimming import check_beginning
+from areal_bus.subjects import check_token
 
 
 class LogConsumers:

@@ -10,9 +10,9 @@ from typing import Final
 import structlog
 from nats.aio.msg import Msg
 
-from bus.delivery import put_or_drop_oldest
-from bus.errors import ServerUnavailable
-from bus.nats_connection import Connection
+from areal_bus.delivery import put_or_drop_oldest
+from areal_bus.errors import ServerUnavailable
+from areal_bus.nats_connection import Connection
 
 CANCELLED: Final = "Bus-Left"
 """Header of a message with which a caller cancels a request; the value is the request's reply subject."""

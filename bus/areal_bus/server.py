@@ -17,11 +17,11 @@ from typing import Any, Final
 
 import msgspec
 
-from bus.descriptors import highest_descriptor_limit
-from bus.errors import ServerKilled, ServerUnavailable
-from bus.product import current_product
-from bus.tls import SCHEME, Certificate
-from bus.users import ACCOUNT, OWNER, BusUsers, owner_account
+from areal_bus.descriptors import highest_descriptor_limit
+from areal_bus.errors import ServerKilled, ServerUnavailable
+from areal_bus.product import current_product
+from areal_bus.tls import SCHEME, Certificate
+from areal_bus.users import ACCOUNT, OWNER, BusUsers, owner_account
 
 _START_SECONDS: Final = 60.0
 """A server first reads a large store completely if its index is lost."""

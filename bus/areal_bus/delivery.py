@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Generic, TypeVar
 from weakref import WeakValueDictionary
 
-from bus.base import Delivery, Envelope
-from bus.errors import CorruptMessage
-from bus.message import Message
+from areal_bus.base import Delivery, Envelope
+from areal_bus.errors import CorruptMessage
+from areal_bus.message import Message
 
 TELEMETRY_BACKLOG = 4096
 """Telemetry messages that a consumer may leave unread before it loses the oldest."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from bus.errors import PermissionDenied
+from areal_bus.errors import PermissionDenied
 
 _DENIED: Final = re.compile(r'permissions violation for (publish|subscription) to "([^"]*)"', re.IGNORECASE)
 _REMEMBERED: Final = 1024

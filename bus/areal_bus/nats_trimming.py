@@ -11,13 +11,13 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Final
 
-from bus.base import Envelope, LogSpan
-from bus.claims import remove_bodies
-from bus.delivery import trimmed_error
-from bus.errors import CorruptMessage, EventsTrimmed, LogDamaged, LogUnavailable
-from bus.nats_reader import NatsLogReader
-from bus.nats_streams import Streams
-from bus.payload import unpack
+from areal_bus.base import Envelope, LogSpan
+from areal_bus.claims import remove_bodies
+from areal_bus.delivery import trimmed_error
+from areal_bus.errors import CorruptMessage, EventsTrimmed, LogDamaged, LogUnavailable
+from areal_bus.nats_reader import NatsLogReader
+from areal_bus.nats_streams import Streams
+from areal_bus.payload import unpack
 
 _MARK: Final = "_log.first"
 _READ_TOGETHER: Final = 256

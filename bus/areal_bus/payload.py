@@ -15,10 +15,10 @@ from typing import Final
 import msgspec
 import zstandard
 
-from bus.base import Envelope
-from bus.errors import CorruptMessage
-from bus.message import Event, Message
-from bus.product import current_product
+from areal_bus.base import Envelope
+from areal_bus.errors import CorruptMessage
+from areal_bus.message import Event, Message
+from areal_bus.product import current_product
 
 COMPRESSED: Final = 0xC1
 _MARK: Final = bytes([COMPRESSED])

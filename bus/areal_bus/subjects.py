@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from bus.product import current_product
+from areal_bus.product import current_product
 
 _RUN = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}")
 _TOKEN = re.compile(r"[A-Za-z0-9_-]+")

@@ -18,9 +18,9 @@ from typing import BinaryIO, Final, Literal, Self, TypeVar, cast
 
 import msgspec
 
-from bus.base import Bus, Envelope
-from bus.errors import LogDamaged, MessageTooLarge, RecordingDamaged
-from bus.message import FrozenMeta
+from areal_bus.base import Bus, Envelope
+from areal_bus.errors import LogDamaged, MessageTooLarge, RecordingDamaged
+from areal_bus.message import FrozenMeta
 
 FORMAT_VERSION: Final = 3
 _LENGTH_BYTES: Final = 4

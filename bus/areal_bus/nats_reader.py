@@ -18,12 +18,12 @@ import structlog
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as NatsSubscription
 
-from bus.base import Envelope, History
-from bus.claims import check_out
-from bus.errors import BusError, LogDamaged, LogUnavailable, ServerUnavailable
-from bus.nats_connection import status
-from bus.nats_streams import STREAM_NOT_FOUND, ApiError, Json, Streams
-from bus.payload import unpack
+from areal_bus.base import Envelope, History
+from areal_bus.claims import check_out
+from areal_bus.errors import BusError, LogDamaged, LogUnavailable, ServerUnavailable
+from areal_bus.nats_connection import status
+from areal_bus.nats_streams import STREAM_NOT_FOUND, ApiError, Json, Streams
+from areal_bus.payload import unpack
 
 _BATCH: Final = 64
 """Events per fetch request."""

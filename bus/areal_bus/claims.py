@@ -11,8 +11,8 @@ from typing import Protocol
 
 import msgspec
 
-from bus.base import Envelope
-from bus.errors import ClaimLost, LogUnavailable
+from areal_bus.base import Envelope
+from areal_bus.errors import ClaimLost, LogUnavailable
 
 INLINE_LIMIT = 256 * 1024
 """Largest body, in bytes, that is sent within its message."""

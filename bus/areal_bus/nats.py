@@ -17,9 +17,9 @@ from typing import Final, TypeVar, cast
 import structlog
 from nats.aio.msg import Msg
 
-from bus.base import Envelope, History, LogSpan, Stamp, Subscription, WorkQueue
-from bus.claims import INLINE_LIMIT, Blobs, check_in, check_out
-from bus.delivery import (
+from areal_bus.base import Envelope, History, LogSpan, Stamp, Subscription, WorkQueue
+from areal_bus.claims import INLINE_LIMIT, Blobs, check_in, check_out
+from areal_bus.delivery import (
     TELEMETRY_BACKLOG,
     Deliveries,
     Kinds,
@@ -28,20 +28,20 @@ from bus.delivery import (
     by_subject,
     open_live,
 )
-from bus.errors import AnswerLost, BusError, CorruptMessage, LogUnavailable, NoReply, NoResponder
-from bus.message import Event, Message, Reply, Request, Telemetry, Work
-from bus.nats_connection import Connection, status
-from bus.nats_consumers import LogConsumers
-from bus.nats_direct import read_directly, span_directly
-from bus.nats_inbox import Disconnected, Inbox
-from bus.nats_position import stored_position
-from bus.nats_streams import RETRY_SECONDS, Streams
-from bus.nats_subscriptions import CANCELLED, subscribed
-from bus.nats_trimming import check_beginning, gap_error, marked_first, read_log, span_of, trim
-from bus.nats_work import NatsWorkQueue
-from bus.payload import pack, unpack
-from bus.subjects import check_key, check_pattern, check_run, check_token, matches
-from bus.users import MONITOR, user_of
+from areal_bus.errors import AnswerLost, BusError, CorruptMessage, LogUnavailable, NoReply, NoResponder
+from areal_bus.message import Event, Message, Reply, Request, Telemetry, Work
+from areal_bus.nats_connection import Connection, status
+from areal_bus.nats_consumers import LogConsumers
+from areal_bus.nats_direct import read_directly, span_directly
+from areal_bus.nats_inbox import Disconnected, Inbox
+from areal_bus.nats_position import stored_position
+from areal_bus.nats_streams import RETRY_SECONDS, Streams
+from areal_bus.nats_subscriptions import CANCELLED, subscribed
+from areal_bus.nats_trimming import check_beginning, gap_error, marked_first, read_log, span_of, trim
+from areal_bus.nats_work import NatsWorkQueue
+from areal_bus.payload import pack, unpack
+from areal_bus.subjects import check_key, check_pattern, check_run, check_token, matches
+from areal_bus.users import MONITOR, user_of
 
 R = TypeVar("R", bound=Reply)
 

@@ -14,11 +14,11 @@ from typing import Final
 
 from nats.aio.msg import Msg
 
-from bus.durability import sync_store
-from bus.errors import LogUnavailable
-from bus.nats_reader import NatsLogReader
-from bus.nats_streams import Json, Streams
-from bus.payload import unpack
+from areal_bus.durability import sync_store
+from areal_bus.errors import LogUnavailable
+from areal_bus.nats_reader import NatsLogReader
+from areal_bus.nats_streams import Json, Streams
+from areal_bus.payload import unpack
 
 _TOGETHER: Final = 64
 _UNFINISHED: Final = ".unfinished"

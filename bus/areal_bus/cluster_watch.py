@@ -8,9 +8,9 @@ from typing import Final
 
 import msgspec
 
-from bus.errors import LogUnavailable
-from bus.message import FrozenMeta
-from bus.nats_streams import Json, Streams
+from areal_bus.errors import LogUnavailable
+from areal_bus.message import FrozenMeta
+from areal_bus.nats_streams import Json, Streams
 
 _LOOK_SECONDS: Final = 1.0
 

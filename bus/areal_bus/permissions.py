@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
-from bus.message import Event, FrozenMeta, Message, Reply, Request, Telemetry, Work
-from bus.subjects import inbox_of, log_stream, position_key, subject_of, values_bucket, work_consumer, work_stream
-from bus.users import OWNER, Permissions
+from areal_bus.message import Event, FrozenMeta, Message, Reply, Request, Telemetry, Work
+from areal_bus.subjects import inbox_of, log_stream, position_key, subject_of, values_bucket, work_consumer, work_stream
+from areal_bus.users import OWNER, Permissions
 
 
 class Listener(msgspec.Struct, metaclass=FrozenMeta):
