@@ -27,9 +27,9 @@ from areal_actors.replay.rescore import Rescored, rescored_log
 from areal_actors.replay.tape import TapeDifference
 from areal_actors.rewards import Reward
 from areal_actors.runtime.actor import Actor
-from bus.base import Envelope
-from bus.message import Event
-from bus.recorded import read_log, read_tape
+from areal_bus.base import Envelope
+from areal_bus.message import Event
+from areal_bus.recorded import read_log, read_tape
 
 __all__ = ["LogDifference", "Rescored", "TapeDifference", "replayed", "replayed_tape", "rescored"]
 

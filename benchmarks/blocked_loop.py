@@ -33,7 +33,7 @@ from orchestration import EPISODES_A_STEP, recipe, system
 from areal_actors.messages import EpisodeAbandoned, OpenSession, RunStarted, StepCompleted, TrajectoryExported
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.run_folder import RunFolder
-from bus.base import Envelope, Stamp
+from areal_bus.base import Envelope, Stamp
 
 DOCUMENTED_PAGE = ROOT / "docs" / "write-an-agent.md"
 BLOCKING_AGENT = f"{Path(__file__).with_name('blocking_agent.py')}:BlockingAgent"

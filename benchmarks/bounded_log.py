@@ -50,8 +50,8 @@ from areal_actors.messages import (
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.process import placed
 from areal_actors.run.run_folder import RunFolder
-from bus.message import Event
-from bus.nats import NatsBus
+from areal_bus.message import Event
+from areal_bus.nats import NatsBus
 
 RUN = "bounded-log"
 KILLED_PROCESSES = ("control", "gateway", "rollout_worker", "reward_worker", "inference_worker", "trainer")

@@ -23,12 +23,12 @@ from typing import Any, ClassVar
 import history
 from lossy_disk import can_lose_power, lossy_disk, mounted
 
-from bus.base import Stamp
-from bus.durability import sync_store
-from bus.log_check import check_log
-from bus.message import Event
-from bus.nats import NatsBus
-from bus.server import EmbeddedServer
+from areal_bus.base import Stamp
+from areal_bus.durability import sync_store
+from areal_bus.log_check import check_log
+from areal_bus.message import Event
+from areal_bus.nats import NatsBus
+from areal_bus.server import EmbeddedServer
 
 SYNCS = ("5s", "1s", "always")
 RUN = "bench"

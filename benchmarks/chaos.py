@@ -27,8 +27,8 @@ from areal_actors.messages import FaultInjected, StepCompleted
 from areal_actors.run.auditing import audit_run
 from areal_actors.run.monitor import open_log
 from areal_actors.run.run_folder import RunFolder
-from bus.errors import BusError
-from bus.message import Message
+from areal_bus.errors import BusError
+from areal_bus.message import Message
 
 PROCESS_SECONDS = 1200.0
 """Time limit of one run or resume; a longer one is killed and its campaign fails."""

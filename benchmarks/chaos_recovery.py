@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from areal_actors.messages import ActorFailed, ActorStarted, ActorStopped, BatchFormed, FaultInjected, StepCompleted
-from bus.message import Message
+from areal_bus.message import Message
 
 
 class Recovery(msgspec.Struct, frozen=True):

@@ -24,8 +24,8 @@ from pathlib import Path
 from history import LONGEST_SECONDS, SMALL, append, areal, parse_arguments, table
 
 from areal_actors.messages import EvaluationCompleted, StepCompleted, TrajectoryExported, WeightsPublished
-from bus.message import Message
-from bus.recorded import read_log
+from areal_bus.message import Message
+from areal_bus.recorded import read_log
 
 BUSY_LOOP = "import time\nend = time.monotonic() + {seconds}\nwhile time.monotonic() < end:\n    pass"
 COMPARED = {kind.subject: kind for kind in (EvaluationCompleted, StepCompleted, TrajectoryExported, WeightsPublished)}

@@ -32,11 +32,11 @@ from areal_actors.messages import (
 )
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.run_folder import RunFolder, ServerAddress
-from bus.base import Stamp
-from bus.errors import NoResponder
-from bus.message import Event
-from bus.nats import NatsBus
-from bus.server import EmbeddedServer
+from areal_bus.base import Stamp
+from areal_bus.errors import NoResponder
+from areal_bus.message import Event
+from areal_bus.nats import NatsBus
+from areal_bus.server import EmbeddedServer
 
 RUN = "gateway"
 CONTEXT = 32_768

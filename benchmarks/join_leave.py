@@ -47,7 +47,7 @@ from areal_actors.messages import (
 from areal_actors.run.auditing import audit_run
 from areal_actors.run.connections import connected, open_store
 from areal_actors.run.run_folder import RunFolder, ServerAddress
-from bus.recorded import export_log
+from areal_bus.recorded import export_log
 
 sys.path.append(str(ROOT / "tests"))
 from support.live_run import LiveRun

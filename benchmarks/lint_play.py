@@ -33,8 +33,8 @@ from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.tensor_process import TORCH_ACTORS
 from areal_actors.runtime.actor import Actor
 from areal_actors.runtime.runtime import Identity, Runtime
-from bus import Stamp
-from bus.memory import MemoryBus
+from areal_bus import Stamp
+from areal_bus.memory import MemoryBus
 
 LONGEST_SECONDS = 1200.0
 """Time limit of a run, on a busy machine."""

@@ -30,8 +30,8 @@ from orchestration import EPISODES_A_STEP, LONGEST_SECONDS, RUN, SERVER, begin, 
 
 from areal_actors.messages import KINDS, TrajectoryExported, recorded_calls
 from areal_actors.run.run_folder import RunFolder
-from bus.nats import NatsBus
-from bus.payload import pack, unpack
+from areal_bus.nats import NatsBus
+from areal_bus.payload import pack, unpack
 
 CONCURRENCY = 16
 QUICK = {"episodes": 64, "cases": ["short"]}

@@ -37,11 +37,11 @@ from areal_actors.embedded.embedded_model import train_tokenizer, write_tokenize
 from areal_actors.messages import KINDS, EpisodeAbandoned, RunStarted, TrajectoryExported
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.run_folder import RunFolder, ServerAddress
-from bus.base import Stamp
-from bus.errors import LogUnavailable
-from bus.message import Event
-from bus.nats import NatsBus
-from bus.server import EmbeddedServer
+from areal_bus.base import Stamp
+from areal_bus.errors import LogUnavailable
+from areal_bus.message import Event
+from areal_bus.nats import NatsBus
+from areal_bus.server import EmbeddedServer
 
 RUN = "orchestration"
 GROUP_SIZE = 4

@@ -25,9 +25,9 @@ from seeds import markdown
 
 from areal_actors.messages import KINDS as MESSAGES
 from areal_actors.messages import CompletionRefused, EpisodeAbandoned, RunFinished, StepCompleted, TrajectoryExported
-from bus.message import Message
-from bus.nats import NatsBus
-from bus.server import EmbeddedServer
+from areal_bus.message import Message
+from areal_bus.nats import NatsBus
+from areal_bus.server import EmbeddedServer
 
 ROOT = Path(__file__).parent.parent
 RUN = "poison"

@@ -38,7 +38,7 @@ from areal_actors.runtime.runtime import Identity, Runtime
 from areal_actors.training.checkpoint_store import CheckpointStore
 from areal_actors.training.engine import Progress, TrainingEngine
 from areal_actors.training.trainer import Trainer
-from bus.nats import NatsBus
+from areal_bus.nats import NatsBus
 
 SIZES = "scale.msgpack"
 """File of the run's folder with its `Sizes`."""

@@ -24,11 +24,11 @@ from areal_actors.messages import KINDS, BatchFormed, EpisodeScored, RunEpisode,
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.supervision import processes_of
 from areal_actors.run.run_folder import RunFolder, ServerAddress
-from bus.base import Envelope
-from bus.errors import LogUnavailable
-from bus.nats import NatsBus
-from bus.server import EmbeddedServer
-from bus.subjects import work_consumer
+from areal_bus.base import Envelope
+from areal_bus.errors import LogUnavailable
+from areal_bus.nats import NatsBus
+from areal_bus.server import EmbeddedServer
+from areal_bus.subjects import work_consumer
 
 RUN = "scale"
 FIRST_STEP = 5

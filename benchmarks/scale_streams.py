@@ -19,8 +19,8 @@ from typing import Any
 
 import psutil
 
-from bus.nats_connection import Connection
-from bus.server import EmbeddedServer
+from areal_bus.nats_connection import Connection
+from areal_bus.server import EmbeddedServer
 
 WRITERS = 4
 AT_ONCE = 2000

@@ -45,9 +45,9 @@ from areal_actors.sequences.sequence_check import SequenceLimits
 from areal_actors.staleness.staleness_gate import StalenessGate
 from areal_actors.tasks.task_source import TaskSource
 from areal_actors.training.trainer import Trainer
-from bus import Stamp
-from bus.base import Envelope
-from bus.memory import MemoryBus
+from areal_bus import Stamp
+from areal_bus.base import Envelope
+from areal_bus.memory import MemoryBus
 
 sys.path.append(str(ROOT / "tests"))
 from support.samples import TOOLS_TEMPLATE, letters

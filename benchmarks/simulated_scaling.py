@@ -21,9 +21,9 @@ from areal_actors.runtime.actor import Actor
 from areal_actors.runtime.runtime import Identity, Runtime
 from areal_actors.scaling.decisions import Decider
 from areal_actors.scaling.load import LoadFold
-from bus import Stamp
-from bus.base import Envelope
-from bus.message import Event, Message
+from areal_bus import Stamp
+from areal_bus.base import Envelope
+from areal_bus.message import Event, Message
 
 TICK_SECONDS = 0.25
 

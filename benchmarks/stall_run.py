@@ -19,8 +19,8 @@ import psutil
 from areal_actors.display.sentences import plain_line
 from areal_actors.messages import KINDS
 from areal_actors.tasks.arithmetic import rows
-from bus.nats import NatsBus
-from bus.server import EmbeddedServer
+from areal_bus.nats import NatsBus
+from areal_bus.server import EmbeddedServer
 
 ROOT = Path(__file__).parent.parent
 RUN = "stalls"

@@ -38,9 +38,9 @@ from areal_actors.messages import (
     TrajectoryRef,
     WeightsPublished,
 )
-from bus.base import Envelope, Stamp
-from bus.message import Event
-from bus.recorded import LogWriter
+from areal_bus.base import Envelope, Stamp
+from areal_bus.message import Event
+from areal_bus.recorded import LogWriter
 
 sys.path.append(str(ROOT / "tests"))
 from support.browser import CHROMIUM, Tab, browser

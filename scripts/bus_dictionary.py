@@ -18,15 +18,15 @@ import msgspec
 import zstandard
 
 from areal_actors.messages import KINDS
-from bus.base import Envelope
-from bus.recorded import read_log
+from areal_bus.base import Envelope
+from areal_bus.recorded import read_log
 
 DICTIONARY_BYTES = 32 << 10
 SAMPLES_A_KIND = 400
 LEAST_SHARE = 0.01
 """Share of a log's messages that a kind has at least."""
 LEVEL = 5
-"""Level of `bus/payload.py`."""
+"""Level of `bus/areal_bus/payload.py`."""
 SHORT_WORD = re.compile(r"[\w.-]{0,20}")
 BY_SUBJECT = {kind.subject: kind for kind in KINDS}
 

@@ -13,8 +13,8 @@ from areal_actors import __version__
 from areal_actors.messages import KINDS, Heartbeat, WatchProbe
 from areal_actors.recipe.reference import meanings, structs_of
 from areal_actors.run.server import ACTORS, LIFECYCLE
-from bus.base import Envelope
-from bus.message import Event, Message, Reply, Request, Telemetry, Work
+from areal_bus.base import Envelope
+from areal_bus.message import Event, Message, Reply, Request, Telemetry, Work
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE, ASYNCAPI = DOCS / "events.md", DOCS / "asyncapi.json"

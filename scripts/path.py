@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from areal_actors.messages import KINDS
 from areal_actors.run.server import ACTORS
-from bus.message import Message
+from areal_bus.message import Message
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs/path.md"

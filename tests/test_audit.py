@@ -27,8 +27,8 @@ from areal_actors.messages import (
     WeightsPublished,
 )
 from areal_actors.sequences.build import EPISODE
-from bus.base import Envelope, Stamp
-from bus.memory import MemoryBus
+from areal_bus.base import Envelope, Stamp
+from areal_bus.memory import MemoryBus
 
 
 def audited(events, *, numbers=None):

@@ -25,7 +25,7 @@ from areal_actors.messages import (
     WeightsLoaded,
     WeightsPublished,
 )
-from bus.recorded import read_log
+from areal_bus.recorded import read_log
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 

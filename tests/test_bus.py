@@ -24,9 +24,9 @@ from support.bus_cases import (
     take,
 )
 
-from bus import Bus
-from bus.base import History
-from bus.errors import CorruptMessage, LogUnavailable, NoReply, NoResponder
+from areal_bus import Bus
+from areal_bus.base import History
+from areal_bus.errors import CorruptMessage, LogUnavailable, NoReply, NoResponder
 
 
 @pytest.fixture(params=["memory", "nats", "shared"])

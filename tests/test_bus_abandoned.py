@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.bus_cases import Buses, Double, Doubled, open_buses, stamp, take
 
-from bus.errors import NoReply
+from areal_bus.errors import NoReply
 
 
 @pytest.fixture(params=["memory", "nats"])

@@ -17,10 +17,10 @@ from areal_actors.core.devices import CudaDevices
 from areal_actors.core.errors import SetupError
 from areal_actors.recipe.load import load
 from areal_actors.run.preflight import check_bus_server
-from bus.cluster_watch import ClusterWatch
-from bus.errors import LogUnavailable
-from bus.nats import NatsBus
-from bus.users import credentials_of, servers_of
+from areal_bus.cluster_watch import ClusterWatch
+from areal_bus.errors import LogUnavailable
+from areal_bus.nats import NatsBus
+from areal_bus.users import credentials_of, servers_of
 
 PATIENT = 300.0
 MESSAGES = 200

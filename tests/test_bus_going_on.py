@@ -9,9 +9,9 @@ import pytest
 from nats.aio.msg import Msg
 from support.bus_cases import KINDS, Do, Happened, stamp, take
 
-from bus.nats import NatsBus
-from bus.nats_reader import NatsLogReader
-from bus.server import EmbeddedServer
+from areal_bus.nats import NatsBus
+from areal_bus.nats_reader import NatsLogReader
+from areal_bus.server import EmbeddedServer
 
 
 async def test_a_disturbed_reader_begins_again_once_and_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

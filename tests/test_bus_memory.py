@@ -8,7 +8,7 @@ import time
 import pytest
 from support.bus_cases import Do, Double, Doubled, Happened, Progress, stamp
 
-from bus import MemoryBus, Stamp
+from areal_bus import MemoryBus, Stamp
 
 Received = list[tuple[str, int]]
 

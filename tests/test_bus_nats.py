@@ -14,10 +14,10 @@ import nats
 import pytest
 from support.bus_cases import KINDS, LEASE, Do, Double, Doubled, Ended, Happened, Progress, no_delivery, numbers, stamp, take
 
-from bus.errors import ClaimLost, LogUnavailable, MessageTooLarge, ServerUnavailable
-from bus.nats import NatsBus
-from bus.nats_connection import check_server_version
-from bus.server import EmbeddedServer
+from areal_bus.errors import ClaimLost, LogUnavailable, MessageTooLarge, ServerUnavailable
+from areal_bus.nats import NatsBus
+from areal_bus.nats_connection import check_server_version
+from areal_bus.server import EmbeddedServer
 
 
 @pytest.fixture

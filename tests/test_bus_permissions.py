@@ -37,12 +37,12 @@ from areal_actors.run.monitor import attach
 from areal_actors.run.run_folder import BusAddresses, RunFolder, ServerAddress
 from areal_actors.run.server import ACTORS, users_of
 from areal_actors.runtime.actor import Actor
-from bus.base import Envelope, Stamp
-from bus.errors import NoResponder, PermissionDenied, ServerUnavailable
-from bus.message import Message
-from bus.nats import NatsBus
-from bus.server import EmbeddedServer
-from bus.users import ACCOUNT, MONITOR, BusUsers, Permissions, user_of, without_credentials
+from areal_bus.base import Envelope, Stamp
+from areal_bus.errors import NoResponder, PermissionDenied, ServerUnavailable
+from areal_bus.message import Message
+from areal_bus.nats import NatsBus
+from areal_bus.server import EmbeddedServer
+from areal_bus.users import ACCOUNT, MONITOR, BusUsers, Permissions, user_of, without_credentials
 
 RUN = "gsm8k-grpo"
 AT_ONCE = 120.0

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from support.bus_cases import KINDS, Ended, Happened, numbers, stamp, take
 
-from bus import nats_reader
-from bus.errors import BusError
-from bus.nats import NatsBus
-from bus.nats_shared import _WAITING
-from bus.server import EmbeddedServer
+from areal_bus import nats_reader
+from areal_bus.errors import BusError
+from areal_bus.nats import NatsBus
+from areal_bus.nats_shared import _WAITING
+from areal_bus.server import EmbeddedServer
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bus.subjects import check_key, check_pattern, check_run, check_token, matches
+from areal_bus.subjects import check_key, check_pattern, check_run, check_token, matches
 
 
 @pytest.mark.parametrize(

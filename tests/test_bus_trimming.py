@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from support.bus_cases import KINDS, Buses, Do, Happened, numbers, open_buses, stamp, take
 
-from bus import Bus
-from bus.claims import INLINE_LIMIT
-from bus.errors import CorruptMessage, EventsTrimmed, LogUnavailable
-from bus.nats import NatsBus
-from bus.server import EmbeddedServer
+from areal_bus import Bus
+from areal_bus.claims import INLINE_LIMIT
+from areal_bus.errors import CorruptMessage, EventsTrimmed, LogUnavailable
+from areal_bus.nats import NatsBus
+from areal_bus.server import EmbeddedServer
 
 
 @pytest.fixture(params=["memory", "nats", "shared"])
@@ -147,8 +147,8 @@ async def test_a_trimmed_log_survives_its_server_and_still_deduplicates(tmp_path
 
 
 async def test_consumers_of_killed_readers_do_not_stay_on_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bus.nats_reader._INACTIVE_SECONDS", 1)
-    monkeypatch.setattr("bus.nats_reader._FETCH_SECONDS", 0.3)
+    monkeypatch.setattr("areal_bus.nats_reader._INACTIVE_SECONDS", 1)
+    monkeypatch.setattr("areal_bus.nats_reader._FETCH_SECONDS", 0.3)
     server = await EmbeddedServer.start(tmp_path)
     bus = await NatsBus.connect(server.url, "test", name="here", token=server.token, kinds=KINDS)
     await publish(bus, 1)
@@ -180,7 +180,7 @@ async def test_consumers_of_killed_readers_do_not_stay_on_the_server(tmp_path: P
 async def test_a_reader_whose_consumer_was_forgotten_meanwhile_continues_after_its_last_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bus.nats_reader._INACTIVE_SECONDS", 1)
+    monkeypatch.setattr("areal_bus.nats_reader._INACTIVE_SECONDS", 1)
     async with open_buses("nats", tmp_path) as buses:
         assert isinstance(buses.there, NatsBus)
         streams = buses.there._streams

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from areal_actors.messages import KINDS, ActorStopped
-from bus.base import Stamp
-from bus.errors import ServerUnavailable
-from bus.nats import NatsBus
-from bus.server_keeper import RestartSettings, ServerKeeper
-from bus.users import BusUsers, Permissions
+from areal_bus.base import Stamp
+from areal_bus.errors import ServerUnavailable
+from areal_bus.nats import NatsBus
+from areal_bus.server_keeper import RestartSettings, ServerKeeper
+from areal_bus.users import BusUsers, Permissions
 
 RUN = "run"
 SECONDS = 60.0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from support.bus_cases import LEASE, Buses, Do, numbers, open_buses, stamp
 
-from bus import Delivery, WorkQueue
+from areal_bus import Delivery, WorkQueue
 
 
 @pytest.fixture(params=["memory", "nats"])

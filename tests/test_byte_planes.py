@@ -13,8 +13,8 @@ from areal_actors.core.byte_planes import from_planes, planes_needed, to_planes
 from areal_actors.core.values import SamplingParams, TokenColumns, Trajectory, pack_ids
 from areal_actors.messages import Generate, TrajectoryExported
 from areal_actors.messages.fields import PACKED, fields_of
-from bus.base import Envelope, Stamp
-from bus.recorded import read_log
+from areal_bus.base import Envelope, Stamp
+from areal_bus.recorded import read_log
 
 RECORDINGS = Path(__file__).parent / "recordings"
 STAMP = Stamp(id="an-id", sender="session_manager-0", time=1.0)

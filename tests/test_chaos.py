@@ -31,7 +31,7 @@ from areal_actors.display.summary import summary
 from areal_actors.display.view import RunView
 from areal_actors.generation.scripted import ScriptedEngine
 from areal_actors.messages import ActorFailed, ActorStarted, BatchFormed, FaultInjected, RunResumed, StepCompleted
-from bus.server import EmbeddedServer
+from areal_bus.server import EmbeddedServer
 
 RECIPE = "recipes/gsm8k_grpo.toml"
 KILLS = ChaosSettings(enabled=True, kill=KillFaults(per_minute=6.0, targets=("trainer", "worker")), pause=PauseFaults(per_minute=3.0))

@@ -18,9 +18,9 @@ from areal_actors.library.controllers import AsyncRolloutController, LogReader, 
 from areal_actors.messages import KINDS, ActorStarted, RunStarted, WeightsPublished
 from areal_actors.recipe import load as recipe_load
 from areal_actors.weights.weight_files import location_of
-from bus.base import Stamp
-from bus.nats import NatsBus
-from bus.server import EmbeddedServer
+from areal_bus.base import Stamp
+from areal_bus.nats import NatsBus
+from areal_bus.server import EmbeddedServer
 
 pytestmark = pytest.mark.slow
 SCRIPTED = GenerationSettings(engine="scripted", scripted=ScriptedSettings(shortest=2, longest=4))

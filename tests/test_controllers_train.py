@@ -15,7 +15,7 @@ from areal_actors.library.controllers import RolloutBatch, RolloutController, Tr
 from areal_actors.messages import BatchFormed, StepCompleted, TrajectoryExported, WeightsPublished
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.training.settings import OptimizerSettings, TrainerSettings
-from bus.errors import LogUnavailable
+from areal_bus.errors import LogUnavailable
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,10 @@ from support.bus_cases import KINDS, Happened, stamp
 
 from areal_actors.messages import CheckpointCommitted, CheckpointStaged
 from areal_actors.training.checkpointer import CheckpointConfig, Checkpointer
-from bus.durability import sync_store
-from bus.log_check import check_log
-from bus.nats import NatsBus
-from bus.server import EmbeddedServer
+from areal_bus.durability import sync_store
+from areal_bus.log_check import check_log
+from areal_bus.nats import NatsBus
+from areal_bus.server import EmbeddedServer
 
 sys.path.append(str(Path(__file__).parent.parent / "benchmarks"))
 

@@ -34,7 +34,7 @@ from areal_actors.staleness.ledger import StalenessGateConfig
 from areal_actors.training.algorithms import Grpo
 from areal_actors.training.trainer_sleep import EngineSleep
 from areal_actors.weights.transfer import check_fit, write_weights
-from bus.errors import NoReply, NoResponder
+from areal_bus.errors import NoReply, NoResponder
 
 WORKER = "inference_worker-0"
 

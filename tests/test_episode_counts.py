@@ -39,9 +39,9 @@ from areal_actors.reader.episode_page import EpisodeFilter, show
 from areal_actors.run.prometheus import RunCollector
 from areal_actors.track.traces import Traces
 from areal_actors.web.index import RunIndex
-from bus import read_log
-from bus.base import Envelope, Stamp
-from bus.recorded import LogWriter
+from areal_bus import read_log
+from areal_bus.base import Envelope, Stamp
+from areal_bus.recorded import LogWriter
 
 RECORDINGS = Path(__file__).parent / "recordings"
 ENDS = {kind.subject for kind in (TrajectoryExported, EpisodeEvaluated, EpisodeAbandoned)}

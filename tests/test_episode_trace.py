@@ -30,7 +30,7 @@ from areal_actors.replay.call_tree import tree
 from areal_actors.replay.episode_trace import traced
 from areal_actors.replay.trace_page import html_page
 from areal_actors.replay.trained_columns import trained_columns
-from bus.recorded import FORMAT_VERSION, read_log
+from areal_bus.recorded import FORMAT_VERSION, read_log
 
 CHROMIUM = os.environ.get("AREAL_CHROMIUM", "") or shutil.which("chromium") or ""
 LOG = Path(__file__).parent / "recordings" / f"log-{FORMAT_VERSION}.xz"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from areal_actors.messages import KINDS, BatchFormed, Generated, RunStarted, WeightsPublished
-from bus.message import Reply
+from areal_bus.message import Reply
 
 ROOT = Path(__file__).parent.parent
 

@@ -52,7 +52,7 @@ from areal_actors.run.server import JOINED, joined_permissions, users_of
 from areal_actors.run.watchdog import Watchdog
 from areal_actors.vision.files import ImageFolder
 from areal_actors.vision.pulled import SentImages
-from bus.message import Event
+from areal_bus.message import Event
 
 RUN = "gsm8k-grpo"
 MAIN = Path(__file__).parent.parent / "recipes" / "gsm8k_grpo.toml"

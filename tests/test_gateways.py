@@ -32,7 +32,7 @@ from areal_actors.run.fold_actors import BuildContext
 from areal_actors.run.process import CPU_ACTORS, placed
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.server import with_port
-from bus import MemoryBus, Stamp
+from areal_bus import MemoryBus, Stamp
 
 COUNT = 3
 RECIPE = 'run = "several"\nsteps = 1\nmodel = "embedded"\n[task]\nagent = "online"\n[algorithm]\nname = "grpo"\ngroup_size = 2\n'

@@ -9,7 +9,7 @@ from typing import ClassVar
 import pytest
 
 from areal_actors.runtime.actor import Actor, Emits, on
-from bus import Event
+from areal_bus import Event
 
 
 class Started(Event):

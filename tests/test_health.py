@@ -14,7 +14,7 @@ from areal_actors.messages import Heartbeat, RunStalled, WatchProbe
 from areal_actors.recipe.load import load
 from areal_actors.run.health import HealthMonitor
 from areal_actors.run.liveness import Activity
-from bus.memory import MemoryBus
+from areal_bus.memory import MemoryBus
 
 SHORT = ("profile=embedded", "watchdog.heartbeat_seconds=5", "watchdog.stall_seconds=20", "watchdog.bus_seconds=15")
 PIDS = {"trainer": 11, "gateway": 12}

@@ -38,12 +38,12 @@ from areal_actors.run.server import JOINED, JOINER, joined_permissions, users_of
 from areal_actors.weights.folders import named_path, prune, version_folder
 from areal_actors.weights.pulled import WeightsPuller
 from areal_actors.weights.transfer import write_weights
-from bus.base import Stamp
-from bus.errors import ClaimLost
-from bus.memory import MemoryBus
-from bus.nats import NatsBus
-from bus.server import EmbeddedServer
-from bus.subjects import inbox_of
+from areal_bus.base import Stamp
+from areal_bus.errors import ClaimLost
+from areal_bus.memory import MemoryBus
+from areal_bus.nats import NatsBus
+from areal_bus.server import EmbeddedServer
+from areal_bus.subjects import inbox_of
 
 RUN = "gsm8k-grpo"
 RECIPES = Path(__file__).parent.parent / "recipes"

@@ -6,7 +6,7 @@ import pytest
 
 from areal_actors.messages import RunResumed
 from areal_actors.run.log_answers import RECENT_EVENTS, AnsweredEvents
-from bus.base import Envelope
+from areal_bus.base import Envelope
 
 
 def answers_at(*times):

@@ -13,12 +13,12 @@ import pytest
 from support.bus_cases import KINDS, Do, Happened, stamp
 from support.log_damage import GONE, HARMLESS, HOLES, SHORTER, Damage, blocks_of
 
-from bus.errors import LogDamaged, LogUnavailable
-from bus.log_check import FIRST_MARK, LogCheck, check_log, is_missing
-from bus.log_rewrite import copy_log, copy_values, create_empty_queue, exchange, finish_exchange, messages_of, unfinished_store
-from bus.nats import NatsBus
-from bus.recorded import export_log, read_log
-from bus.server import EmbeddedServer
+from areal_bus.errors import LogDamaged, LogUnavailable
+from areal_bus.log_check import FIRST_MARK, LogCheck, check_log, is_missing
+from areal_bus.log_rewrite import copy_log, copy_values, create_empty_queue, exchange, finish_exchange, messages_of, unfinished_store
+from areal_bus.nats import NatsBus
+from areal_bus.recorded import export_log, read_log
+from areal_bus.server import EmbeddedServer
 
 EVENTS = 2500
 LOG = "AREAL_test_LOG"

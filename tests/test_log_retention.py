@@ -39,9 +39,9 @@ from areal_actors.supervised.example_source import ExampleSource
 from areal_actors.tasks.task_source import TaskSource
 from areal_actors.training.checkpointer import Checkpointer
 from areal_actors.training.trainer import Trainer
-from bus.base import Stamp
-from bus.errors import EventsTrimmed
-from bus.memory import MemoryBus
+from areal_bus.base import Stamp
+from areal_bus.errors import EventsTrimmed
+from areal_bus.memory import MemoryBus
 
 ALWAYS = LogSettings(max_mb=0)
 

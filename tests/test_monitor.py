@@ -17,8 +17,8 @@ from areal_actors.display.sheet import sparkline
 from areal_actors.display.view import RunView
 from areal_actors.messages import KINDS, RunFinished, RunStalled, StepCompleted, WeightsPublished
 from areal_actors.run.monitor import follow, print_json, print_messages
-from bus.base import Envelope, Stamp
-from bus.memory import MemoryBus
+from areal_bus.base import Envelope, Stamp
+from areal_bus.memory import MemoryBus
 
 ROOT = Path(__file__).parent.parent
 BY_SUBJECT = {kind.subject: kind for kind in KINDS}

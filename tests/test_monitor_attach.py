@@ -22,11 +22,11 @@ from areal_actors.recipe.load import load
 from areal_actors.run import monitor
 from areal_actors.run.monitor import attach, export, find_live
 from areal_actors.run.run_folder import RunFolder, ServerAddress
-from bus.base import Stamp
-from bus.errors import BusError
-from bus.nats import NatsBus
-from bus.recorded import read_log
-from bus.server import EmbeddedServer
+from areal_bus.base import Stamp
+from areal_bus.errors import BusError
+from areal_bus.nats import NatsBus
+from areal_bus.recorded import read_log
+from areal_bus.server import EmbeddedServer
 
 ROOT = Path(__file__).parent.parent
 BY_SUBJECT = {kind.subject: kind for kind in KINDS}

@@ -9,7 +9,7 @@ import signal
 from nats.aio.msg import Msg
 from test_bus_nats import connected, killed_and_restarted, server
 
-from bus.server import EmbeddedServer
+from areal_bus.server import EmbeddedServer
 
 __all__ = ["server"]  # the fixture
 

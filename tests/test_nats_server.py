@@ -18,8 +18,8 @@ import nats
 import psutil
 import pytest
 
-from bus.errors import ServerUnavailable
-from bus.server import EmbeddedServer, Ports, find_binary, resolve_server
+from areal_bus.errors import ServerUnavailable
+from areal_bus.server import EmbeddedServer, Ports, find_binary, resolve_server
 
 
 def is_running(folder: Path) -> bool:
@@ -93,7 +93,7 @@ async def test_it_does_not_outlive_a_parent_that_is_killed(tmp_path: Path) -> No
             "-c",
             textwrap.dedent(f"""
                 import asyncio, pathlib
-                from bus.server import EmbeddedServer
+                from areal_bus.server import EmbeddedServer
 
                 async def main():
                     print((await EmbeddedServer.start(pathlib.Path({str(tmp_path)!r}))).pid, flush=True)
@@ -175,7 +175,7 @@ async def test_a_server_that_ignores_the_request_to_end_is_killed(tmp_path: Path
     ports = '{"nats":["nats://127.0.0.1:1"],"monitoring":["http://127.0.0.1:2"],"websocket":["ws://127.0.0.1:3"]}'
     script = f"trap '' TERM\necho '{ports}' > {tmp_path}/run/nats-server_$$.ports\nwhile true; do sleep 0.05; done"
     monkeypatch.setenv("AREAL_NATS_SERVER", str(imposter(tmp_path, script)))
-    monkeypatch.setattr("bus.server._STOP_SECONDS", 0.2)
+    monkeypatch.setattr("areal_bus.server._STOP_SECONDS", 0.2)
     server = await EmbeddedServer.start(tmp_path / "run")
     async with asyncio.timeout(300):
         await server.stop()

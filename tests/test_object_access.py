@@ -10,7 +10,7 @@ from support.permission_matrix import TABLE_IN
 
 from areal_actors.core.objects import BLOBS
 from areal_actors.messages import KINDS, EpisodeAbandoned, EpisodeScored
-from bus.claims import blob_name, is_name_of, subject_of
+from areal_bus.claims import blob_name, is_name_of, subject_of
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from areal_actors.replay.recorded_batches import RECEIVED, RecordedBatches
 from areal_actors.staleness.ledger import StalenessGateConfig
 from areal_actors.staleness.off_policy_guard import OffPolicyGuard, OffPolicyGuardConfig
 from areal_actors.staleness.staleness_gate import StalenessGate
-from bus.recorded import FORMAT_VERSION, read_log
+from areal_bus.recorded import FORMAT_VERSION, read_log
 
 LENGTHS = """\
 import os

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from support.bus_cases import Do, Double, Happened
 
 from areal_actors.messages import KINDS
-from bus.base import Envelope
-from bus.errors import CorruptMessage
-from bus.payload import COMPRESSED, LONG_BYTES, pack, read_dictionaries, unpack
-from bus.recorded import read_log
+from areal_bus.base import Envelope
+from areal_bus.errors import CorruptMessage
+from areal_bus.payload import COMPRESSED, LONG_BYTES, pack, read_dictionaries, unpack
+from areal_bus.recorded import read_log
 
 RECORDINGS = sorted(Path(__file__).with_name("recordings").glob("log-*.xz"))
 RELEASED = {

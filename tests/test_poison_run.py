@@ -25,9 +25,9 @@ from areal_actors.messages import (
     TrajectoryExported,
     WeightsPublished,
 )
-from bus.base import Stamp
-from bus.nats import NatsBus
-from bus.server import EmbeddedServer
+from areal_bus.base import Stamp
+from areal_bus.nats import NatsBus
+from areal_bus.server import EmbeddedServer
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 

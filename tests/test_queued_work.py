@@ -7,9 +7,9 @@ from support.samples import work
 
 from areal_actors.messages import KINDS, EvaluateEpisode, ScoreEpisode
 from areal_actors.run.log_answers import queued_attempts
-from bus.base import Stamp
-from bus.nats import NatsBus
-from bus.server import EmbeddedServer
+from areal_bus.base import Stamp
+from areal_bus.nats import NatsBus
+from areal_bus.server import EmbeddedServer
 
 ITEMS = [
     *(work(f"{number}.0") for number in range(40)),

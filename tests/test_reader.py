@@ -26,8 +26,8 @@ from areal_actors.reader.episode_page import show
 from areal_actors.reader.listing import list_runs
 from areal_actors.reader.run_files import find_run_files
 from areal_actors.replay.episode_trace import traced
-from bus.base import Envelope, Stamp
-from bus.recorded import Header, _write
+from areal_bus.base import Envelope, Stamp
+from areal_bus.recorded import Header, _write
 
 
 def exported_log(path, events, run="a"):

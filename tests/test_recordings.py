@@ -16,9 +16,9 @@ import psutil
 import pytest
 from support.bus_cases import Ended, Happened, open_buses, stamp
 
-from bus import Envelope, MemoryBus, Tape, TapeEntry, export_log, read_log, read_tape
-from bus.errors import MessageTooLarge, RecordingDamaged
-from bus.recorded import Header, LogWriter, read_header
+from areal_bus import Envelope, MemoryBus, Tape, TapeEntry, export_log, read_log, read_tape
+from areal_bus.errors import MessageTooLarge, RecordingDamaged
+from areal_bus.recorded import Header, LogWriter, read_header
 
 
 def entry(n: int, kind: str = "received") -> TapeEntry:
@@ -82,7 +82,7 @@ def test_the_tape_of_a_killed_process_holds_all_that_it_wrote(tmp_path: Path) ->
     path = tmp_path / "gate.tape"
     script = textwrap.dedent(f"""
         import os, pathlib, signal
-        from bus import Tape, TapeEntry
+        from areal_bus import Tape, TapeEntry
 
         tape = Tape.record(pathlib.Path({str(path)!r}))
         for n in range(5):
@@ -124,7 +124,7 @@ def test_a_frame_that_would_take_all_memory_is_refused_before_it_is_read(tmp_pat
 
 
 def test_an_entry_that_could_not_be_read_again_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bus.recorded.MAX_FRAME_BYTES", 300)
+    monkeypatch.setattr("areal_bus.recorded.MAX_FRAME_BYTES", 300)
     with LogWriter(tmp_path / "log", "test") as log:
         log.write(Envelope.seal(Happened(n=1), stamp(), "test"))
         with pytest.raises(MessageTooLarge, match="exceeds the largest that can be read again, 300"):
@@ -140,6 +140,6 @@ def test_a_tape_is_not_taken_for_a_log(tmp_path: Path) -> None:
 
 def test_a_recording_of_a_newer_program_asks_for_an_upgrade(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Tape.record(tmp_path / "gate.tape").close()
-    monkeypatch.setattr("bus.recorded.FORMAT_VERSION", 0)
+    monkeypatch.setattr("areal_bus.recorded.FORMAT_VERSION", 0)
     with pytest.raises(RecordingDamaged, match="format version 3, but this program supports versions up to 0; upgrade"):
         list(read_tape(tmp_path / "gate.tape"))

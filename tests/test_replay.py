@@ -13,9 +13,9 @@ from areal_actors.core.errors import AgentError
 from areal_actors.messages import RunStopping
 from areal_actors.replay.tape import TapeContext, TapeDifference, replay
 from areal_actors.rollout.agent_runner import AgentResult
-from bus.base import Envelope, Stamp
-from bus.memory import MemoryBus
-from bus.recorded import TapeEntry, read_tape
+from areal_bus.base import Envelope, Stamp
+from areal_bus.memory import MemoryBus
+from areal_bus.recorded import TapeEntry, read_tape
 
 SEED = 11
 FRESH = [

@@ -21,10 +21,10 @@ from areal_actors.run.fold_actors import BuildContext
 from areal_actors.run.process import CPU_ACTORS
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.testing import replayed, rescored
-from bus import recorded
-from bus.base import Envelope, Stamp
-from bus.errors import LogUnavailable, RecordingDamaged
-from bus.recorded import FORMAT_VERSION, Header, Tape, read_log
+from areal_bus import recorded
+from areal_bus.base import Envelope, Stamp
+from areal_bus.errors import LogUnavailable, RecordingDamaged
+from areal_bus.recorded import FORMAT_VERSION, Header, Tape, read_log
 
 RECORDINGS = Path(__file__).parent / "recordings"
 LOG = RECORDINGS / f"log-{FORMAT_VERSION}.xz"

@@ -24,7 +24,7 @@ from areal_actors.replay.control import KINDS_BY_SUBJECT, ControlReplay
 from areal_actors.replay.in_flight import InFlight
 from areal_actors.replay.state import Moment
 from areal_actors.run.run_folder import RunFolder
-from bus.recorded import FORMAT_VERSION, read_log
+from areal_bus.recorded import FORMAT_VERSION, read_log
 
 LOG = Path(__file__).parent / "recordings" / f"log-{FORMAT_VERSION}.xz"
 

@@ -13,7 +13,7 @@ import pytest
 from areal_actors.messages import ActorFailed, ActorStarted, EpisodeAbandoned, StepCompleted
 from areal_actors.rewards.judge_host import SpawnFailed
 from areal_actors.run.process import _may_pass
-from bus.errors import BusError
+from areal_bus.errors import BusError
 
 QUICK = (
     *("warm_start.steps=1", "warm_start.tail_steps=0", "evaluation.tasks=0", "generation.engine=scripted", "sampling.max_tokens=16"),

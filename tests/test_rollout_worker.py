@@ -26,7 +26,7 @@ from areal_actors.messages import (
 from areal_actors.rollout.agent_runner import AgentResult, Cause
 from areal_actors.rollout.episode_context import workflow_context
 from areal_actors.rollout.rollout_worker import LEASE_GRACE_SECONDS, RolloutWorker
-from bus.errors import NoReply, NoResponder
+from areal_bus.errors import NoReply, NoResponder
 
 TIMEOUT_SECONDS = 60.0
 DESCRIBED = SessionDescribed(session="s")

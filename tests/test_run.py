@@ -34,7 +34,7 @@ from areal_actors.run.run_folder import RunFolder
 from areal_actors.sequences.build import sequences_of
 from areal_actors.sequences.step_metrics import sequences_checksum
 from areal_actors.weights.folders import shared_memory_path
-from bus.recorded import read_tape
+from areal_bus.recorded import read_tape
 
 pytestmark = pytest.mark.slow
 

@@ -14,7 +14,7 @@ import pytest
 
 from areal_actors.messages import ActorFailed, BatchFormed, BusRestarted, CheckpointCommitted, RunFinished, StepCompleted
 from areal_actors.weights.folders import shared_memory_path
-from bus.server import find_binary
+from areal_bus.server import find_binary
 
 pytestmark = pytest.mark.long
 

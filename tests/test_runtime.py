@@ -11,8 +11,8 @@ from support.runtime_harness import Do, DoOther, Happened, Noted, Reported, Runt
 
 from areal_actors.runtime.actor import Actor, Context, Emits, Tick, on
 from areal_actors.runtime.runtime import Identity, Runtime
-from bus import MemoryBus, Stamp
-from bus.errors import NoReply
+from areal_bus import MemoryBus, Stamp
+from areal_bus.errors import NoReply
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ from support.runtime_harness import Do, DoOther, Happened, Noted, RuntimeHarness
 
 from areal_actors.messages import ActorStarted, Heartbeat
 from areal_actors.runtime.actor import Actor, Context, Emits, Tick, on
-from bus import Telemetry
-from bus.errors import NoReply, NoResponder
+from areal_bus import Telemetry
+from areal_bus.errors import NoReply, NoResponder
 
 
 @pytest.fixture

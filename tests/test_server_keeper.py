@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from support.bus_cases import KINDS, Double, Doubled, Happened, numbers, stamp, take
 
-from bus.base import Subscription
-from bus.errors import AnswerLost, LogUnavailable, ServerUnavailable
-from bus.nats import NatsBus
-from bus.server import EmbeddedServer, find_binary
-from bus.server_keeper import Outage, RestartSettings, ServerKeeper
+from areal_bus.base import Subscription
+from areal_bus.errors import AnswerLost, LogUnavailable, ServerUnavailable
+from areal_bus.nats import NatsBus
+from areal_bus.server import EmbeddedServer, find_binary
+from areal_bus.server_keeper import Outage, RestartSettings, ServerKeeper
 
 UNANSWERED = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 """nats-py forgets a connection that was not answered."""
@@ -203,8 +203,8 @@ async def test_a_full_disk_is_named_at_once_and_after_it_is_freed_everything_is_
 
 
 async def test_a_disk_that_was_full_for_a_moment_is_written_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bus.server_keeper._MIN_FREE_BYTES", 0)
-    monkeypatch.setattr("bus.server_keeper.PROBE_SECONDS", 5.0)
+    monkeypatch.setattr("areal_bus.server_keeper._MIN_FREE_BYTES", 0)
+    monkeypatch.setattr("areal_bus.server_keeper.PROBE_SECONDS", 5.0)
     with small_disk(tmp_path / "disk") as disk:
         async with kept(disk / "nats") as keeper, joined(keeper, retry_for_seconds=600) as bus:
             filling = asyncio.create_task(fill(disk, bus))

@@ -19,7 +19,7 @@ from areal_actors.messages import (
     TrajectoryExported,
 )
 from areal_actors.runtime.actor import Tick
-from bus.errors import NoReply, NoResponder
+from areal_bus.errors import NoReply, NoResponder
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from areal_actors.core.snapshots import KEPT, Snapshot, SnapshotStore, UnusableS
 from areal_actors.core.values import Value
 from areal_actors.messages import CheckpointCommitted, SnapshotRefused, SnapshotStored
 from areal_actors.runtime.runtime import Identity, Runtime
-from bus import MemoryBus, Stamp
-from bus.errors import EventsTrimmed
+from areal_bus import MemoryBus, Stamp
+from areal_bus.errors import EventsTrimmed
 
 
 class Total(Value):

@@ -36,8 +36,8 @@ from areal_actors.runtime.fold_keeper import FoldKeeper
 from areal_actors.supervised.example_source import ExampleSource
 from areal_actors.training.checkpointer import CheckpointConfig, Checkpointer
 from areal_actors.training.trainer import Trainer
-from bus.base import Envelope, Stamp
-from bus.memory import MemoryBus
+from areal_bus.base import Envelope, Stamp
+from areal_bus.memory import MemoryBus
 
 BY_SUBJECT = {kind.subject: kind for kind in KINDS}
 SEEDS = range(8)

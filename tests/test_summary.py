@@ -12,9 +12,9 @@ from areal_actors.display.run_state import RunState
 from areal_actors.display.summary import read_throughputs, summary, write_summary
 from areal_actors.display.throughput import busy_share, busy_while_training, overlap_share, tokens_per_second
 from areal_actors.messages import KINDS, BestCheckpointChosen, RunFinished, Throughput
-from bus.base import LogSpan, Stamp
-from bus.errors import LogDamaged
-from bus.memory import MemoryBus
+from areal_bus.base import LogSpan, Stamp
+from areal_bus.errors import LogDamaged
+from areal_bus.memory import MemoryBus
 
 BY_SUBJECT = {kind.subject: kind for kind in KINDS}
 

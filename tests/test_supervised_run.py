@@ -31,7 +31,7 @@ from areal_actors.run.run_folder import RunFolder
 from areal_actors.supervised.example_sequences import sequences_of_example
 from areal_actors.supervised.examples import arithmetic_examples
 from areal_actors.tokenization.tokenizer import ChatTokenizer
-from bus.recorded import read_tape
+from areal_bus.recorded import read_tape
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 

@@ -19,13 +19,13 @@ from areal_actors.recipe.load import load
 from areal_actors.run.join_address import join_address
 from areal_actors.run.object_server import ObjectServer
 from areal_actors.run.run_folder import ServerAddress
-from bus.base import Stamp
-from bus.certificates import make_certificate
-from bus.claims import blob_name
-from bus.errors import ServerUnavailable
-from bus.nats import NatsBus
-from bus.server import EmbeddedServer
-from bus.tls import Certificate
+from areal_bus.base import Stamp
+from areal_bus.certificates import make_certificate
+from areal_bus.claims import blob_name
+from areal_bus.errors import ServerUnavailable
+from areal_bus.nats import NatsBus
+from areal_bus.server import EmbeddedServer
+from areal_bus.tls import Certificate
 
 RECIPE = Path(__file__).parent.parent / "recipes" / "gsm8k_grpo.toml"
 WORD = "a word that a listener looks for"

@@ -37,8 +37,8 @@ from areal_actors.messages import (
     TrajectoryRef,
 )
 from areal_actors.track.traces import INFERRED, REQUESTS, Traces
-from bus.base import Envelope, Stamp
-from bus.recorded import read_log
+from areal_bus.base import Envelope, Stamp
+from areal_bus.recorded import read_log
 
 WORK = RunEpisode(episode="0.1", group="0", attempt=2, task=Task(id="t", data={}), sampling=SamplingParams())
 COLUMNS = TokenColumns.of([5, 6, 7, 8], [-0.1] * 4, [0, 0, 0, 1])

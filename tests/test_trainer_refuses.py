@@ -25,7 +25,7 @@ from areal_actors.messages import (
 )
 from areal_actors.sequences.sequence_check import SequenceLimits
 from areal_actors.training.trainer import Trainer
-from bus.base import Envelope, Stamp
+from areal_bus.base import Envelope, Stamp
 
 STARTED = RunStarted(recipe={}, profile="", reason="", folder="runs/refusing")
 BEFORE = 1000

@@ -27,10 +27,10 @@ from areal_actors.run.object_access import access_of
 from areal_actors.run.object_keeper import ObjectKeeper
 from areal_actors.run.object_process import Grant
 from areal_actors.run.run_folder import RunFolder
-from bus.certificates import make_certificate
-from bus.descriptors import descriptor_limit, is_out_of_descriptors, raise_descriptor_limit
-from bus.server import EmbeddedServer, max_connections
-from bus.tls import Certificate
+from areal_bus.certificates import make_certificate
+from areal_bus.descriptors import descriptor_limit, is_out_of_descriptors, raise_descriptor_limit
+from areal_bus.server import EmbeddedServer, max_connections
+from areal_bus.tls import Certificate
 
 MOST = 8
 REQUEST = b"GET /wait HTTP/1.1\r\nHost: x\r\n\r\n"

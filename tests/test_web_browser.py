@@ -14,8 +14,8 @@ from support.page_server import page_of, until_ended
 from areal_actors.core.values import Interaction, SamplingParams, Task, TokenColumns, Trajectory, pack_ids
 from areal_actors.messages import CapacityGranted, EpisodeScored, RunEpisode, RunStarted, TrajectoryExported
 from areal_actors.web.what_if_curves import WhatIfCurves
-from bus.base import Envelope, Stamp
-from bus.recorded import FORMAT_VERSION, LogWriter, read_log
+from areal_bus.base import Envelope, Stamp
+from areal_bus.recorded import FORMAT_VERSION, LogWriter, read_log
 
 LOG = Path(__file__).parent / "recordings" / f"log-{FORMAT_VERSION}.xz"
 VIEWS = ("overview", "episodes", "groups", "episode", "batches", "actors", "events")

@@ -22,9 +22,9 @@ from areal_actors.messages import (
 )
 from areal_actors.reader import open_run
 from areal_actors.web.index import RunIndex
-from bus.base import Envelope, Stamp
-from bus.errors import CorruptMessage
-from bus.recorded import FORMAT_VERSION, LogCopy, read_log
+from areal_bus.base import Envelope, Stamp
+from areal_bus.errors import CorruptMessage
+from areal_bus.recorded import FORMAT_VERSION, LogCopy, read_log
 
 LOG = Path(__file__).parent / "recordings" / f"log-{FORMAT_VERSION}.xz"
 

@@ -25,8 +25,8 @@ from areal_actors.messages import RunFinished, StepCompleted
 from areal_actors.reader import open_run
 from areal_actors.replay.episode_trace import traced
 from areal_actors.web.what_if_curves import read_curves
-from bus.base import LogSpan
-from bus.recorded import FORMAT_VERSION, read_log
+from areal_bus.base import LogSpan
+from areal_bus.recorded import FORMAT_VERSION, read_log
 
 ROOT = Path(__file__).parent.parent
 LOG = Path(__file__).parent / "recordings" / f"log-{FORMAT_VERSION}.xz"

@@ -11,8 +11,8 @@ import pytest
 from areal_actors import cli
 from areal_actors.messages import RunStarted, StepCompleted, WeightsPublished
 from areal_actors.replay import what_if
-from bus.base import Envelope, Stamp
-from bus.recorded import FORMAT_VERSION, LogWriter, read_log
+from areal_bus.base import Envelope, Stamp
+from areal_bus.recorded import FORMAT_VERSION, LogWriter, read_log
 
 LOG = Path(__file__).parent / "recordings" / f"log-{FORMAT_VERSION}.xz"
 

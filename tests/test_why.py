@@ -15,7 +15,7 @@ from areal_actors.recipe.recipe import recorded_recipe
 from areal_actors.replay.in_flight import InFlight
 from areal_actors.replay.time_shares import TimeFold, TimeShares
 from areal_actors.replay.why import advise
-from bus.recorded import FORMAT_VERSION, read_log
+from areal_bus.recorded import FORMAT_VERSION, read_log
 
 LOG = Path(__file__).parent / "recordings" / f"log-{FORMAT_VERSION}.xz"
 

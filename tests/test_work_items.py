@@ -18,8 +18,8 @@ from areal_actors.recipe.load import load
 from areal_actors.run.resuming import MAY_CHANGE
 from areal_actors.runtime.actor import Actor, Emits, on
 from areal_actors.runtime.work_items import SENT_TOGETHER, SentWork, renewed
-from bus.errors import LogUnavailable, ServerUnavailable
-from bus.message import Work
+from areal_bus.errors import LogUnavailable, ServerUnavailable
+from areal_bus.message import Work
 
 
 class Lost:

@@ -32,7 +32,7 @@ from areal_actors.messages import (
     WeightsPublished,
 )
 from areal_actors.messages.episode_ends import EpisodeCounts
-from bus.message import Message
+from areal_bus.message import Message
 
 CHECKS: Mapping[str, str] = {
     "gap": "sequence numbers have no gaps, and every event can be read",

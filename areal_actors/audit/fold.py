@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from areal_actors.audit.audit import KINDS_BY_SUBJECT, Audit
-from bus.base import Envelope
-from bus.errors import ClaimLost, CorruptMessage
-from bus.message import Message
+from areal_bus.base import Envelope
+from areal_bus.errors import ClaimLost, CorruptMessage
+from areal_bus.message import Message
 
 
 class AuditFold:

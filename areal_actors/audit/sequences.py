@@ -13,7 +13,7 @@ from areal_actors.messages import BatchFormed, BatchRefused, StepCompleted, Traj
 from areal_actors.sequences.credit import Credit
 from areal_actors.sequences.sequence_check import SequenceLimits, batch_sequences
 from areal_actors.sequences.step_metrics import sequences_checksum
-from bus.message import Message
+from areal_bus.message import Message
 
 
 class SequencesCheck:

@@ -23,7 +23,7 @@ from areal_actors.core.scalars import differ, plain_scalar
 from areal_actors.core.values import PROMPT_VERSION, Trajectory
 from areal_actors.sequences.build import EPISODE
 from areal_actors.sequences.credit import Credit, sample_rewards
-from bus.message import FrozenMeta
+from areal_bus.message import FrozenMeta
 
 Filter = Callable[[tuple[float, ...]], bool]
 """Returns True if a group is to be trained, given the rewards of its episodes (of their calls under `task.baseline_over = "calls"`).

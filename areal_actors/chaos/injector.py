@@ -27,8 +27,8 @@ from areal_actors.messages import (
     RunResumed,
     StepCompleted,
 )
-from bus.errors import BusError
-from bus.message import Event, Message
+from areal_bus.errors import BusError
+from areal_bus.message import Event, Message
 
 POLL_SECONDS = 0.05
 POSTPONE_SECONDS = 2.0

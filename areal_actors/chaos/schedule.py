@@ -11,7 +11,7 @@ from random import Random
 import msgspec
 
 from areal_actors.chaos.settings import ChaosSettings, FaultRate, Kind
-from bus.message import FrozenMeta
+from areal_bus.message import FrozenMeta
 
 
 class PlannedFault(msgspec.Struct, metaclass=FrozenMeta):

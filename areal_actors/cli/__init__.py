@@ -15,8 +15,8 @@ from areal_actors.core.errors import ArealError, RecipeError
 from areal_actors.core.extras import missing_module
 from areal_actors.core.foreign_text import show_controls
 from areal_actors.core.module_command import load_module
-from bus.descriptors import raise_descriptor_limit
-from bus.errors import BusError
+from areal_bus.descriptors import raise_descriptor_limit
+from areal_bus.errors import BusError
 
 WRONG_RECIPE = 2
 FAILED = 1

@@ -15,7 +15,7 @@ import msgspec
 
 from areal_actors.core.lazy import LazyModule
 from areal_actors.core.values import TokenColumns, Trajectory
-from bus.message import FrozenMeta
+from areal_bus.message import FrozenMeta
 
 if TYPE_CHECKING:
     import numpy as np

@@ -7,7 +7,7 @@ from typing import Annotated, Any, dataclass_transform
 
 import msgspec
 
-from bus.message import FrozenMeta
+from areal_bus.message import FrozenMeta
 
 PositiveInt = Annotated[int, msgspec.Meta(ge=1)]
 NonNegativeInt = Annotated[int, msgspec.Meta(ge=0)]

@@ -18,10 +18,10 @@ from typing import Any
 import msgspec
 
 from areal_actors.core.errors import SetupError
-from bus.descriptors import REMEDY as DESCRIPTORS_REMEDY
-from bus.descriptors import descriptor_limit, is_out_of_descriptors
-from bus.durability import sync
-from bus.message import FrozenMeta
+from areal_bus.descriptors import REMEDY as DESCRIPTORS_REMEDY
+from areal_bus.descriptors import descriptor_limit, is_out_of_descriptors
+from areal_bus.durability import sync
+from areal_bus.message import FrozenMeta
 
 FILE_MODE = 0o644
 PRIVATE_MODE = 0o600

@@ -16,7 +16,7 @@ from typing import Any, Final, Self, cast
 import structlog
 from aiohttp import web
 
-from bus.descriptors import descriptor_limit, is_out_of_descriptors
+from areal_bus.descriptors import descriptor_limit, is_out_of_descriptors
 
 TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
 TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\nRetry-After: 1\r\nConnection: close\r\n\r\n"

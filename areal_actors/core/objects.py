@@ -19,7 +19,7 @@ import msgspec
 import xxhash
 
 from areal_actors.core.values import Value
-from bus.tls import client_context
+from areal_bus.tls import client_context
 
 T = TypeVar("T")
 

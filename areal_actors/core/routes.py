@@ -13,7 +13,7 @@ import msgspec
 from areal_actors.core.column_check import ColumnFault
 from areal_actors.core.errors import EngineError
 from areal_actors.core.lazy import LazyModule
-from bus.message import FrozenMeta
+from areal_bus.message import FrozenMeta
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,9 +17,9 @@ from typing import Any, ClassVar, Protocol
 import msgspec
 
 from areal_actors.core.durable_files import atomic_write
-from bus.base import Bus
-from bus.errors import EventsTrimmed
-from bus.message import FrozenMeta
+from areal_bus.base import Bus
+from areal_bus.errors import EventsTrimmed
+from areal_bus.message import FrozenMeta
 
 FORMAT = 1
 KEPT = 2

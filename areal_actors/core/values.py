@@ -18,7 +18,7 @@ import msgspec
 from areal_actors.core.byte_planes import IdPlanes, from_planes, planes_needed, set_fields, to_planes
 from areal_actors.core.config import Config, Fraction, NonNegativeFloat, NonNegativeInt, PositiveInt
 from areal_actors.core.lazy import LazyModule
-from bus.message import FrozenMeta
+from areal_bus.message import FrozenMeta
 
 if TYPE_CHECKING:
     import numpy as np

@@ -17,7 +17,7 @@ from areal_actors.messages import (
     WeightsLoaded,
     WeightsPublished,
 )
-from bus.message import Message
+from areal_bus.message import Message
 
 START = "start of the processes"
 LOADING = "loading of the weights"

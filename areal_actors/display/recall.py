@@ -6,8 +6,8 @@ import structlog
 
 from areal_actors.core.snapshots import Fold, SnapshotStore, restore
 from areal_actors.display.run_state import RunState
-from bus.base import Bus
-from bus.errors import EventsTrimmed
+from areal_bus.base import Bus
+from areal_bus.errors import EventsTrimmed
 
 RUN_STATE = "run_state"
 AUDIT = "audit"

@@ -52,8 +52,8 @@ from areal_actors.messages import (
 )
 from areal_actors.messages.episode_ends import EpisodeCounts, is_failure
 from areal_actors.rollout.blocked import merge_reports
-from bus.base import Envelope
-from bus.message import Message
+from areal_bus.base import Envelope
+from areal_bus.message import Message
 
 STEPS_TIMED = 10
 """Number of last steps whose median duration gives the time left."""

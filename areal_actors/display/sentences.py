@@ -46,7 +46,7 @@ from areal_actors.messages import (
 )
 from areal_actors.messages.episode_ends import EpisodeCounts, abandoned_outcome, is_failure
 from areal_actors.rollout.blocked import format_blocked
-from bus.message import Message
+from areal_bus.message import Message
 
 ACCURACY = "accuracy"
 ROUNDING = 1e-9

@@ -40,8 +40,8 @@ from areal_actors.display.view import MODES, blocked, injected, refusals, refuse
 from areal_actors.messages import EvaluationCompleted, Throughput
 from areal_actors.recipe.limits import lowest_limit
 from areal_actors.recipe.recipe import Recipe
-from bus.base import Bus
-from bus.errors import CorruptMessage
+from areal_bus.base import Bus
+from areal_bus.errors import CorruptMessage
 
 FILE_COLUMNS = 100
 LONGEST_ANSWER = 400

@@ -34,8 +34,8 @@ from areal_actors.display.waiting import waiting_summary
 from areal_actors.messages import EvaluationCompleted, Heartbeat, RunFinished
 from areal_actors.rollout.blocked import format_blocked
 from areal_actors.sequences.step_metrics import REWARD_METRIC
-from bus.base import Envelope
-from bus.message import Message
+from areal_bus.base import Envelope
+from areal_bus.message import Message
 
 MODES: tuple[Literal["sampled", "greedy"], ...] = ("sampled", "greedy")
 STALENESS = {

@@ -26,7 +26,7 @@ from areal_actors.messages import (
 from areal_actors.runtime.actor import Actor, Context, on
 from areal_actors.sequences.step_metrics import mean_metrics
 from areal_actors.tasks.attempts import Attempt, Attempts, first_attempt
-from bus.message import FrozenMeta
+from areal_bus.message import FrozenMeta
 
 Mode = Literal["sampled", "greedy"]
 SAMPLES_SHOWN = 3

@@ -34,7 +34,7 @@ from areal_actors.runtime.actor import Context
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.tokenization.tool_parsers.base import ToolDefinition
 from areal_actors.tokenization.tool_parsers.round_trip import UNTESTED, ToolSupport
-from bus.errors import AnswerLost, BusError, NoResponder
+from areal_bus.errors import AnswerLost, BusError, NoResponder
 
 LEAST_TEMPERATURE = 0.1
 """Lowest temperature at which tokens are trained: the gradient, and the rounding of log-probabilities, grow with its inverse."""

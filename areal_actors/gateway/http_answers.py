@@ -14,7 +14,7 @@ from aiohttp import hdrs, web
 from areal_actors.core.errors import RequestError, SessionElsewhere, SessionError
 from areal_actors.gateway.protocols import DIALECTS, dialect_of_path
 from areal_actors.messages import Refusal
-from bus.errors import NoResponder
+from areal_bus.errors import NoResponder
 
 BODY_SECONDS = 30.0
 """Time limit for a request's body; slower or broken bodies would hold a connection for nothing."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from areal_actors.core.errors import SetupError
 from areal_actors.core.settings import GatewaySettings
-from bus.tls import Certificate
+from areal_bus.tls import Certificate
 
 
 def encryption(config: GatewaySettings) -> ssl.SSLContext | None:

@@ -37,7 +37,7 @@ from areal_actors.gateway.protocols.openapi import GATEWAY_ENDPOINTS, openapi
 from areal_actors.gateway.protocols.session_requests import ENDPOINTS
 from areal_actors.messages import ModelRequest, ModelResponsePart
 from areal_actors.runtime.actor import Submit
-from bus.errors import NoResponder
+from areal_bus.errors import NoResponder
 
 MODEL = "default"
 SHUTDOWN_SECONDS = 5.0

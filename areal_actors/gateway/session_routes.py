@@ -40,7 +40,7 @@ from areal_actors.messages import (
 )
 from areal_actors.sequences.credit import Credit
 from areal_actors.sequences.export import export_trajectory, to_json, to_msgpack
-from bus.message import Reply, Request
+from areal_bus.message import Reply, Request
 
 R = TypeVar("R", bound=Reply)
 

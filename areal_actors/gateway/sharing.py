@@ -9,8 +9,8 @@ from areal_actors.core.gateways import gateway_name
 from areal_actors.gateway.http_answers import MISDIRECTED
 from areal_actors.messages import CapacityReserved, Refusal, ReserveCapacity, SessionCreated, StartSession
 from areal_actors.runtime.actor import Context
-from bus.errors import BusError
-from bus.message import Request
+from areal_bus.errors import BusError
+from areal_bus.message import Request
 
 FIRST = gateway_name(0)
 """The gateway that hands out the slots of external agents."""

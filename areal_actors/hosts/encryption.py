@@ -9,7 +9,7 @@ import msgspec
 from areal_actors.core.errors import SetupError
 from areal_actors.hosts.plan import LaunchPlan
 from areal_actors.run.certificate_files import named_certificate
-from bus.certificates import CERTIFICATE_FILE, KEY_FILE, make_certificate
+from areal_bus.certificates import CERTIFICATE_FILE, KEY_FILE, make_certificate
 
 UNKNOWN = "FINGERPRINT"
 """Stands for the fingerprint of a certificate that is not made yet."""

@@ -12,7 +12,7 @@ import jinja2
 from areal_actors.core.host_settings import JoinedHosts
 from areal_actors.core.values import Value
 from areal_actors.recipe.recipe import Recipe
-from bus.tls import SCHEME
+from areal_bus.tls import SCHEME
 
 TEMPLATES = Path(__file__).parent / "templates"
 PROGRAM = (sys.executable, "-m", "areal_actors")

@@ -21,7 +21,7 @@ import pydantic_core
 
 from areal_actors.library.tool_schema import FunctionTool, tool_definition
 from areal_actors.rollout.threads import in_thread
-from bus.message import FrozenMeta
+from areal_bus.message import FrozenMeta
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -15,7 +15,7 @@ from areal_actors.messages import EpisodeAbandoned, EpisodeScored, InteractionRe
 from areal_actors.messages.episode_ends import is_failure
 from areal_actors.sequences.build import last_trained
 from areal_actors.sequences.credit import Credit, calls_without_credit
-from bus.message import Message
+from areal_bus.message import Message
 
 MOST_EPISODES = 512
 """Episodes whose facts are kept."""

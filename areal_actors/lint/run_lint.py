@@ -8,7 +8,7 @@ from areal_actors.lint.rules import findings, to_lines
 from areal_actors.messages import StepCompleted
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.sequences.credit import Credit
-from bus.message import Message
+from areal_bus.message import Message
 
 
 class RunLint:

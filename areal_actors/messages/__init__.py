@@ -134,7 +134,7 @@ from areal_actors.messages.training import (
     WeightsPublished,
     WeightTransferRefused,
 )
-from bus.message import Message
+from areal_bus.message import Message
 
 __all__ = [
     "ITEM_REFERENCE",

@@ -13,7 +13,7 @@ import msgspec
 
 from areal_actors.messages.outcome import EpisodeAbandoned, EpisodeEvaluated, TrajectoryDropped, TrajectoryExported
 from areal_actors.messages.run import RunResumed, RunStarted
-from bus.message import Message
+from areal_bus.message import Message
 
 EpisodeEnd = TrajectoryExported | EpisodeEvaluated | EpisodeAbandoned
 Outcome = Literal["exported", "evaluated", "abandoned", "rejected", "surplus"]

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from areal_actors.messages import KINDS
-from bus.base import Envelope
-from bus.message import Message
+from areal_bus.base import Envelope
+from areal_bus.message import Message
 
 PACKED = {kind.subject: kind for kind in KINDS if kind.packed is not Message.packed}
 """Messages that are sent in another form than that of their fields."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from areal_actors.core.values import Value
-from bus.message import Event, Reply, Request
+from areal_bus.message import Event, Reply, Request
 
 
 class WorkerJoined(Event):

@@ -8,7 +8,7 @@ import msgspec
 
 from areal_actors.core.values import EndedBy, Trajectory
 from areal_actors.messages.rollout import InteractionRecorded, InteractionsRecorded, RunEpisode
-from bus.message import Event, Message, Telemetry, Work
+from areal_bus.message import Event, Message, Telemetry, Work
 
 PARTIES = {
     "agent": "agent",

@@ -8,7 +8,7 @@ import msgspec
 
 from areal_actors.core.byte_planes import IdPlanes, from_planes, planes_needed, set_fields, to_planes
 from areal_actors.core.values import Constraint, ImageRef, SamplingParams, Task, TokenColumns, Value
-from bus.message import Event, MonitorEvent, Reply, Request, Work
+from areal_bus.message import Event, MonitorEvent, Reply, Request, Work
 
 Purpose = Literal["train", "evaluate"]
 ITEM_REFERENCE = "item_reference"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from areal_actors.core.values import Value
-from bus.message import Event, Telemetry
+from areal_bus.message import Event, Telemetry
 
 
 class RunStarted(Event):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from areal_actors.core.values import Value
-from bus.message import Event
+from areal_bus.message import Event
 
 
 class RoleLoad(Value):

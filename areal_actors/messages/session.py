@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 from areal_actors.core.values import TokenColumns, Trajectory, Value
 from areal_actors.messages.rollout import RunEpisode
-from bus.message import Event, Reply, Request
+from areal_bus.message import Event, Reply, Request
 
 
 class SessionStarted(Event):

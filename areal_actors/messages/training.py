@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 from areal_actors.core.values import Value, WeightsLocation
-from bus.message import Event, Reply, Request, Telemetry, Work
+from areal_bus.message import Event, Reply, Request, Telemetry, Work
 
 LoadLevel = Literal["free", "busy", "full"]
 

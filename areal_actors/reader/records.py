@@ -28,8 +28,8 @@ from areal_actors.messages import (
     recorded_calls,
 )
 from areal_actors.messages.episode_ends import SURPLUS, EpisodeEnd, EpisodeEnds, Outcome, outcome_of
-from bus.base import Envelope
-from bus.message import Message
+from areal_bus.base import Envelope
+from areal_bus.message import Message
 
 
 class EndedEpisode(msgspec.Struct, frozen=True):

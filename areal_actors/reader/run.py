@@ -25,9 +25,9 @@ from areal_actors.reader.table import Table
 from areal_actors.run.monitor import open_log
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.tokenization.tokenizer import ChatTokenizer
-from bus.base import Envelope
-from bus.errors import BusError
-from bus.recorded import read_log
+from areal_bus.base import Envelope
+from areal_bus.errors import BusError
+from areal_bus.recorded import read_log
 
 T = TypeVar("T")
 

@@ -14,8 +14,8 @@ from areal_actors.display.run_state import RunState
 from areal_actors.display.sentences import counted
 from areal_actors.messages import KINDS
 from areal_actors.run.run_folder import RunFolder, find_run
-from bus.message import Event, Message
-from bus.recorded import read_log
+from areal_bus.message import Event, Message
+from areal_bus.recorded import read_log
 
 _KINDS = {kind.subject: kind for kind in KINDS if issubclass(kind, Event)}
 

@@ -8,7 +8,7 @@ from areal_actors.core.gateways import GATEWAY
 from areal_actors.core.settings import COUNTED
 from areal_actors.recipe.complaints import Problems, toml_value
 from areal_actors.recipe.recipe import Recipe
-from bus.users import without_credentials
+from areal_bus.users import without_credentials
 
 SLURM_OPTION = re.compile(r"--[a-z][a-z-]*(=\S+)?")
 SLURM_TAKEN = ("chdir", "cpus-per-task", "gpus-per-task", "job-name", "mem", "nodes", "ntasks", "open-mode", "output", "signal")

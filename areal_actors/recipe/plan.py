@@ -22,7 +22,7 @@ from areal_actors.recipe.supervision import draw_tree, processes_of
 from areal_actors.tasks.sources import is_on_hub
 from areal_actors.training.algorithms.base import INITIAL
 from areal_actors.weights.training_notes import training_notes
-from bus.users import without_credentials
+from areal_bus.users import without_credentials
 
 TEMPLATE_MODULES = ("areal_actors.gateway.template_settings", "areal_actors.tokenization.tokenizer")
 INLINE_TABLES = ("supervisors", "actors")

@@ -40,7 +40,7 @@ from areal_actors.staleness.ledger import StalenessGateConfig
 from areal_actors.training.algorithms import AnyAlgorithm, Grpo
 from areal_actors.training.checkpointer import CheckpointConfig
 from areal_actors.training.settings import TrainerSettings
-from bus.users import without_credentials
+from areal_bus.users import without_credentials
 
 RunName = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=64)]
 

@@ -23,8 +23,8 @@ from areal_actors.run.auditing import audit_run
 from areal_actors.run.fold_actors import FOLDS
 from areal_actors.run.monitor import open_log
 from areal_actors.run.run_folder import RunFolder
-from bus.base import Envelope
-from bus.recorded import read_header, read_log
+from areal_bus.base import Envelope
+from areal_bus.recorded import read_header, read_log
 
 EQUAL, DIFFERENT = 0, 1
 LONGEST = 400

@@ -20,8 +20,8 @@ from areal_actors.replay.fold import FoldReplay, LogDifference
 from areal_actors.run.fold_actors import FOLDS, BuildContext
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.runtime.actor import Actor
-from bus.base import Envelope
-from bus.message import Event
+from areal_bus.base import Envelope
+from areal_bus.message import Event
 
 KINDS_BY_SUBJECT: Mapping[str, type[Event]] = {kind.subject: kind for kind in KINDS if issubclass(kind, Event)}
 

@@ -15,8 +15,8 @@ from areal_actors.core.values import Value
 from areal_actors.runtime.actor import Actor
 from areal_actors.runtime.log_context import LogContext
 from areal_actors.runtime.message_ids import HandlingIds
-from bus.base import Envelope
-from bus.message import Event, FrozenMeta, Message, Work
+from areal_bus.base import Envelope
+from areal_bus.message import Event, FrozenMeta, Message, Work
 
 NOTHING = "nothing"
 

@@ -16,7 +16,7 @@ from areal_actors.messages import (
     WeightsPublished,
     recorded_calls,
 )
-from bus.message import Message
+from areal_bus.message import Message
 
 Phase = Literal["not begun", "sampling", "scored", "exported", "failed", "in batch"]
 

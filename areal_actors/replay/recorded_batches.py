@@ -27,8 +27,8 @@ from areal_actors.rewards import Reward
 from areal_actors.runtime.log_context import LogContext
 from areal_actors.sequences.build import apply_rewards, last_trained, sequences_of
 from areal_actors.sequences.credit import Credit
-from bus.base import Envelope
-from bus.message import Event
+from areal_bus.base import Envelope
+from areal_bus.message import Event
 
 RECEIVED = (CapacityGranted, EpisodeScored, TrajectoryExported, EpisodeAbandoned, WeightsPublished, OffPolicyChanged)
 """Events of the log that batches follow from."""

@@ -10,7 +10,7 @@ from areal_actors.core.errors import RewardError
 from areal_actors.core.values import Value
 from areal_actors.messages import EpisodeScored
 from areal_actors.rewards import Reward, Score, check_score
-from bus.base import Envelope
+from areal_bus.base import Envelope
 
 ROUNDING = 1e-9
 

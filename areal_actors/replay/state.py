@@ -21,7 +21,7 @@ from areal_actors.replay.command import log_of
 from areal_actors.replay.control import ControlReplay
 from areal_actors.replay.in_flight import EpisodeInFlight, InFlight
 from areal_actors.run.run_folder import RunFolder
-from bus.base import Envelope
+from areal_bus.base import Envelope
 
 MOST_GROUPS = 12
 """Number of groups in flight that are printed."""

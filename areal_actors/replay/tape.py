@@ -18,11 +18,11 @@ from areal_actors.messages import KINDS
 from areal_actors.messages.fields import fields_of
 from areal_actors.runtime.actor import Actor, Tick
 from areal_actors.runtime.message_ids import HandlingIds, message_id
-from bus import errors
-from bus.base import Envelope, Stamp
-from bus.errors import BusError
-from bus.message import FrozenMeta, Message, Reply, Request, Telemetry
-from bus.recorded import RECEIVED, TapeEntry
+from areal_bus import errors
+from areal_bus.base import Envelope, Stamp
+from areal_bus.errors import BusError
+from areal_bus.message import FrozenMeta, Message, Reply, Request, Telemetry
+from areal_bus.recorded import RECEIVED, TapeEntry
 
 R = TypeVar("R", bound=Reply)
 

@@ -17,7 +17,7 @@ from areal_actors.messages import (
     WeightsPublished,
 )
 from areal_actors.replay.in_flight import InFlight
-from bus.message import Message
+from areal_bus.message import Message
 
 Activity = Literal["prepares the model", "waits for the evaluation before step 1", "waits for batches", "trains", "publishes weights"]
 BEFORE: tuple[Activity, ...] = ("prepares the model", "waits for the evaluation before step 1")

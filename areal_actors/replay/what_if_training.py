@@ -23,9 +23,9 @@ from areal_actors.messages import (
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.replay.recorded_batches import RecordedBatches
 from areal_actors.run.auditing import recomputation
-from bus.base import Envelope, Stamp
-from bus.message import Event
-from bus.recorded import LogWriter
+from areal_bus.base import Envelope, Stamp
+from areal_bus.message import Event
+from areal_bus.recorded import LogWriter
 
 BATCHES_FROM = 1 << 40
 """Sequence of the first batch of another batcher, beyond those of any log."""

@@ -34,8 +34,8 @@ from areal_actors.run.next_commands import run_command
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.scaling.balance import Recommendation, combined, recommend
 from areal_actors.sequences.credit import Credit
-from bus.base import Envelope
-from bus.message import Message
+from areal_bus.base import Envelope
+from areal_bus.message import Message
 
 LISTENED_SECONDS = 10.0
 """Longest wait for a heartbeat of every actor of a live run; each sends one a second."""

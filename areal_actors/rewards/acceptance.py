@@ -17,7 +17,7 @@ from areal_actors.core.loading import load_named
 from areal_actors.messages import DescribeSession, EpisodeAbandoned, EpisodeScored, RunEpisode, ScoreEpisode, SessionDescribed
 from areal_actors.rewards import Score
 from areal_actors.runtime.actor import Context
-from bus.errors import BusError
+from areal_bus.errors import BusError
 
 ASK_SECONDS = 10.0
 """Timeout for the session manager to describe a session."""

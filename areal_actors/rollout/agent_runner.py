@@ -11,7 +11,7 @@ from areal_actors.core.errors import AgentError, RewardError
 from areal_actors.core.values import Task
 from areal_actors.messages import EventLoopBlocked
 from areal_actors.rewards import check_reward
-from bus.message import FrozenMeta
+from areal_bus.message import FrozenMeta
 
 LONGEST_OUTPUT = 1_000_000
 """Maximum length of an agent's text in characters; it is sent over the bus to be scored."""

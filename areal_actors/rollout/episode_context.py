@@ -14,7 +14,7 @@ from contextvars import Context, ContextVar
 import msgspec
 
 from areal_actors.messages import Purpose, RunEpisode
-from bus.message import FrozenMeta
+from areal_bus.message import FrozenMeta
 
 PREFIX = "AREAL_"
 

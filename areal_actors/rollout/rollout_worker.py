@@ -30,7 +30,7 @@ from areal_actors.rollout.episode_context import EpisodeContext, workflow_contex
 from areal_actors.rollout.model_end import find_model_cause
 from areal_actors.rollout.time_lost import FailedAttempt, attribute_failure, gateway_unreachable
 from areal_actors.runtime.actor import Actor, Context, Emits, Submit, on
-from bus.errors import BusError, NoReply, NoResponder
+from areal_bus.errors import BusError, NoReply, NoResponder
 
 GATEWAY_PATIENCE_SECONDS = 60.0
 ASK_SECONDS = 10.0

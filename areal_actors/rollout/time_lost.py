@@ -14,7 +14,7 @@ import msgspec
 from areal_actors.core.agent_host.model_errors import NO_TRAITS, ErrorTraits
 from areal_actors.messages import EpisodeAbandoned, OpenCall, RunEpisode, SessionDescribed
 from areal_actors.rollout.agent_runner import Cause
-from bus.message import FrozenMeta
+from areal_bus.message import FrozenMeta
 
 BLAMED_SHARE = 0.5
 """Share of an attempt's time above which one call's wait is the cause of its failure."""

@@ -13,8 +13,8 @@ from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.runtime.actor import Actor
 from areal_actors.runtime.runtime import Identity, Runtime
-from bus.base import Bus, Stamp
-from bus.message import Event, Work
+from areal_bus.base import Bus, Stamp
+from areal_bus.message import Event, Work
 
 PROCESS = "controller"
 STOP_SECONDS = 5.0

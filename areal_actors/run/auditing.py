@@ -27,10 +27,10 @@ from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.monitor import open_log
 from areal_actors.run.run_folder import RunFolder, find_run
 from areal_actors.sequences.credit import Credit
-from bus.base import Envelope
-from bus.errors import BusError, RecordingDamaged
-from bus.nats import NatsBus
-from bus.recorded import export_log, read_log
+from areal_bus.base import Envelope
+from areal_bus.errors import BusError, RecordingDamaged
+from areal_bus.nats import NatsBus
+from areal_bus.recorded import export_log, read_log
 
 SOUND, FAULTY = 0, 1
 

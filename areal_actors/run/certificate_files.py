@@ -9,13 +9,13 @@ from areal_actors.core.bus_settings import BusSettings
 from areal_actors.core.errors import SetupError
 from areal_actors.core.lazy import LazyModule
 from areal_actors.core.settings import GatewaySettings
-from bus.errors import CertificateUnusable
-from bus.tls import Certificate
+from areal_bus.errors import CertificateUnusable
+from areal_bus.tls import Certificate
 
 if TYPE_CHECKING:
-    from bus import certificates
+    from areal_bus import certificates
 else:
-    certificates = LazyModule("bus.certificates")
+    certificates = LazyModule("areal_bus.certificates")
 
 
 def named_certificate(settings: BusSettings | GatewaySettings) -> Certificate | None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.run_folder import RunFolder, ServerAddress
-from bus.nats import NatsBus
-from bus.nats_streams import RETRY_SECONDS
-from bus.server import EmbeddedServer
+from areal_bus.nats import NatsBus
+from areal_bus.nats_streams import RETRY_SECONDS
+from areal_bus.server import EmbeddedServer
 
 
 def retry_seconds(recipe: Recipe) -> float:

@@ -16,7 +16,7 @@ from areal_actors.core.settings import DiskSettings
 from areal_actors.messages import DiskLow
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.training.checkpoint_store import folder_bytes
-from bus.descriptors import is_out_of_descriptors
+from areal_bus.descriptors import is_out_of_descriptors
 
 CHECK_SECONDS = 5.0
 WARN_FACTOR = 2

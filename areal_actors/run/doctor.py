@@ -34,9 +34,9 @@ from areal_actors.run.disk_watch import refuse_full_disk
 from areal_actors.run.process_limits import limit_problems
 from areal_actors.sandbox.programs import Limits, run_program
 from areal_actors.weights.folders import SHARED_MEMORY
-from bus.errors import ServerUnavailable
-from bus.nats_connection import check_server_version
-from bus.server import find_binary, resolve_server
+from areal_bus.errors import ServerUnavailable
+from areal_bus.nats_connection import check_server_version
+from areal_bus.server import find_binary, resolve_server
 
 TENSOR_PACKAGES = ("torch", "transformers")
 """Packages with a line of their own."""

@@ -19,7 +19,7 @@ from areal_actors.staleness.staleness_gate import StalenessGate
 from areal_actors.supervised.example_source import ExampleSource
 from areal_actors.tasks.datasets import Dataset, open_dataset, open_listed
 from areal_actors.tasks.task_source import TaskSource
-from bus.message import FrozenMeta
+from areal_bus.message import FrozenMeta
 
 
 class BuildContext(msgspec.Struct, metaclass=FrozenMeta):

@@ -24,9 +24,9 @@ from areal_actors.run.liveness import LONG_GAP_SECONDS, Leases, Liveness, WatchC
 from areal_actors.run.process import placed
 from areal_actors.run.supervisor import Supervisor
 from areal_actors.run.watchdog import Watchdog
-from bus.base import Bus, Stamp
-from bus.errors import BusError
-from bus.message import Event, Message
+from areal_bus.base import Bus, Stamp
+from areal_bus.errors import BusError
+from areal_bus.message import Event, Message
 
 LOOK_SECONDS = 0.5
 SERVER = "nats-server"

@@ -45,11 +45,11 @@ from areal_actors.run.run_folder import RunFolder, ServerAddress
 from areal_actors.run.server import JOINER
 from areal_actors.run.supervisor import child_environment, is_own_end, reason_of_end
 from areal_actors.weights.folders import SHARED_MEMORY, is_writable, lock_path
-from bus.base import Stamp
-from bus.errors import BusError, NoReply, NoResponder, PermissionDenied, ServerUnavailable
-from bus.message import Reply, Request
-from bus.nats import NatsBus
-from bus.users import without_credentials
+from areal_bus.base import Stamp
+from areal_bus.errors import BusError, NoReply, NoResponder, PermissionDenied, ServerUnavailable
+from areal_bus.message import Reply, Request
+from areal_bus.nats import NatsBus
+from areal_bus.users import without_credentials
 
 R = TypeVar("R", bound=Reply)
 

@@ -10,8 +10,8 @@ import msgspec
 from areal_actors.core.errors import SetupError
 from areal_actors.run.run_folder import ServerAddress
 from areal_actors.run.server import JOINER
-from bus.tls import FINGERPRINT
-from bus.users import without_credentials
+from areal_bus.tls import FINGERPRINT
+from areal_bus.users import without_credentials
 
 
 def join_address(url: str, *, token: str = "", credential: Path | None = None) -> ServerAddress:

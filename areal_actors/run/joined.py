@@ -25,9 +25,9 @@ from areal_actors.runtime.runtime import Runtime
 from areal_actors.vision.files import ImageFolder
 from areal_actors.vision.pulled import ImagePuller, SentImages
 from areal_actors.weights.pulled import WeightsPuller
-from bus.base import Stamp
-from bus.claims import Blobs
-from bus.nats import NatsBus
+from areal_bus.base import Stamp
+from areal_bus.claims import Blobs
+from areal_bus.nats import NatsBus
 
 HURRY = SIGUSR1
 """Signal to end at once, where SIGTERM lets work in progress be finished. A launcher may send SIGTERM to all processes of a host."""

@@ -19,7 +19,7 @@ from areal_actors.messages import GatewayKeys
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import read_override
 from areal_actors.run.certificate_files import named_certificate
-from bus.server import EVERY_INTERFACE
+from areal_bus.server import EVERY_INTERFACE
 
 DIFFERS = ("gateway.host", "gateway.port", "gateway.advertise", "gateway.certificate", "gateway.certificate_key")
 """Settings of a gateway that are those of its host."""

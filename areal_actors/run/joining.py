@@ -40,11 +40,11 @@ from areal_actors.run.object_process import Grant
 from areal_actors.run.portable import PortableRecipe, code_digest
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.server import RunServer
-from bus.base import Bus, Delivery, Stamp
-from bus.errors import BusError
-from bus.message import Event, Reply, Request
-from bus.server import EVERY_INTERFACE, max_connections
-from bus.users import without_credentials
+from areal_bus.base import Bus, Delivery, Stamp
+from areal_bus.errors import BusError
+from areal_bus.message import Event, Reply, Request
+from areal_bus.server import EVERY_INTERFACE, max_connections
+from areal_bus.users import without_credentials
 
 SENDER = "supervisor"
 REQUESTS: tuple[type[Request[Any]], ...] = (JoinRun, RenewLease, LeaveRun)

@@ -17,10 +17,10 @@ from areal_actors.run.health import HealthMonitor
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.server import RunServer, refuse_old_log, run_server
 from areal_actors.run.supervisor import Supervisor
-from bus.base import Bus, Stamp
-from bus.errors import BusError
-from bus.message import Event, Message
-from bus.nats import NatsBus
+from areal_bus.base import Bus, Stamp
+from areal_bus.errors import BusError
+from areal_bus.message import Event, Message
+from areal_bus.nats import NatsBus
 
 SENDER = "supervisor"
 

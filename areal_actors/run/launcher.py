@@ -28,8 +28,8 @@ from areal_actors.run.server import with_port
 from areal_actors.run.tracking import tracked
 from areal_actors.tasks.environment_tasks import list_environment
 from areal_actors.weights.folders import remove_all
-from bus.descriptors import is_out_of_descriptors
-from bus.errors import BusError
+from areal_bus.descriptors import is_out_of_descriptors
+from areal_bus.errors import BusError
 
 
 def run(recipe: Recipe, *, profile: str, reason: str) -> int:

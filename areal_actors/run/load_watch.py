@@ -12,8 +12,8 @@ from areal_actors.messages import ScaleDecided
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.scaling.decisions import Decider
 from areal_actors.scaling.load import load_fold
-from bus.errors import BusError
-from bus.message import Event, Message
+from areal_bus.errors import BusError
+from areal_bus.message import Event, Message
 
 TICK_SECONDS = 1.0
 """Heartbeats arrive as often."""

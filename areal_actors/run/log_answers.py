@@ -22,12 +22,12 @@ from areal_actors.messages import (
     RunStarted,
     ScoreEpisode,
 )
-from bus.base import Envelope
-from bus.claims import check_out
-from bus.errors import BusError
-from bus.log_rewrite import messages_of
-from bus.nats_streams import Streams
-from bus.payload import unpack
+from areal_bus.base import Envelope
+from areal_bus.claims import check_out
+from areal_bus.errors import BusError
+from areal_bus.log_rewrite import messages_of
+from areal_bus.nats_streams import Streams
+from areal_bus.payload import unpack
 
 WITHOUT_ANSWERS = ("metrics", "episode_log", "task_source")
 """Actors that put no answers into the log; episodes to run are in the work queue."""

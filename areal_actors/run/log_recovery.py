@@ -25,11 +25,11 @@ from areal_actors.run.log_answers import EPISODE_PUBLISHERS, AnsweredEvents, que
 from areal_actors.run.run_folder import RunFolder, ServerAddress, first_free
 from areal_actors.training.checkpoint_store import CHECKPOINTS
 from areal_actors.weights.manifest import digest_of_manifest
-from bus.log_check import LogCheck, check_log, is_missing
-from bus.log_rewrite import aside_name, copy_log, copy_values, create_empty_queue, exchange, finish_exchange, keys, unfinished_store
-from bus.nats import DUPLICATE_SECONDS, NatsBus
-from bus.server import has_users, resolve_server
-from bus.users import without_credentials
+from areal_bus.log_check import LogCheck, check_log, is_missing
+from areal_bus.log_rewrite import aside_name, copy_log, copy_values, create_empty_queue, exchange, finish_exchange, keys, unfinished_store
+from areal_bus.nats import DUPLICATE_SECONDS, NatsBus
+from areal_bus.server import has_users, resolve_server
+from areal_bus.users import without_credentials
 
 POSITION = "_position."
 BEYOND = "beyond-the-log"

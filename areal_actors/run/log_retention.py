@@ -25,9 +25,9 @@ from areal_actors.core.settings import LogSettings
 from areal_actors.core.snapshots import Fold, Snapshot, SnapshotStore, oldest, restore
 from areal_actors.messages import BatchFormed, CheckpointCommitted, LogTrimmed, SnapshotStored
 from areal_actors.training.checkpoint_store import folder_bytes
-from bus.base import Bus, Envelope
-from bus.errors import BusError
-from bus.message import Event
+from areal_bus.base import Bus, Envelope
+from areal_bus.errors import BusError
+from areal_bus.message import Event
 
 MAX_KEPT_SHARE = 0.9
 """Trimming that would keep more than this share of the log is postponed to the next checkpoint."""

@@ -39,8 +39,8 @@ from areal_actors.run.run_folder import RunFolder
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.training.algorithms import Grpo
 from areal_actors.weights.model_hub import UNAVAILABLE
-from bus.base import Stamp
-from bus.memory import MemoryBus
+from areal_bus.base import Stamp
+from areal_bus.memory import MemoryBus
 
 NAME = "gateway"
 WORKER = "inference_worker-0"
@@ -229,7 +229,7 @@ class LoneGateway:
         return FAILED
 
     async def _keep_open(self) -> None:
-        """Open the session of the fixed key again whenever a session has ended, as one does that nobody used for ten minutes."""
+        """Open the session of the fixed key again whenever a session has ended, as one does that was unused for ten minutes."""
         async with self.bus.events(EpisodeAbandoned, TrajectoryExported, consumer=NAME, history="new") as ended:
             async for delivery in ended:
                 await delivery.acknowledge()

@@ -12,8 +12,8 @@ import msgspec
 
 from areal_actors.core.foreign_text import escape_controls
 from areal_actors.messages.fields import fields_of
-from bus.base import Bus, Envelope
-from bus.subjects import matches
+from areal_bus.base import Bus, Envelope
+from areal_bus.subjects import matches
 
 LONGEST_TEXT = 160
 

@@ -34,12 +34,12 @@ from areal_actors.run.connections import connected, open_store
 from areal_actors.run.message_lines import clock, each_message, json_line, readable_line
 from areal_actors.run.prometheus import serving
 from areal_actors.run.run_folder import RunFolder, ServerAddress
-from bus.base import Bus, Envelope
-from bus.errors import EventsTrimmed, ServerUnavailable
-from bus.message import Message
-from bus.nats import NatsBus
-from bus.recorded import export_log
-from bus.subjects import check_pattern
+from areal_bus.base import Bus, Envelope
+from areal_bus.errors import EventsTrimmed, ServerUnavailable
+from areal_bus.message import Message
+from areal_bus.nats import NatsBus
+from areal_bus.recorded import export_log
+from areal_bus.subjects import check_pattern
 
 PHASE_LINES = 10
 """Number of progress lines for each phase of the trainer's preparation, without a live display."""

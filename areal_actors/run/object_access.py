@@ -7,7 +7,7 @@ from typing import Final
 from areal_actors.core.gateways import GATEWAY
 from areal_actors.core.objects import CODE, MODEL, WEIGHTS, FileAccess
 from areal_actors.run.server import ACTORS, listener
-from bus.message import Reply, Request
+from areal_bus.message import Reply, Request
 
 FOLDERS: Final[dict[str, frozenset[str]]] = {
     "inference_worker": frozenset({CODE, MODEL, WEIGHTS}),

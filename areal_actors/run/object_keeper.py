@@ -21,7 +21,7 @@ from areal_actors.run.object_process import NAME, Change, Grant, Listening, Serv
 from areal_actors.run.object_server import START_SECONDS
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.supervisor import CREDENTIAL_VARIABLES, RESTART_SECONDS, reason_of_end
-from bus.tls import Certificate
+from areal_bus.tls import Certificate
 
 ANSWER_SECONDS = 30.0
 """Time limit for the process to take a change, on a busy machine too."""

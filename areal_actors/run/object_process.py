@@ -17,7 +17,7 @@ from areal_actors.core.values import Value
 from areal_actors.run.logs import log_to_file
 from areal_actors.run.object_server import ObjectServer
 from areal_actors.run.run_folder import RunFolder
-from bus.tls import Certificate
+from areal_bus.tls import Certificate
 
 NAME = "object_server"
 EXIT_NO_ADDRESS = 7

@@ -26,9 +26,9 @@ from areal_actors.core.objects import BLOBS, CODE, FOLDERS, IMAGES, MODEL, SNAPS
 from areal_actors.core.snapshots import Snapshot, SnapshotStore
 from areal_actors.vision.files import ImageFolder
 from areal_actors.weights.folders import SHARE, possible_folders, version_folder
-from bus.claims import BlobFolder, is_name_of, subject_of
-from bus.descriptors import is_out_of_descriptors
-from bus.tls import Certificate
+from areal_bus.claims import BlobFolder, is_name_of, subject_of
+from areal_bus.descriptors import is_out_of_descriptors
+from areal_bus.tls import Certificate
 
 MAX_BODY_BYTES = 1 << 28
 MODEL_SECONDS = 25.0

@@ -13,7 +13,7 @@ import msgspec
 import xxhash
 
 import areal_actors
-import bus
+import areal_bus
 from areal_actors.chaos.settings import ChaosSettings
 from areal_actors.core.durable_files import MEBIBYTE
 from areal_actors.core.errors import SetupError
@@ -28,7 +28,7 @@ OUTSIDE = "outside"
 """Folder of files that are not below the current directory."""
 MAX_FILES, MAX_MB = 2000, 64
 SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages"})
-PACKAGES = tuple(Path(package.__path__[0]).resolve() for package in (areal_actors, bus))
+PACKAGES = tuple(Path(package.__path__[0]).resolve() for package in (areal_actors, areal_bus))
 
 
 class PortableRecipe:

@@ -44,9 +44,9 @@ from areal_actors.run.run_lock import LockHeld, holder, locked
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.training.checkpoint_store import folder_bytes
 from areal_actors.weights.folders import check_room, has_shared_room, lock_path, locked_folders, remove_all, shared_memory_path
-from bus.errors import BusError, LogUnavailable
-from bus.nats import NatsBus
-from bus.server import find_binary, resolve_server
+from areal_bus.errors import BusError, LogUnavailable
+from areal_bus.nats import NatsBus
+from areal_bus.server import find_binary, resolve_server
 
 CUDA = "cuda"
 MODEL_HUB = "areal_actors.weights.model_hub"

@@ -60,10 +60,10 @@ from areal_actors.runtime.actor import Actor
 from areal_actors.runtime.message_ids import message_id
 from areal_actors.runtime.runtime import Identity, Runtime
 from areal_actors.training.checkpointer import Checkpointer
-from bus.base import Stamp
-from bus.errors import BusError, PermissionDenied, ServerUnavailable
-from bus.nats import NatsBus
-from bus.recorded import Tape
+from areal_bus.base import Stamp
+from areal_bus.errors import BusError, PermissionDenied, ServerUnavailable
+from areal_bus.nats import NatsBus
+from areal_bus.recorded import Tape
 
 if TYPE_CHECKING:
     from areal_actors.chaos import spoiling

@@ -40,10 +40,10 @@ from areal_actors.sequences.credit import Credit
 from areal_actors.training.checkpoint_store import CHECKPOINTS, CheckpointStore
 from areal_actors.training.trainer import Trainer
 from areal_actors.vision.files import ImageFolder
-from bus.base import Envelope
-from bus.errors import BusError
-from bus.message import Message
-from bus.recorded import read_log
+from areal_bus.base import Envelope
+from areal_bus.errors import BusError
+from areal_bus.message import Message
+from areal_bus.recorded import read_log
 
 
 class Recomputation:

@@ -41,7 +41,7 @@ from areal_actors.tasks.environment_tasks import list_environment
 from areal_actors.tasks.sources import is_on_hub
 from areal_actors.tokenization.byte_pairs import byte_characters
 from areal_actors.tokenization.tokenizer import ChatTokenizer
-from bus.memory import MemoryBus
+from areal_bus.memory import MemoryBus
 
 if TYPE_CHECKING:
     import huggingface_hub

@@ -8,7 +8,7 @@ import msgspec
 
 from areal_actors.core.settings import ActorsSettings, SupervisorSettings
 from areal_actors.recipe.supervision import Tree, processes_of
-from bus.message import FrozenMeta
+from areal_bus.message import FrozenMeta
 
 
 class Decision(msgspec.Struct, metaclass=FrozenMeta):

@@ -17,7 +17,7 @@ from areal_actors.core.values import Value
 from areal_actors.gateway.sessions.keys import admin_key
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.run_lock import LockHeld, holder, locked, share
-from bus.payload import read_dictionaries
+from areal_bus.payload import read_dictionaries
 
 LOCK = "lock"
 """Lock file that the launcher holds while the run lives; contains the launcher's process id."""

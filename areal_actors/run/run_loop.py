@@ -55,9 +55,9 @@ from areal_actors.run.next_commands import next_commands, run_command
 from areal_actors.run.phase_times import keep_times, usual_times
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.server import RunServer
-from bus.errors import BusError, LogUnavailable, NoReply, ServerUnavailable
-from bus.message import Message
-from bus.nats import NatsBus
+from areal_bus.errors import BusError, LogUnavailable, NoReply, ServerUnavailable
+from areal_bus.message import Message
+from areal_bus.nats import NatsBus
 
 SHOW_SECONDS = 2.0
 """Time for the display to catch up with the end of the run."""

@@ -24,7 +24,7 @@ from areal_actors.run.logs import log_to_terminal
 from areal_actors.run.preflight import check_chat_template, check_devices, check_inference_server, fresh_folder
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.server import RunServer, with_port
-from bus.nats import NatsBus
+from areal_bus.nats import NatsBus
 
 SUFFIX = "-serve"
 LONGEST_NAME = 64

@@ -45,16 +45,16 @@ from areal_actors.supervised.example_source import ExampleSource
 from areal_actors.tasks.task_source import TaskSource
 from areal_actors.training.checkpointer import Checkpointer
 from areal_actors.training.trainer import Trainer
-from bus.cluster_watch import ClusterWatch
-from bus.descriptors import raise_descriptor_limit
-from bus.errors import BusError
-from bus.message import Event, Message
-from bus.nats import NatsBus
-from bus.permissions import Listener, permissions_of
-from bus.server import LOOPBACK, resolve_server
-from bus.server_keeper import RestartSettings, ServerKeeper
-from bus.tls import SCHEME, Certificate
-from bus.users import MONITOR, BusUsers, Permissions, without_credentials
+from areal_bus.cluster_watch import ClusterWatch
+from areal_bus.descriptors import raise_descriptor_limit
+from areal_bus.errors import BusError
+from areal_bus.message import Event, Message
+from areal_bus.nats import NatsBus
+from areal_bus.permissions import Listener, permissions_of
+from areal_bus.server import LOOPBACK, resolve_server
+from areal_bus.server_keeper import RestartSettings, ServerKeeper
+from areal_bus.tls import SCHEME, Certificate
+from areal_bus.users import MONITOR, BusUsers, Permissions, without_credentials
 
 ACTORS: dict[str, type[Actor]] = {
     actor.kind(): actor

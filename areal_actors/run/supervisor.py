@@ -34,8 +34,8 @@ from areal_actors.run.liveness import START_OVERDUE
 from areal_actors.run.process import EXIT_FAILED, EXIT_FATAL, EXIT_START_FAILED, FAILED_WITH, SCARCE, has_tensors, placed
 from areal_actors.run.restarts import Restarts
 from areal_actors.run.run_folder import BusAddresses, RunFolder
-from bus.errors import BusError
-from bus.message import Event
+from areal_bus.errors import BusError
+from areal_bus.message import Event
 
 RESTART_SECONDS = 0.2
 """Delay between a death and the restart."""

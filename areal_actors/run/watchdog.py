@@ -37,7 +37,7 @@ from areal_actors.messages import (
 )
 from areal_actors.messages.episode_ends import is_failure
 from areal_actors.recipe.supervision import joined_kind
-from bus.message import Message
+from areal_bus.message import Message
 
 INFERENCE_WORKER = "inference_worker"
 LOADING = "loading weight version"

@@ -16,8 +16,8 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 import msgspec
 
-from bus.base import Envelope, History
-from bus.message import FrozenMeta, Message, Reply, Request, Telemetry
+from areal_bus.base import Envelope, History
+from areal_bus.message import FrozenMeta, Message, Reply, Request, Telemetry
 
 R = TypeVar("R", bound=Reply)
 H = TypeVar("H", bound=Callable[..., Any])

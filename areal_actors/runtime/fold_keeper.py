@@ -13,8 +13,8 @@ import structlog
 from areal_actors.core.snapshots import Fold, Snapshot, Snapshots, restore
 from areal_actors.messages import CheckpointCommitted, SnapshotRefused, SnapshotStored
 from areal_actors.runtime.message_ids import message_id
-from bus.base import Bus, Delivery, Stamp
-from bus.message import Event
+from areal_bus.base import Bus, Delivery, Stamp
+from areal_bus.message import Event
 
 logger = structlog.get_logger(__name__)
 

@@ -9,9 +9,9 @@ from random import Random
 from typing import Any
 
 from areal_actors.runtime.message_ids import message_id
-from bus.base import Envelope
-from bus.errors import LogUnavailable
-from bus.message import Request
+from areal_bus.base import Envelope
+from areal_bus.errors import LogUnavailable
+from areal_bus.message import Request
 
 
 class LogContext:

@@ -7,8 +7,8 @@ from hashlib import blake2b
 
 import msgspec
 
-from bus.base import Envelope
-from bus.message import Event, Message, MonitorEvent, Work
+from areal_bus.base import Envelope
+from areal_bus.message import Event, Message, MonitorEvent, Work
 
 DURABLE = (Event, Work)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from areal_actors.messages import Wait
-from bus.message import Message
+from areal_bus.message import Message
 
 
 class NamedWait:

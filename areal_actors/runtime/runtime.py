@@ -26,10 +26,10 @@ from areal_actors.runtime.message_ids import HandlingIds, message_id, with_new_i
 from areal_actors.runtime.named_wait import NamedWait, wait_name
 from areal_actors.runtime.process_usage import process_usage
 from areal_actors.runtime.work_items import SentWork, WorkTasks, renewed, take_slots
-from bus.base import Bus, Delivery, Envelope, Stamp, Subscription, WorkQueue
-from bus.errors import BusError, NoResponder
-from bus.message import Event, FrozenMeta, Message, Reply, Request, Telemetry, Work
-from bus.recorded import EMITTED, RECEIVED, EntryKind, Tape, TapeEntry
+from areal_bus.base import Bus, Delivery, Envelope, Stamp, Subscription, WorkQueue
+from areal_bus.errors import BusError, NoResponder
+from areal_bus.message import Event, FrozenMeta, Message, Reply, Request, Telemetry, Work
+from areal_bus.recorded import EMITTED, RECEIVED, EntryKind, Tape, TapeEntry
 
 R = TypeVar("R", bound=Reply)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import structlog
 
-from bus.base import Delivery
-from bus.errors import BusError
+from areal_bus.base import Delivery
+from areal_bus.errors import BusError
 
 TAKEN_TOGETHER = 8
 """Maximum number of work items taken in one round trip: more would leave too few to other workers."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from areal_actors.core.autoscale_settings import AutoscaleSettings
 from areal_actors.messages import LoadMeasured, RunResumed, RunStarted, ScaleDecided
 from areal_actors.scaling.balance import SHORT, Recommendation, combined, recommend
-from bus.message import Message
+from areal_bus.message import Message
 
 UP_WINDOWS, DOWN_WINDOWS = 2, 4
 """Windows in a row before an increase, and before a decrease."""

@@ -26,7 +26,7 @@ from areal_actors.recipe.recipe import Recipe
 from areal_actors.rewards import MODEL
 from areal_actors.rollout.runners import episodes_at_once
 from areal_actors.scaling.balance import ROLES
-from bus.message import Message
+from areal_bus.message import Message
 
 GATEWAY = "session_manager"
 LEAST_SECONDS = 1.0

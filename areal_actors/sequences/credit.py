@@ -32,7 +32,7 @@ import msgspec
 from areal_actors.core.settings import TaskSettings
 from areal_actors.core.values import Interaction, Trajectory
 from areal_actors.sequences.credit_links import continuing_calls
-from bus.message import FrozenMeta
+from areal_bus.message import FrozenMeta
 
 BranchCredit = Literal["mean", "sum"]
 ExportStyle = Literal["concat", "individual"]

@@ -19,7 +19,7 @@ from areal_actors.sequences.build import sequences_of
 from areal_actors.sequences.credit import Credit
 from areal_actors.sequences.step_metrics import mean_metrics
 from areal_actors.vision.files import ImageFolder
-from bus.message import FrozenMeta
+from areal_bus.message import FrozenMeta
 
 
 class SequenceLimits(msgspec.Struct, metaclass=FrozenMeta):

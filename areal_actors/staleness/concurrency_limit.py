@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import msgspec
 
 from areal_actors.messages import LoadLevel
-from bus.message import FrozenMeta
+from areal_bus.message import FrozenMeta
 
 LOWERED = 0.75
 """Factor by which a full engine lowers the limit."""

@@ -18,7 +18,7 @@ from typing import Literal
 import msgspec
 
 from areal_actors.core.config import Config, Fraction, NonNegativeFloat, PositiveInt
-from bus.message import FrozenMeta
+from areal_bus.message import FrozenMeta
 
 
 class OffPolicyGuardConfig(Config):

@@ -28,7 +28,7 @@ from areal_actors.tinker.requests import LoraRequest
 from areal_actors.training.checkpoint_store import CheckpointStore, folder_bytes
 from areal_actors.weights.manifest import read_verified, verify, write_manifest
 from areal_actors.weights.weight_files import location_of
-from bus.durability import sync
+from areal_bus.durability import sync
 
 logger = structlog.get_logger(__name__)
 

@@ -15,9 +15,9 @@ from areal_actors.messages import EvaluationCompleted, LossEvaluated, RunFinishe
 from areal_actors.reader.run_files import message_of
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.track.sender import TrackedRun
-from bus.errors import BusError
-from bus.message import Message
-from bus.recorded import read_log
+from areal_bus.errors import BusError
+from areal_bus.message import Message
+from areal_bus.recorded import read_log
 
 EVALUATED = ("tasks", "failed", "accuracy", "reward_mean", "common_reward_mean", "mean_tokens")
 """Numbers of an evaluation, besides those of the reward function."""

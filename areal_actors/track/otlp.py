@@ -21,8 +21,8 @@ from areal_actors.reader.run_files import run_folder
 from areal_actors.run.monitor import open_log
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.track.traces import REQUESTS, Span, SpanPlace, Traces
-from bus.base import Bus
-from bus.recorded import read_log
+from areal_bus.base import Bus
+from areal_bus.recorded import read_log
 
 PACKAGES = "opentelemetry-sdk opentelemetry-exporter-otlp-proto-http"
 MODULES = ("opentelemetry", "opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")

@@ -37,7 +37,7 @@ from areal_actors.messages import (
     recorded_calls,
 )
 from areal_actors.messages.episode_ends import EpisodeEnds, is_failure, outcome_of
-from bus.base import Envelope
+from areal_bus.base import Envelope
 
 REQUESTS = frozenset(kind.subject for kind in (RunEpisode, EvaluateEpisode, ModelRequest, Generate, ScoreEpisode))
 """Subjects of messages that are not in the log and begin something."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from bus.message import FrozenMeta
+from areal_bus.message import FrozenMeta
 
 
 class Saved(msgspec.Struct, metaclass=FrozenMeta):

@@ -29,7 +29,7 @@ from areal_actors.runtime.actor import Actor, Context, Emits, on
 from areal_actors.training.checkpoint_retention import CheckpointRetention, Rating, Saved
 from areal_actors.training.checkpoint_store import CHECKPOINTS
 from areal_actors.weights.manifest import digest_of_manifest, write_manifest
-from bus.durability import sync, sync_store
+from areal_bus.durability import sync, sync_store
 
 _WRITING = ".writing-"
 BEST = "best"

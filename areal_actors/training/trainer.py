@@ -44,7 +44,7 @@ from areal_actors.training.trainer_history import HistoryState, TrainedHistory
 from areal_actors.training.trainer_recovery import RecoveredEngine, RecoveryEvent, StepInput
 from areal_actors.training.trainer_sleep import EngineSleep
 from areal_actors.vision.files import ImageFolder
-from bus.errors import LogUnavailable
+from areal_bus.errors import LogUnavailable
 
 MAX_STEP_FAILURES = 2
 """Exceptions of ranks in a step, after which its batch is refused."""

@@ -25,7 +25,7 @@ from areal_actors.sequences.step_metrics import examples_checksum, sequences_che
 from areal_actors.training.checkpoint_store import CheckpointStore
 from areal_actors.training.engine import EngineFactory, TrainingEngine
 from areal_actors.training.trainer_history import TrainedHistory
-from bus.errors import LogUnavailable
+from areal_bus.errors import LogUnavailable
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ import structlog
 from areal_actors.core.errors import EngineError
 from areal_actors.messages import EngineSlept, ReleaseMemory
 from areal_actors.runtime.actor import Context
-from bus.errors import NoReply, NoResponder
+from areal_bus.errors import NoReply, NoResponder
 
 logger = structlog.get_logger(__name__)
 

@@ -20,8 +20,8 @@ from areal_actors.web.access import Access
 from areal_actors.web.server import PageServer, serving_page
 from areal_actors.web.source import LogSource
 from areal_actors.web.what_if_curves import WhatIfCurves, read_curves
-from bus.errors import RecordingDamaged
-from bus.recorded import LogCopy, read_header
+from areal_bus.errors import RecordingDamaged
+from areal_bus.recorded import LogCopy, read_header
 
 EVERY_ADDRESS = ("0.0.0.0", "::")
 

@@ -17,7 +17,7 @@ from areal_actors.replay.call_tree import tree
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.web.rows import EpisodeRow
 from areal_actors.web.source import LogSource
-from bus.base import Envelope
+from areal_bus.base import Envelope
 
 EVENTS_SCANNED = 4000
 """Events that one request looks at: a search through a long log continues with the next request."""

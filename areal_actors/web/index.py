@@ -38,9 +38,9 @@ from areal_actors.messages import (
 from areal_actors.web.episodes import EpisodeFold
 from areal_actors.web.partial import AbandonedPart, EvaluatedPart, ExportedPart, RecordedPart, RecordedParts, ScoredPart
 from areal_actors.web.rows import ActorRow, BatchRow, BoundRow, EvaluationRow, NoticeRow, Row, RowTable, StepRow, VersionRow
-from bus.base import Envelope
-from bus.errors import CorruptMessage
-from bus.message import Message
+from areal_bus.base import Envelope
+from areal_bus.errors import CorruptMessage
+from areal_bus.message import Message
 
 FREQUENT = {EpisodeAbandoned, StepCompleted, CompletionRefused, EvaluationCompleted, LossEvaluated}
 """Kinds with a sentence that are no notices: the page's tables have them."""

@@ -22,10 +22,10 @@ from areal_actors.run.connections import connected
 from areal_actors.run.monitor import open_log
 from areal_actors.run.run_folder import RunFolder, ServerAddress
 from areal_actors.web.index import RunIndex
-from bus.base import Bus, Envelope
-from bus.errors import BusError, EventsTrimmed, ServerUnavailable
-from bus.nats import NatsBus
-from bus.recorded import LogCopy, read_log
+from areal_bus.base import Bus, Envelope
+from areal_bus.errors import BusError, EventsTrimmed, ServerUnavailable
+from areal_bus.nats import NatsBus
+from areal_bus.recorded import LogCopy, read_log
 
 READING, LIVE, ENDED = "reading", "live", "ended"
 SLICE_SECONDS = 0.02

@@ -15,7 +15,7 @@ import msgspec
 
 from areal_actors.core.durable_files import atomic_write, fsync_path
 from areal_actors.core.errors import CheckpointError, SetupError
-from bus.message import FrozenMeta
+from areal_bus.message import FrozenMeta
 
 MANIFEST = "manifest.json"
 FORMAT = "areal-actors checkpoint 1"

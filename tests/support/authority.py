@@ -10,7 +10,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from bus.tls import Certificate
+from areal_bus.tls import Certificate
 
 
 class Authority:

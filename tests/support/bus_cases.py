@@ -12,9 +12,9 @@ from typing import ClassVar, NamedTuple
 import msgspec
 import nats
 
-from bus import Bus, Delivery, Envelope, Event, MemoryBus, Message, Reply, Request, Stamp, Telemetry, Work
-from bus.nats import NatsBus
-from bus.server import EmbeddedServer
+from areal_bus import Bus, Delivery, Envelope, Event, MemoryBus, Message, Reply, Request, Stamp, Telemetry, Work
+from areal_bus.nats import NatsBus
+from areal_bus.server import EmbeddedServer
 
 
 class Happened(Event):

@@ -25,7 +25,7 @@ from areal_actors.messages import (
     recorded_calls,
 )
 from areal_actors.runtime.runtime import Identity, Runtime
-from bus import MemoryBus, Stamp
+from areal_bus import MemoryBus, Stamp
 
 SECRET = b"secret"
 ADMIN = admin_key(SECRET)

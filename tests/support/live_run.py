@@ -17,9 +17,9 @@ from typing import Any
 import psutil
 
 from areal_actors.messages import KINDS, ActorStarted
-from bus.message import Message
-from bus.nats import NatsBus
-from bus.server import EmbeddedServer
+from areal_bus.message import Message
+from areal_bus.nats import NatsBus
+from areal_bus.server import EmbeddedServer
 
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "gsm8k_grpo.toml"

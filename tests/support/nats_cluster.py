@@ -17,8 +17,8 @@ from typing import Any, Self
 
 from nats import connect, errors
 
-from bus.server import find_binary
-from bus.subjects import log_stream
+from areal_bus.server import find_binary
+from areal_bus.subjects import log_stream
 
 PATIENT = 120.0
 USER = "tester"

@@ -18,8 +18,8 @@ from areal_actors.run.object_server import ObjectServer
 from areal_actors.run.server import ACTORS, listener
 from areal_actors.vision.files import ImageFolder
 from areal_actors.weights.folders import version_folder
-from bus.claims import BlobFolder, blob_name
-from bus.message import Event, Message, Reply, Request, Work
+from areal_bus.claims import BlobFolder, blob_name
+from areal_bus.message import Event, Message, Reply, Request, Work
 
 ROLES = ("rollout_worker", "reward_worker", "inference_worker", "session_manager")
 COLUMNS = ("`rollout_worker`", "`reward_worker`", "`inference_worker`", "`gateway`")

@@ -11,7 +11,7 @@ from typing import Any
 from areal_actors.web.access import Access
 from areal_actors.web.server import PageServer, serving_page
 from areal_actors.web.source import ENDED, LogSource
-from bus.recorded import LogCopy
+from areal_bus.recorded import LogCopy
 
 PATIENT = 120.0
 

@@ -21,11 +21,11 @@ from areal_actors.messages import KINDS
 from areal_actors.recipe.load import load
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.server import users_of
-from bus.message import Event, Message, Request, Telemetry, Work
-from bus.nats import NatsBus
-from bus.server import EmbeddedServer
-from bus.subjects import log_stream, values_bucket, work_stream
-from bus.users import MONITOR, OWNER, BusUsers
+from areal_bus.message import Event, Message, Request, Telemetry, Work
+from areal_bus.nats import NatsBus
+from areal_bus.server import EmbeddedServer
+from areal_bus.subjects import log_stream, values_bucket, work_stream
+from areal_bus.users import MONITOR, OWNER, BusUsers
 
 ROOT = Path(__file__).parents[2]
 TABLE_IN = ROOT / "docs" / "security.md"

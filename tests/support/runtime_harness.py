@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from areal_actors.runtime.actor import Actor, Context, Emits, on
 from areal_actors.runtime.runtime import Identity, Runtime
-from bus import Event, MemoryBus, MonitorEvent, Reply, Request, Stamp, Work
+from areal_bus import Event, MemoryBus, MonitorEvent, Reply, Request, Stamp, Work
 
 
 class Happened(Event):

@@ -17,7 +17,7 @@ from areal_actors.gateway.sessions.capacity import ExternalCapacity
 from areal_actors.gateway.sessions.keys import admin_key
 from areal_actors.messages import CapacityGranted
 from areal_actors.runtime.runtime import Identity, Runtime
-from bus import MemoryBus, Stamp
+from areal_bus import MemoryBus, Stamp
 
 SECRET = b"a secret of the run"
 ADMIN = admin_key(SECRET)

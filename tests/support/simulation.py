@@ -45,9 +45,9 @@ from areal_actors.staleness.ledger import StalenessGateConfig
 from areal_actors.staleness.staleness_gate import StalenessGate
 from areal_actors.tasks.task_source import TaskSource
 from areal_actors.training.trainer import Trainer
-from bus import Stamp
-from bus.memory import MemoryBus
-from bus.recorded import Tape
+from areal_bus import Stamp
+from areal_bus.memory import MemoryBus
+from areal_bus.recorded import Tape
 
 GROUP, BATCH, TASKS_EVALUATED = 2, 3, 2
 SIZES = {"group_size": GROUP, "batch_size": BATCH}

@@ -23,7 +23,7 @@ from areal_actors.messages import (
     WeightsLoaded,
     WeightsPublished,
 )
-from bus.base import Envelope, Stamp
+from areal_bus.base import Envelope, Stamp
 
 START = 1_700_000_000.0
 STEPS = 40

@@ -11,7 +11,7 @@ from areal_actors.core.ignored_fields import effective_fields
 from areal_actors.core.values import ImageRef, Interaction, TokenColumns, unpack_ids
 from areal_actors.gateway.conversations.prompt_images import suffix_images
 from areal_actors.tokenization.tokenizer import ChatTokenizer
-from bus.message import FrozenMeta
+from areal_bus.message import FrozenMeta
 
 CANCELLED = "cancelled"
 """Finish reason of a call whose client left while it was streamed."""

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, TypeVar, dataclass_transform
 import msgspec
 
 from areal_actors.core.errors import RequestError
-from bus.message import FrozenMeta
+from areal_bus.message import FrozenMeta
 
 W = TypeVar("W", bound="RequestStruct")
 

@@ -13,7 +13,7 @@ import msgspec
 
 from areal_actors.core.values import Value
 from areal_actors.messages import RunEpisode, SessionStarted
-from bus.message import FrozenMeta
+from areal_bus.message import FrozenMeta
 
 DESCRIBED = 3
 """Number of groups, and of sessions, that are described."""

@@ -19,7 +19,7 @@ from areal_actors.gateway.conversations.turns import CANCELLED, ConversationTurn
 from areal_actors.messages import InteractionSummary, ModelResponsePart, RunEpisode
 from areal_actors.sequences.build import last_trained
 from areal_actors.sequences.credit_links import links_of
-from bus.message import FrozenMeta
+from areal_bus.message import FrozenMeta
 
 State = Literal["opened", "active", "ended", "scored", "exported", "abandoned"]
 Action = Literal["call", "record", "reward", "end", "score", "export", "abandon"]

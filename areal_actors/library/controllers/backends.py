@@ -29,11 +29,11 @@ from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.server import refuse_old_log, run_server, with_port
 from areal_actors.run.supervisor import Supervisor
 from areal_actors.run.tensor_process import TORCH_ACTORS
-from bus.base import Bus, Stamp
-from bus.errors import NoResponder
-from bus.memory import MemoryBus
-from bus.nats import NatsBus
-from bus.users import without_credentials
+from areal_bus.base import Bus, Stamp
+from areal_bus.errors import NoResponder
+from areal_bus.memory import MemoryBus
+from areal_bus.nats import NatsBus
+from areal_bus.users import without_credentials
 
 LEASE_SECONDS = 3600.0
 """Lease in a single process, where no worker can die alone; a busy trainer may delay renewals."""

@@ -14,7 +14,7 @@ from areal_actors.messages import BatchFormed, TrajectoryRef
 from areal_actors.sequences.build import sequences_of
 from areal_actors.sequences.credit import Credit
 from areal_actors.vision.files import ImageFolder
-from bus.errors import LogUnavailable
+from areal_bus.errors import LogUnavailable
 
 
 class RolloutBatch(Value):

@@ -46,8 +46,8 @@ from areal_actors.run.tensor_process import TORCH_ACTORS
 from areal_actors.runtime.message_ids import message_id
 from areal_actors.tasks.attempts import next_attempt
 from areal_actors.weights.weight_files import location_of
-from bus.base import Stamp
-from bus.message import Message
+from areal_bus.base import Stamp
+from areal_bus.message import Message
 
 T = TypeVar("T")
 

@@ -20,7 +20,7 @@ from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.training.distributed.sharded import ShardedRanks
 from areal_actors.training.ranks import Ranks
-from bus.nats import NatsBus
+from areal_bus.nats import NatsBus
 
 MEET_SECONDS = 600.0
 
