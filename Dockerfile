@@ -1,7 +1,7 @@
 # The command line with its recipes and agents, for a CPU:
 #
-#   docker build --tag areal .
-#   docker run --rm --interactive --tty --volume "$PWD/runs:/work/runs" areal run gsm8k_grpo
+#   docker build --tag areal-actors .
+#   docker run --rm --interactive --tty --volume "$PWD/runs:/work/runs" areal-actors run gsm8k_grpo
 #
 # For NVIDIA devices: --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cu130, and `docker run --gpus all`.
 FROM python:3.12-slim AS build
@@ -13,6 +13,7 @@ COPY agents agents
 COPY recipes recipes
 COPY scripts/locks/build.txt /wheels/build.txt
 RUN python -m pip install --no-cache-dir --require-hashes --requirement /wheels/build.txt \
+    && python -m build --wheel --no-isolation --outdir /wheels bus \
     && python -m build --wheel --no-isolation --outdir /wheels
 
 FROM python:3.12-slim
@@ -28,5 +29,5 @@ RUN useradd --create-home --uid 1000 areal \
     && install --directory --owner areal /work /work/runs
 USER 1000
 WORKDIR /work
-ENTRYPOINT ["areal"]
+ENTRYPOINT ["areal-actors"]
 CMD ["--help"]

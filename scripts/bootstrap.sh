@@ -21,7 +21,7 @@ source scripts/torch.sh
 
 # Inputs of the environment: these files, the path (the package is installed in editable mode), the interpreter.
 fingerprint() {
-    { cat pyproject.toml scripts/{bootstrap,install,locked,torch}.sh scripts/locks/{build,dev}.txt; pwd; printf '%s' "${PYTHON:-}"; } | cksum
+    { cat pyproject.toml bus/pyproject.toml scripts/{bootstrap,install,locked,torch}.sh scripts/locks/{build,dev}.txt; pwd; printf '%s' "${PYTHON:-}"; } | cksum
 }
 
 has_python_311() {
@@ -72,7 +72,7 @@ install_torch set-up
 progress "set-up: the other packages"
 install_locked scripts/locks/dev.txt "$(torch_kind)" || install_failed scripts/locks/dev.txt
 install_locked scripts/locks/build.txt || install_failed scripts/locks/build.txt
-install_packages --no-deps --no-build-isolation --editable . || install_failed areal-actors
+install_packages --no-deps --no-build-isolation --editable ./bus --editable . || install_failed areal-actors
 if [ -n "${PYTHONDONTWRITEBYTECODE:-}" ]; then
     # Python writes no bytecode at run time here: without this every process compiles torch again
     progress "set-up: bytecode"

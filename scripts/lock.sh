@@ -24,7 +24,7 @@ lock() {
     esac
     local python
     python=$(sed -n 's/^# python: //p' "${inputs[0]}")
-    .venv/bin/python -m uv pip compile --quiet --universal --python-version "${python:-3.11}" --upgrade --no-annotate --generate-hashes \
+    .venv/bin/python -m uv pip compile --quiet --universal --python-version "${python:-3.11}" --upgrade --no-annotate --no-emit-package areal-bus --generate-hashes \
         --custom-compile-command "just lock $1" --output-file "scripts/locks/$1.txt" "${inputs[@]}"
 }
 

@@ -36,7 +36,7 @@ if [ "$(cat "$folder/areal-setup.stamp" 2>/dev/null)" != "$*" ]; then
     constraints >"$folder/constraints.txt"
     install_torch test-torch "$1"
     progress "test-torch: $folder"
-    install_packages --constraint "$folder/constraints.txt" "$@" --editable ".[dev]" || install_failed "areal-actors[dev] with $*"
+    install_packages --constraint "$folder/constraints.txt" "$@" --editable ./bus --editable ".[dev]" || install_failed "areal-actors[dev] with $*"
     progress_end
     printf '%s\n' "$*" >"$folder/areal-setup.stamp"
 fi

@@ -52,7 +52,7 @@ def test_the_wheel_is_built_from_what_is_copied():
 
 def test_the_image_runs_areal_without_root():
     assert arguments("USER") == ["1000"]
-    assert [json.loads(argument) for argument in (*arguments("ENTRYPOINT"), *arguments("CMD"))] == [["areal"], ["--help"]]
+    assert [json.loads(argument) for argument in (*arguments("ENTRYPOINT"), *arguments("CMD"))] == [["areal-actors"], ["--help"]]
     names = [name for name, _ in steps()]
     assert names.index("USER") < names.index("ENTRYPOINT")
 
@@ -98,7 +98,7 @@ def test_its_steps_give_a_working_command(tmp_path):
     work = tmp_path / "work"
     work.mkdir()
     settings = ["steps=1", "warm_start.steps=5", "warm_start.tail_steps=2", "evaluation.tasks=4", "profile=embedded"]
-    areal = [str(tmp_path / "venv/bin/areal")]
+    areal = [str(tmp_path / "venv/bin/areal-actors")]
     assert subprocess.run([*areal, "--help"], cwd=work, env=environment, check=True, capture_output=True).stdout
     subprocess.run([*areal, "run", "gsm8k_grpo", *settings], cwd=work, env=environment, check=True, timeout=1500)
     assert Path(work / "runs/gsm8k-grpo/summary.txt").is_file()

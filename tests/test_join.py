@@ -234,8 +234,7 @@ async def test_workers_that_cannot_join_are_refused_with_the_cause(live, other, 
     assert f"no bus answers at nats://{other.run_address}:9:" in refused(f"nats://{other.run_address}:9/gsm8k-grpo", "--token", "x")
     assert "there is no run 'another'" in refused(f"{address}/another", "--credential", str(credential))
     changed = tmp_path / "changed"
-    for package in ("areal_actors", "bus"):
-        shutil.copytree(ROOT / package, changed / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "areal_actors", changed / "areal_actors", ignore=shutil.ignore_patterns("__pycache__"))
     with (changed / "areal_actors" / "rollout" / "stack.py").open("a") as file:
         file.write("\n")
     assert "another version of areal-actors" in refused("--credential", str(credential), root=changed)

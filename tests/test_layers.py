@@ -5,10 +5,10 @@ import graphlib
 from pathlib import Path
 
 import pytest
-from support.regions import TORCH_FREE, WITH_TORCH, is_base, is_one_of, module_of
+from support.regions import TOPS, TORCH_FREE, WITH_TORCH, is_base, is_one_of, module_of
 
 ROOT = Path(__file__).parent.parent
-FILES = sorted(path for top in ("bus", "areal_actors") for path in (ROOT / top).rglob("*.py"))
+FILES = sorted(path for top in TOPS for path in (ROOT / top).rglob("*.py"))
 LONGEST = 400
 
 ORDER = (
@@ -110,9 +110,9 @@ FILE_CALLS = {"open", "read_bytes", "read_text", "write_bytes", "write_text"}
 
 
 def folder_of(module):
-    """Returns the folder below the package, or the file beside the folders; empty for the package, `bus` for the bus."""
+    """Returns the folder below the package, or the file beside the folders; empty for the package, `areal_bus` for the bus."""
     top, _, rest = module.partition(".")
-    return "bus" if top == "bus" else rest.partition(".")[0]
+    return "areal_bus" if top == "areal_bus" else rest.partition(".")[0]
 
 
 def imports(tree):
@@ -125,12 +125,12 @@ def imports(tree):
         else:
             continue
         for name in names:
-            if name.partition(".")[0] in ("bus", "areal_actors") and is_module(name):
+            if name.partition(".")[0] in ("areal_bus", "areal_actors") and is_module(name):
                 yield name, node.lineno
 
 
 def is_module(name):
-    place = ROOT / Path(*name.split("."))
+    place = (ROOT / "bus" if name.startswith("areal_bus") else ROOT) / Path(*name.split("."))
     return place.with_suffix(".py").exists() or (place / "__init__.py").exists()
 
 
@@ -177,7 +177,7 @@ def test_the_check_of_pure_logic_can_fail(code):
 
 def test_folders_import_only_from_those_before_them():
     place = {name: number for number, name in enumerate(ORDER)}
-    folders = {folder_of(module) for module in IMPORTS} - {"", "bus"}
+    folders = {folder_of(module) for module in IMPORTS} - {"", "areal_bus"}
     assert folders == set(ORDER), "add a new folder to tests/test_layers.py and docs/architecture.md"
     found = [(module, name) for module, names in IMPORTS.items() for name in names if folder_of(module) in place]
     upward = [f"{module} imports {name}" for module, name in found if place.get(folder_of(name), -1) > place[folder_of(module)]]
@@ -186,14 +186,16 @@ def test_folders_import_only_from_those_before_them():
 
 def test_the_bus_imports_nothing_of_the_package():
     assert [
-        module for module, names in IMPORTS.items() if folder_of(module) == "bus" and any(folder_of(name) != "bus" for name in names)
+        module
+        for module, names in IMPORTS.items()
+        if folder_of(module) == "areal_bus" and any(folder_of(name) != "areal_bus" for name in names)
     ] == []
 
 
 def test_a_station_imports_the_foundation_and_what_its_line_names():
     for station, needs in STATIONS.items():
         used = {folder_of(name) for module, names in IMPORTS.items() if folder_of(module) == station for name in names}
-        assert used - {"", "bus", station} - FOUNDATION == needs, station
+        assert used - {"", "areal_bus", station} - FOUNDATION == needs, station
 
 
 def test_no_station_imports_a_wing():
@@ -234,7 +236,7 @@ def test_the_base_imports_nothing_with_torch():
 
 def test_whatever_opens_a_bus_has_declared_the_product():
     """Else its subjects have no prefix of this product, and its log no dictionary."""
-    opens = {f"bus.{name}" for name in ("memory", "nats", "payload", "permissions", "recorded", "server", "subjects", "users")}
+    opens = {f"areal_bus.{name}" for name in ("memory", "nats", "payload", "permissions", "recorded", "server", "subjects", "users")}
     needs = {module_of(path): {name for name, _ in imports(without_checked_types(tree))} for path, tree in TREES.items()}
     users = [module for module, names in needs.items() if module.startswith("areal_actors.") and names & opens]
     assert len(users) > 30
@@ -291,7 +293,7 @@ def test_engines_never_touch_the_bus():
     files = [path for path in FILES if is_one_of(module_of(path), WITHOUT_BUS) and not path.name.startswith("trainer_")]
     for path in files:
         if module_of(path) not in ACTORS:
-            assert {name for name in IMPORTS[module_of(path)] if name.startswith("bus")} <= {"bus", "areal_bus.message"}, path
+            assert {name for name in IMPORTS[module_of(path)] if name.startswith("areal_bus")} <= {"areal_bus", "areal_bus.message"}, path
 
 
 def test_no_file_is_longer_than_400_lines():

@@ -21,7 +21,7 @@ ALLOWED = ("nats", "msgspec", "zstandard")
 LAUNCHER = """\
 import importlib.util, runpy, sys
 sys.path[:] = [path for path in sys.path if "site-packages" not in path] + [{packages!r}]
-found = [name for name in ("areal_actors", "bus", "numpy") if importlib.util.find_spec(name)]
+found = [name for name in ("areal_actors", "areal_bus", "numpy") if importlib.util.find_spec(name)]
 assert not found, found
 runpy.run_path({program!r}, run_name="__main__")
 """

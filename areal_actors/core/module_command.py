@@ -31,7 +31,8 @@ def load_module(name: str) -> ModuleType:
 
 
 if __name__ == "__main__":
-    sys.path.append(str(Path(__file__).parents[2]))  # of a clone that is not installed
+    clone = Path(__file__).parents[2]  # one that is not installed
+    sys.path += [str(clone), str(clone / "bus")]
     program = load_module(sys.argv[1])
     gc.freeze()  # modules stay: no collection looks at them again
     sys.exit(program.main(sys.argv[2:]))

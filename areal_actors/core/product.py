@@ -1,4 +1,4 @@
-"""What this product hands to the bus: its name in subjects and streams, and what its messages have in common."""
+"""The product, as the bus sees it: its name in subjects and streams, and the dictionaries for its messages."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ OUTSIDE = "outside"
 """Folder of files that are not below the current directory."""
 MAX_FILES, MAX_MB = 2000, 64
 SKIPPED = frozenset({"__pycache__", "node_modules", "site-packages"})
-PACKAGES = tuple(Path(package.__path__[0]).resolve() for package in (areal_actors, bus))
+PACKAGES = tuple(Path(package.__path__[0]).resolve() for package in (areal_actors, areal_bus))
 
 
 class PortableRecipe:

@@ -5,6 +5,8 @@ from areal_bus.memory import MemoryBus
 from areal_bus.message import Event, Message, MonitorEvent, Reply, Request, Telemetry, Work
 from areal_bus.recorded import Tape, TapeEntry, export_log, read_log, read_tape
 
+__version__ = "0.1.0"
+
 __all__ = [
     "Bus",
     "Delivery",

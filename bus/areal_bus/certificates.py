@@ -1,4 +1,4 @@
-"""Certificates with their keys: those that a run makes for itself, and those of files; clients know them by fingerprint (`bus/areal_bus/tls.py`)."""
+"""Certificates with their keys: those that a run makes for itself, and those of files; clients know them by fingerprint (`tls.py`)."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Product(NamedTuple):
-    """What differs between products on one server."""
+    """The difference between products on one server."""
 
     prefix: str = "bus"
     """Lowercase letters and digits with which every subject begins, and the names of streams, buckets, certificates and variables."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from areal_actors.core.extras import EXTRAS
 
 ROOT = Path(__file__).parents[2]
-TOPS = ("bus", "areal_actors")
+TOPS = ("bus/areal_bus", "areal_actors")
 ABSENT = frozenset(module for modules in EXTRAS.values() for module in modules)
 """Packages that a base install lacks."""
 BLOCKING = Path(__file__).with_name("base_install")
@@ -45,7 +45,8 @@ ELSEWHERE = ("core.environment_host", "generation.servers.server_side")
 
 def module_of(path: Path) -> str:
     """Returns the dotted name of a file's module."""
-    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+    top = ROOT / "bus" if path.is_relative_to(ROOT / "bus") else ROOT
+    return ".".join(path.relative_to(top).with_suffix("").parts).removesuffix(".__init__")
 
 
 def is_one_of(module: str, names: tuple[str, ...]) -> bool:

@@ -1,4 +1,4 @@
-"""A vLLM or SGLang server as anybody starts it: its model stays as it is, and it needs neither a plug-in nor the development mode."""
+"""A vLLM or SGLang server as it is usually started: its model stays as it is, and it needs neither a plug-in nor the development mode."""
 
 from __future__ import annotations
 
