@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import SetupError
 from areal_actors.core.snapshots import SnapshotStore
 from areal_actors.core.values import Interaction
@@ -225,7 +226,7 @@ class _Log:
 def _open_file(path: Path) -> Run:
     log = _read_file(path)
     if not log.envelopes and log.notice:
-        raise SetupError(f"{path} cannot be read as an exported log: {log.notice}; `areal export RUN FILE` writes one")
+        raise SetupError(f"{path} cannot be read as an exported log: {log.notice}; `{COMMAND} export RUN FILE` writes one")
     return Run(log.records.state.run or path.name, log.records, notice=log.notice, read=lambda: _read_file(path).envelopes, folder=None)
 
 

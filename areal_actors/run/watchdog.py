@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from areal_actors.core.command import COMMAND
 from areal_actors.core.gateways import gateway_name
 from areal_actors.core.settings import WatchdogSettings
 from areal_actors.messages import (
@@ -251,10 +252,10 @@ class Watchdog:
         """Yields one part for each role of other hosts without a live worker, and one for the gateways that nothing serves."""
         for role in self.joined:
             if not any(joined_kind(actor) == role for actor in self.beats):
-                yield f"no {role} has joined: start one with `areal join --role {role}`, with this start's join.json"
+                yield f"no {role} has joined: start one with `{COMMAND} join --role {role}`, with this start's join.json"
         if missing := [gateway for gateway in self.gateways if gateway not in self.beats]:
             whose = f", which serves {', '.join(missing)}" if len(self.gateways) > 1 else ""
-            yield f"no gateway has joined{whose}: start one with `areal join --role gateway`, with this start's join.json"
+            yield f"no gateway has joined{whose}: start one with `{COMMAND} join --role gateway`, with this start's join.json"
 
     def _instead_of_progress(self, now: float) -> str:
         if not (groups := sum(map(len, self.dropped.values()))):
