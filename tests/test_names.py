@@ -49,6 +49,7 @@ def test_agents_import_nothing_of_ours():
         assert not [line for line in imported if line.split()[1].partition(".")[0] in ("areal_actors", "areal_bus")], path
 
 
+@pytest.mark.slow
 def test_the_name_of_the_command_is_a_constant():
     """In messages and hints; docstrings, and programs of other interpreters, write it out."""
     apart = ("core/agent_host", "core/environment_host", "generation/servers/server_side", "sandbox", "track", "core/command.py")
