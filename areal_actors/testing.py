@@ -8,7 +8,7 @@
     def test_my_reward_agrees_with_the_recorded_one():
         assert not [score for score in rescored("run.log", my_reward) if score.differs()]
 
-`areal export RUN run.log` writes the recording; a name that ends in `.xz` or `.gz` is compressed.
+`areal-actors export RUN run.log` writes the recording; a name that ends in `.xz` or `.gz` is compressed.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def replayed(recording: str | Path, actor: Actor, *, instance: str = "") -> list
     For actors that are folds over events: they receive all their input from the log, may read it, and ask no other actor.
 
     Args:
-        recording: file written by `areal export`.
+        recording: file written by `areal-actors export`.
         actor: a new actor, with the settings of the run.
         instance: its name in the run, such as `batcher-0`; by default the first of its kind.
 

@@ -1,4 +1,4 @@
-"""The budget that `areal check` prints, beside what a run then takes: memory by process, and seconds a step.
+"""The budget that `areal-actors check` prints, beside what a run then takes: memory by process, and seconds a step.
 
     python benchmarks/budget.py [--model FOLDER ...] [--shapes SHAPE ...] [--limit GIGABYTES] [--steps 4]
 

@@ -95,7 +95,7 @@ async def costs(sync: str, events: int) -> dict[str, Any]:
 
 
 async def check_cost(events: int) -> dict[str, Any]:
-    """Time that `areal resume` spends on checking a log of `events` events."""
+    """Time that `areal-actors resume` spends on checking a log of `events` events."""
     with tempfile.TemporaryDirectory() as folder:
         async with served(Path(folder) / "nats", SYNCS[0]) as bus:
             for first in range(0, events, TOGETHER):

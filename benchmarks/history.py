@@ -70,7 +70,7 @@ def areal(*words: str, allowed: Sequence[int] = (0,), environment: Mapping[str, 
         check=False,
     )
     if ended.returncode not in allowed:
-        raise SystemExit(f"areal {' '.join(words)} failed:\n{(ended.stdout + ended.stderr)[-OUTPUT_TAIL_CHARACTERS:]}")
+        raise SystemExit(f"areal-actors {' '.join(words)} failed:\n{(ended.stdout + ended.stderr)[-OUTPUT_TAIL_CHARACTERS:]}")
     return ended
 
 

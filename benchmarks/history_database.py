@@ -4,7 +4,7 @@
 
 A made-up run with episodes of two calls, in groups of eight, is written to the log of a run's folder. Each command runs with the database
 deleted, damaged, half-written (its writer was killed), of an older version, and up to date; with `--before`, also in another checkout.
-Seconds are CPU seconds of the command and of the nats-server that it starts. `page` is `areal view` until it has read the log.
+Seconds are CPU seconds of the command and of the nats-server that it starts. `page` is `areal-actors view` until it has read the log.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def position_of(url: str) -> int:
 
 
 def page_seconds(folder: Path, last: int, checkout: Path = ROOT) -> float:
-    """Returns the CPU seconds of `areal view` until it has read the log."""
+    """Returns the CPU seconds of `areal-actors view` until it has read the log."""
     before = children_seconds()
     command = [sys.executable, "-m", "areal_actors", "view", NAME, "--folder", str(folder)]
     environment = {**os.environ, "PYTHONPATH": str(checkout)}

@@ -3,8 +3,8 @@
     python benchmarks/join_leave.py [SCENARIO ...] [--joins 50] [--seed 0] [--quick] [--no-history]
 
 `undisturbed` is the small run beside which the others are shown. `joins`: workers join it and leave it, five at a time, each a random
-number of steps after its start, or while it starts; half by SIGTERM to `areal join`, half by `kill -9` of it and its worker, as a lost
-host; then the run is interrupted. `cable`: the main recipe with all workers and the gateway on the other host, whose cable is pulled
+number of steps after its start, or while it starts; half by SIGTERM to `areal-actors join`, half by `kill -9` of it and its worker, as a
+lost host; then the run is interrupted. `cable`: the main recipe with all workers and the gateway on the other host, whose cable is pulled
 for 20 s. `leader`, `paused` and `majority`: the bus is a cluster of three NATS servers; the leader of the log is killed and started
 again, stopped by SIGSTOP for 20 s, or killed with another one for 20 s. As root on Linux the other host is a network namespace,
 elsewhere it has a home and temporary folder of its own. Every weight version is also recomputed from the log, except after `joins`,
@@ -92,7 +92,7 @@ class Scene:
         return self.run.process.poll() is None
 
     def serves(self, joiner: Joiner) -> bool:
-        """True if the worker of this `areal join` has started."""
+        """True if the worker of this `areal-actors join` has started."""
         started = {event.actor for event in self.run.received(ActorStarted)}
         return any(f"' as {worker}\n" in joiner.output() for worker in started)
 
@@ -209,7 +209,7 @@ class Outcome(msgspec.Struct, frozen=True):
     left: int
     """Workers that left before the end."""
     killed: int
-    """Those of them that were killed with their `areal join`."""
+    """Those of them that were killed with their `areal-actors join`."""
     redelivered: int
     """Attempts that began on another worker again."""
     retried: int

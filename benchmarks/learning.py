@@ -196,7 +196,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--recipes", nargs="+", default=[], metavar="NAME")
     parser.add_argument("--folder", type=Path, default=ROOT / "runs" / "learning", help="cache of results and models")
-    parser.add_argument("settings", nargs="*", default=[], metavar="KEY=VALUE", help="settings of the recipe, as for `areal run`")
+    parser.add_argument("settings", nargs="*", default=[], metavar="KEY=VALUE", help="settings of the recipe, as for `areal-actors run`")
     options = parse_arguments(parser, {"seeds": [0], "settings": ["steps=1", *SMALL]})
     if options.recipes:
         options.folder.mkdir(parents=True, exist_ok=True)

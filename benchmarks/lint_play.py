@@ -1,6 +1,6 @@
 """A small run in this process: all actors of a recipe on a bus in memory, with the embedded model and the gateway over HTTP.
 
-They are those of `areal run`, which starts them in processes of their own; the reward function is called here, too, without one.
+They are those of `areal-actors run`, which starts them in processes of their own; the reward function is called here, too, without one.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _actor(kind: str, context: BuildContext) -> Actor:
 
 async def _follow(bus: MemoryBus, recipe: Recipe) -> Played:
     """Fold the log with the lint of the run."""
-    lint, played = RunLint(recipe, "areal show"), Played()
+    lint, played = RunLint(recipe, "areal-actors show"), Played()
     failed = 0
     async for envelope in bus.log(follow=True):
         message = envelope.open(BY_SUBJECT[envelope.subject])

@@ -1,4 +1,4 @@
-"""Parts of another host for `part_faults.py`: joined workers, their `areal join`, and gateways here and there."""
+"""Parts of another host for `part_faults.py`: joined workers, their `areal-actors join`, and gateways here and there."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ GATEWAY = "session_manager"
 
 
 class JoinedRole:
-    """One `areal join` of a role, with one worker."""
+    """One `areal-actors join` of a role, with one worker."""
 
     def __init__(self, scene: Elsewhere, role: str) -> None:
         self.scene, self.role = scene, role
         self.joiner: Joiner | None = None
 
     async def join(self) -> None:
-        """Start an `areal join`, again after the last one was killed."""
+        """Start an `areal-actors join`, again after the last one was killed."""
         self.joiner = self.scene.host.join("--credential", self.scene.credential, "--role", self.role)
 
     def host(self) -> list[psutil.Process]:
@@ -68,7 +68,7 @@ class Elsewhere(Scene):
         for role, joined in self.roles.items():
             name = "gateway elsewhere" if role == "gateway" else f"joined {role.replace('_', ' ')}"
             self.parts[name] = Part(joined.worker, joined.names, None, joined.ready)
-            self.parts[f"areal join of a {role}"] = Part(joined.command, joined.names, joined.join, joined.ready)
+            self.parts[f"areal-actors join of a {role}"] = Part(joined.command, joined.names, joined.join, joined.ready)
             self.parts[f"host of a {role}"] = Part(joined.host, joined.names, joined.join, joined.ready)
         self.parts["gateway here"] = Part(self._own_gateway, lambda: (OWN_GATEWAY,), None, lambda: bool(self._own_gateway()))
 

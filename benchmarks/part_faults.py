@@ -3,12 +3,12 @@
     python benchmarks/part_faults.py [SCENE ...] [--seed 0] [--quick] [--no-history]
 
 `elsewhere-1` to `-3`: agents, engine and the second of two gateways are on another host (a network namespace, as root on Linux): their
-processes, their `areal join`, both together as a lost host, and both gateways. `launched-1` and `-2`: `areal launch --on local` with
-`[autoscale]`: its jobs and workers, added workers while their number grows or shrinks, the command itself, and its `areal run`, which is
-then resumed. `beside-1` and `-2`: the page, and the two processes of a tracker (TensorBoard, from `just environments trackers`).
-`tinker`: the server of `areal tinker`, whose client goes on from its last acknowledged checkpoint. A pause takes 2 to 20 s, a heartbeat
-may be missing for 12 s, and a run without progress for 6 s is reported. What nothing restarts, such as a killed `areal join`, is
-started again after 3 s.
+processes, their `areal-actors join`, both together as a lost host, and both gateways. `launched-1` and `-2`: `areal-actors launch --on
+local` with `[autoscale]`: its jobs and workers, added workers while their number grows or shrinks, the command itself, and its `areal-
+actors run`, which is then resumed. `beside-1` and `-2`: the page, and the two processes of a tracker (TensorBoard, from `just
+environments trackers`). `tinker`: the server of `areal-actors tinker`, whose client goes on from its last acknowledged checkpoint. A
+pause takes 2 to 20 s, a heartbeat may be missing for 12 s, and a run without progress for 6 s is reported. What nothing restarts, such as
+a killed `areal-actors join`, is started again after 3 s.
 
 A standstill is the longest time without a step or an exported episode; of the page and the Tinker server, without an answer. A report of a
 stall is right if it names what the fault hit as silent, missing, starting or paused.
@@ -83,7 +83,7 @@ def plan_elsewhere(number: int) -> list[tuple[str, Kind]]:
     """The faults of one of the three runs with another host: every part of one role, and a gateway."""
     role = ROLES[number]
     worker = "gateway elsewhere" if role == "gateway" else f"joined {role.replace('_', ' ')}"
-    parts = [worker, f"areal join of a {role}", f"host of a {role}", "gateway here"]
+    parts = [worker, f"areal-actors join of a {role}", f"host of a {role}", "gateway here"]
     return [(part, kind) for part in parts for kind in KINDS]
 
 
@@ -106,7 +106,7 @@ async def disturb_elsewhere(name: str, folder: Path, random: Random, *, few: boo
 
 
 async def disturb_launched(name: str, folder: Path, random: Random, *, few: bool) -> Scene:
-    """Run a scene of `areal launch`: in the first, added workers help; in the second, they do not, and the command is killed at the end."""
+    """Run a scene of `areal-actors launch`: in the first, added workers help; in the second, they do not, and it is killed at the end."""
     first = name.endswith("1")
     with launched(folder, random, helps=first) as scene:
         async with scene.run.listening():
@@ -122,14 +122,14 @@ async def disturb_launched(name: str, folder: Path, random: Random, *, few: bool
                             await scene.inject(part, kind)
             else:
                 await scene.inject_while_shrinking("kill")
-                await scene.inject("areal launch", "pause")
+                await scene.inject("areal-actors launch", "pause")
                 for _ in range(2):
-                    await scene.inject("areal run of a launch", "pause")
+                    await scene.inject("areal-actors run of a launch", "pause")
                 for kind in KINDS:
                     await scene.inject("launched job (inference_worker)", kind)
-                await scene.inject("areal launch", "kill")
+                await scene.inject("areal-actors launch", "kill")
         if not first:
-            fault = await scene.hit("areal run of a launch", "kill")
+            fault = await scene.hit("areal-actors run of a launch", "kill")
             await scene.resume()
             async with scene.run.listening():
                 fault.went_on = await scene.reach(3) and scene.alive()

@@ -1,4 +1,4 @@
-"""Parts of `areal launch` for `part_faults.py`: launched jobs, the command, its run, and workers that autoscale adds and removes."""
+"""Parts of `areal-actors launch` for `part_faults.py`: launched jobs, the command, its run, and workers that autoscale adds and removes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GROWING_SECONDS = 60.0
 
 
 class LaunchedRun(LiveRun):
-    """`areal launch --on local` in a process of its own."""
+    """`areal-actors launch --on local` in a process of its own."""
 
     def __init__(self, folder: Path, *settings: str) -> None:
         self.folder = folder / "gsm8k-grpo"
@@ -54,8 +54,8 @@ class Launched(Scene):
         for role in ROLES:
             self.parts[f"launched job ({role})"] = self._job(role, whole=True)
             self.parts[f"launched worker ({role})"] = self._job(role, whole=False)
-        self.parts["areal launch"] = Part(self._launcher, lambda: ("areal launch",))
-        self.parts["areal run of a launch"] = Part(self.supervisor, lambda: (SUPERVISOR,))
+        self.parts["areal-actors launch"] = Part(self._launcher, lambda: ("areal-actors launch",))
+        self.parts["areal-actors run of a launch"] = Part(self.supervisor, lambda: (SUPERVISOR,))
         self.parts["added worker"] = Part(self.added, lambda: (f"{REWARD}-1",))
 
     def alive(self) -> bool:
@@ -63,7 +63,7 @@ class Launched(Scene):
         return bool(self.supervisor()) or self.run.process.poll() is None
 
     def supervisor(self) -> list[psutil.Process]:
-        """Returns the process of `areal run`, or of `areal resume`."""
+        """Returns the process of `areal-actors run`, or of `areal-actors resume`."""
         if self.run.process is not self.launcher:
             return family(self.run.process.pid)[:1]
         return self.started_as("run")

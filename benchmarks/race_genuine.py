@@ -1,4 +1,4 @@
-"""A genuine pretrained model of 135 million parameters learns on two CPU cores: `areal run`, asynchronous and synchronous, and TRL.
+"""A genuine pretrained model of 135 million parameters learns on two CPU cores: `areal-actors run`, asynchronous and synchronous, and TRL.
 
     just model get smollm2                                                                     # once
     python -m venv .environments/trl                                                           # once

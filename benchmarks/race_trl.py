@@ -1,4 +1,4 @@
-"""Seconds of `areal run` and of TRL's GRPOTrainer until the main recipe's task is learnt, from the same embedded model.
+"""Seconds of `areal-actors run` and of TRL's GRPOTrainer until the main recipe's task is learnt, from the same embedded model.
 
     python -m venv .environments/trl                                                           # once
     .environments/trl/bin/python -m pip install -r benchmarks/environments/trl.txt             # once

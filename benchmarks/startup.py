@@ -51,7 +51,10 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=2, help="second runs of each checkout, with --before")
     arguments = parse_arguments(parser, QUICK)
     commands = {name: measure_command(COMMANDS[name], arguments.repeat) for name in arguments.only}
-    print(table(("areal", "wall s", "CPU s"), [(name, found["wall s"], found["CPU s"]) for name, found in commands.items()]), flush=True)
+    print(
+        table(("areal-actors", "wall s", "CPU s"), [(name, found["wall s"], found["CPU s"]) for name, found in commands.items()]),
+        flush=True,
+    )
     if arguments.before:
         runs = list(measure_pairs(arguments.seed, arguments.settings, arguments.before.absolute(), arguments.pairs))
     else:

@@ -12,7 +12,7 @@ from areal_actors.recipe.load import load
 
 OVER_TOOLS = ("anthropic", "camel", "langgraph", "mcp_tools", "openai_agents")
 RECIPES = {path.stem: path.read_text() for path in (ROOT / "recipes").glob("*.toml")}
-OVER_MAIN = {name for name, text in RECIPES.items() if f"`areal run recipes/gsm8k_grpo.toml recipes/{name}.toml" in text}
+OVER_MAIN = {name for name, text in RECIPES.items() if f"`areal-actors run recipes/gsm8k_grpo.toml recipes/{name}.toml" in text}
 """Those of algorithms, which tests/test_algorithms_recipes.py reads, and of larger models, which tests/test_devices.py reads."""
 OF_ONE_MODEL = "smollm2"
 """A recipe for one model on any machine; its profiles are chosen by name."""

@@ -176,7 +176,7 @@ def test_a_program_adds_fields_of_its_own_and_overrides_values(file):
 def test_the_recipe_of_a_file_can_be_printed(file, capsys):
     assert command.main(["--recipe", file, "total_train_steps=7"]) == 0
     written = tomllib.loads(text := capsys.readouterr().out)
-    assert "# without effect here: scheduler (processes are placed by `areal check`)\n" in text
+    assert "# without effect here: scheduler (processes are placed by `areal-actors check`)\n" in text
     assert (written["steps"], written["algorithm"]["name"], written["task"]["dataset"]) == (7, "grpo", "arithmetic")
     assert msgspec.convert(written, Recipe).trainer.optimizer.lr == 1.7e-4
     assert command.main(["--recipe", file, "actor.kl_ctl=1"]) == 1

@@ -373,7 +373,7 @@ async def test_the_verdict_is_the_last_line_of_the_summary(tmp_path, spoilt):
     await write_summary(bus, tmp_path)
     lines = (tmp_path / "summary.txt").read_text().strip().splitlines()
     if spoilt:
-        assert lines[-1] == "audit: 1 fault, 0 lost, 0 twice, 4 of 4 versions compared; see `areal audit a`"
+        assert lines[-1] == "audit: 1 fault, 0 lost, 0 twice, 4 of 4 versions compared; see `areal-actors audit a`"
         assert any(line.startswith("FAULT  event 4: checksum: inference_worker-1 loaded version 0 with ff") for line in lines)
     else:
         assert lines[-1] == "audit: 0 lost, 0 twice, 4 of 4 versions compared"

@@ -28,7 +28,7 @@ def of(events, kind):
 
 
 async def audited(run, capsys, *words):
-    """Exit status and report of `areal audit`."""
+    """Exit status and report of `areal-actors audit`."""
     status = await asyncio.to_thread(main, ["audit", run.folder.name, "--folder", str(run.folder.parent), *words])
     return status, capsys.readouterr().out
 

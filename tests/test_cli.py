@@ -96,11 +96,11 @@ def test_a_setting_is_also_an_option_before_or_behind_the_recipe(capsys, words):
 @pytest.mark.parametrize(
     ("word", "complaint"),
     [
-        ("trian", "no command `trian`; did you mean `areal run`?"),
-        ("serv", "did you mean `areal serve`?"),
-        ("ls", "did you mean `areal runs`?"),
+        ("trian", "no command `trian`; did you mean `areal-actors run`?"),
+        ("serv", "did you mean `areal-actors serve`?"),
+        ("ls", "did you mean `areal-actors runs`?"),
         ("zzz", "no command `zzz`; commands: init, run, resume, serve, "),
-        ("mine.toml", "write `areal run mine.toml`"),
+        ("mine.toml", "write `areal-actors run mine.toml`"),
     ],
 )
 def test_a_mistyped_command_is_answered_with_the_nearest(capsys, word, complaint):
@@ -122,7 +122,7 @@ except SystemExit as ended:
     sys.stderr.write(" ".join(name for name in {heavy} if name in sys.modules))
 """
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=True, cwd=ROOT)
-        assert "usage: areal" in done.stdout
+        assert "usage: areal-actors" in done.stdout
         assert done.stderr == ""
 
 
@@ -162,7 +162,7 @@ def test_every_command_explains_itself(capsys, command):
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])
     assert ended.value.code == 0
-    assert f"usage: areal {command}" in capsys.readouterr().out
+    assert f"usage: areal-actors {command}" in capsys.readouterr().out
 
 
 def test_the_package_runs_as_a_module():

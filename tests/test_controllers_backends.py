@@ -78,13 +78,13 @@ async def test_a_loop_joins_what_is_served_beside_agents_from_outside(tmp_path, 
 async def test_a_failed_join_reports_the_reason(tmp_path, monkeypatch):
     monkeypatch.setattr(backends, "GATEWAY_SECONDS", 0.3)
     recipe = recipe_for(tmp_path, generation=SCRIPTED)
-    with pytest.raises(SetupError, match=r"has no bus\.json: no `areal serve` is running there; start `areal serve RECIPE`"):
+    with pytest.raises(SetupError, match=r"has no bus\.json: no `areal-actors serve` is running there; start `areal-actors serve RECIPE`"):
         joined_folder(tmp_path / "nowhere")
     server = await EmbeddedServer.start(tmp_path / "nats")
     try:
         for run, recipe_sent, complaint in (
-            ("trained", recipe, "is a run with its own trainer; join one started by `areal serve RECIPE`"),
-            ("abandoned", recipe_load.serving_recipe(recipe), "has no gateway now; is `areal serve` still running"),
+            ("trained", recipe, "is a run with its own trainer; join one started by `areal-actors serve RECIPE`"),
+            ("abandoned", recipe_load.serving_recipe(recipe), "has no gateway now; is `areal-actors serve` still running"),
         ):
             bus = await NatsBus.connect(server.url, run, name="test", token=server.token, kinds=KINDS)
             started = RunStarted(recipe=msgspec.to_builtins(recipe_sent), profile="", reason="", folder="")

@@ -1,4 +1,4 @@
-"""The Dockerfile: what it copies is here, it runs without root, and its steps, carried out in an environment, give a working `areal`."""
+"""The Dockerfile: what it copies is here, it runs without root, and its steps in an environment give a working `areal-actors`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`areal doctor`: what this machine has and lacks for a run, each problem with its remedy in one line."""
+"""`areal-actors doctor`: what this machine has and lacks for a run, each problem with its remedy in one line."""
 
 import os
 import shutil
@@ -54,7 +54,7 @@ def test_a_machine_that_can_run_is_described_and_nothing_is_written(tmp_path):
     assert [name for name in NAMES if not any(line[10:].startswith(f"{name} ") for line in lines)] == []
     assert f"ok        torch           {metadata.version('torch')}" in lines
     assert "constraint:grammar      yes           yes     yes   no" in lines
-    assert lines[-1].startswith("A run with the embedded defaults can start here: areal run ")
+    assert lines[-1].startswith("A run with the embedded defaults can start here: areal-actors run ")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -116,7 +116,9 @@ async def test_the_metrics_of_a_resumed_run_go_on_after_a_torn_line(send, tmp_pa
 
 def test_a_line_for_a_read_only_folder_is_refused_with_the_remedy(frozen):
     place = frozen("run")
-    with pytest.raises(SetupError, match=r"/run cannot be written \(Read-only file system\); make it writable .*, then `areal resume run`"):
+    with pytest.raises(
+        SetupError, match=r"/run cannot be written \(Read-only file system\); make it writable .*, then `areal-actors resume run`"
+    ):
         append_line(place / "run" / "metrics.jsonl", "{}")
 
 

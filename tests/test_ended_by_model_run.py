@@ -74,7 +74,7 @@ OTHERS = {
 
 
 def explain(run):
-    """The output of `areal why`."""
+    """The output of `areal-actors why`."""
     command = [sys.executable, "-m", "areal_actors", "why", run.folder.name, "--folder", str(run.folder.parent)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
 

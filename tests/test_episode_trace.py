@@ -142,7 +142,7 @@ def test_the_command_prints_tokens_or_json(run, capsys):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["no-such"], "has no ended episode 'no-such'; `areal show"),
+        (["no-such"], "has no ended episode 'no-such'; `areal-actors show"),
         (["0.0", "--attempt", "7"], "has no ended attempt 7; it has 1"),
         (["0.0", "--html", "no-such-folder/page.html"], "cannot be written: No such file"),
     ],

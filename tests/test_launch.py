@@ -1,4 +1,4 @@
-"""Files that `areal launch` writes, and recipes that it refuses; tests/test_launch_run.py starts what is written."""
+"""Files that `areal-actors launch` writes, and recipes that it refuses; tests/test_launch_run.py starts what is written."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_the_manifests_give_the_pods_what_they_need(capsys, monkeypatch):
     run, workers = (found["Job", f"areal-gsm8k-grpo-{name}"]["spec"] for name in ("run", "rollout-worker"))
     assert (workers["parallelism"], workers["completions"], workers["backoffLimit"], run["backoffLimit"]) == (3, 3, 2, 0)
     main_pod, worker = run["template"]["spec"]["containers"][0], workers["template"]["spec"]["containers"][0]
-    assert worker["command"][:3] == ["areal", "join", "nats://areal-gsm8k-grpo-run:4222/gsm8k-grpo"]
+    assert worker["command"][:3] == ["areal-actors", "join", "nats://areal-gsm8k-grpo-run:4222/gsm8k-grpo"]
     assert worker["command"][3:] == ["--role", "rollout_worker", "--count", "2", "--wait", "900"]
     assert worker["resources"]["requests"]["cpu"] == "8"
     assert main_pod["resources"]["limits"] == {"memory": "16Gi"}
@@ -180,7 +180,7 @@ def test_the_pod_of_the_run_has_recipe_agent_and_tasks(capsys, tmp_path, monkeyp
     assert main(["init", "mine"]) == 0
     capsys.readouterr()
     command = mounted(manifests(capsys, "hosts.image=areal", recipe="mine/recipe.toml"), there)
-    assert command[:3] == ["areal", "run", "mine/recipe.toml"]
+    assert command[:3] == ["areal-actors", "run", "mine/recipe.toml"]
     assert {str(path.relative_to(there)) for path in there.rglob("*") if path.is_file()} >= {
         "mine/recipe.toml",
         "mine/agent.py",
@@ -236,7 +236,7 @@ def test_files_are_written_for_their_user_only_and_the_command_is_printed(capsys
     file = tmp_path / "out" / f"gsm8k-grpo{suffix}"
     assert file.stat().st_mode & 0o777 == 0o600
     printed = capsys.readouterr().out
-    assert "3 × rollout_worker: 8 CPU cores: areal join ADDRESS --role rollout_worker --count 2 --wait 900" in printed
+    assert "3 × rollout_worker: 8 CPU cores: areal-actors join ADDRESS --role rollout_worker --count 2 --wait 900" in printed
     assert str(file) in printed.splitlines()[-1]
 
 
@@ -246,7 +246,7 @@ def test_gpus_of_this_machine_are_given_out_in_order(monkeypatch):
     hosts = ("model=embedded", "hosts.run.gpus=2", "hosts.inference_worker.count=2", "hosts.inference_worker.gpus=1")
     run, *joined = local_commands(plan(*hosts, "hosts.rollout_worker.count=1", cuda=cuda), cuda)
     assert [command.gpus for command in (run, *joined)] == [(0, 1), (2,), (3,), ()]
-    assert joined[1].shown().startswith("CUDA_VISIBLE_DEVICES=3 areal join nats://127.0.0.1:")
+    assert joined[1].shown().startswith("CUDA_VISIBLE_DEVICES=3 areal-actors join nats://127.0.0.1:")
     with pytest.raises(SetupError, match=r"asks for 4 GPUs, and this machine has 1"):
         local_commands(plan(*hosts, cuda=cuda), pretended_cuda("1"))
 
@@ -291,7 +291,7 @@ def test_files_that_a_configmap_cannot_have_are_refused(capsys, tmp_path, monkey
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     words = ("launch", "../mine/recipe.toml", "--on", "kubernetes", "hosts.image=areal")
-    assert "start `areal launch` in a folder with the recipe and its agent" in refused(capsys, *words)
+    assert "start `areal-actors launch` in a folder with the recipe and its agent" in refused(capsys, *words)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine" / "large.py").write_text("#" * 1_000_000)
     words = ("launch", "mine/recipe.toml", "--on", "kubernetes", "hosts.image=areal")

@@ -1,4 +1,4 @@
-"""Files that `areal launch` writes are started: runs with real processes; the commands of Slurm are stand-ins, Ray is genuine."""
+"""Files that `areal-actors launch` writes are started: runs with real processes; the commands of Slurm are stand-ins, Ray is genuine."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def started() -> Iterator[list[psutil.Process]]:
 
 
 def launch(*words: str, folder: Path) -> str:
-    """Runs `areal launch` to its end; returns its output."""
+    """Runs `areal-actors launch` to its end; returns its output."""
     command = [sys.executable, "-m", "areal_actors", "launch", str(RECIPE), *SMALL, f"folder={folder}", *words]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -163,8 +163,8 @@ async def test_a_run_and_its_workers_are_started_on_this_machine_with_a_certific
     command = [*areal, "launch", str(RECIPE), "--on", "local", *SMALL, *HOSTS, "bus.tls=true", "--output", str(tmp_path / "launch")]
     output = tmp_path / "output.txt"
     process = start(started, [*command, "hosts.gateway.count=1", "steps=2", f"folder={tmp_path}"], output)
-    until_printed("areal join tls://", output, process)
-    address, known = re.search(r"areal join (tls://127.0.0.1:\d+/gsm8k-grpo)#([0-9a-f]{64}) ", output.read_text()).groups()
+    until_printed("areal-actors join tls://", output, process)
+    address, known = re.search(r"areal-actors join (tls://127.0.0.1:\d+/gsm8k-grpo)#([0-9a-f]{64}) ", output.read_text()).groups()
     another = [*areal, "join", f"{address}#{'0' * 64}", "--token", "0" * 32, "--wait", "600"]
     refused = start(started, another, tmp_path / "refused.txt")
     assert refused.wait(PATIENT) == 1
@@ -323,8 +323,8 @@ async def test_the_containers_of_the_manifests_run_as_processes(tmp_path, starte
         ]
         command = [word.replace(service, socket.gethostname()).replace("folder=/runs", f"folder={runs}") for word in container["command"]]
         command = [word.replace("=/tls/", f"={there}/") for word in command]
-        assert command[0] == "areal"
-        command[:1] = [str(Path(sys.executable).with_name("areal"))]
+        assert command[0] == "areal-actors"
+        command[:1] = [str(Path(sys.executable).with_name("areal-actors"))]
         processes.append(start(started, command, there / "output.txt", AREAL_JOIN_TOKEN=token, cwd=str(there)))
     assert [process.wait(PATIENT) for process in processes] == [0, 0, 0], [path.read_text() for path in tmp_path.glob("*/output.txt")]
     await assert_joined(runs, 2, {"inference_worker": 1, "rollout_worker": 1})

@@ -1,4 +1,4 @@
-"""`areal launch` of runs that encrypt: the certificate that it makes or that a recipe names, and where its key is, and is not."""
+"""`areal-actors launch` of runs that encrypt: the certificate that it makes or that a recipe names, and where its key is, and is not."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FILES = {"slurm": "gsm8k-grpo.sbatch", "kubernetes": "gsm8k-grpo.yaml", "ray": "
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of its own, in which `areal launch` is called."""
+    """A folder of its own, in which `areal-actors launch` is called."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -1,4 +1,4 @@
-"""Default limits follow from each other, and `areal check` and the summary show the limit that was reached."""
+"""Default limits follow from each other, and `areal-actors check` and the summary show the limit that was reached."""
 
 from pathlib import Path
 

@@ -187,7 +187,7 @@ def test_a_healthy_signal_is_not_blamed(name):
 
 
 def test_a_run_that_ends_before_its_first_step_has_the_lines_at_its_end():
-    lint = RunLint(recipe(), "areal show mine")
+    lint = RunLint(recipe(), "areal-actors show mine")
     for number in range(8):
         assert lint.receive(abandoned(f"{number}.0")) == []
     (line,) = lint.conclude()
@@ -219,11 +219,11 @@ def test_ignored_fields_are_named():
 
 def test_lines_come_once_after_the_first_step():
     events, task = SICK["cut answers"]
-    lint = RunLint(recipe(**task), "areal show mine")
+    lint = RunLint(recipe(**task), "areal-actors show mine")
     assert [line for event in events for line in lint.receive(event)] == []
     (line,) = lint.receive(StepCompleted(step=1, metrics={}, sequences_checksum=""))
     assert line.startswith("attention: the last answers of 16 of 16 episodes were cut at sampling.max_tokens = 9")
-    assert line.endswith("(areal show mine 0.0)")
+    assert line.endswith("(areal-actors show mine 0.0)")
     assert lint.receive(StepCompleted(step=2, metrics={}, sequences_checksum="")) == lint.receive(batch(1, 0)) == []
 
 

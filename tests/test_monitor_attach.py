@@ -1,4 +1,4 @@
-"""`areal monitor` and `areal export` from a second terminal: finding runs, attaching late, and the end of a run."""
+"""`areal-actors monitor` and `areal-actors export` from a second terminal: finding runs, attaching late, and the end of a run."""
 
 import asyncio
 import contextlib
@@ -52,7 +52,7 @@ def test_the_run_started_last_is_found_without_a_name(tmp_path):
 
 
 def test_a_missing_live_run_is_reported(tmp_path):
-    with pytest.raises(SetupError, match=rf"^no run is live in {tmp_path}/none; start one with `areal run RECIPE`$"):
+    with pytest.raises(SetupError, match=rf"^no run is live in {tmp_path}/none; start one with `areal-actors run RECIPE`$"):
         find_live("", tmp_path / "none")
     announce(tmp_path, "dead", os.getpid(), 1)
     with pytest.raises(SetupError, match=r"^run 'dead' is not live; its metrics are in .*/dead/metrics.jsonl; no run is live in "):

@@ -1,5 +1,7 @@
 """Import names that other packages use too, and how we keep out of their way."""
 
+import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -45,3 +47,21 @@ def test_agents_import_nothing_of_ours():
     for path in (path for path in (ROOT / "agents").glob("*.py") if path.name not in OF_OURS):
         imported = [line for line in path.read_text().splitlines() if line.startswith(("import ", "from "))]
         assert not [line for line in imported if line.split()[1].partition(".")[0] in ("areal_actors", "areal_bus")], path
+
+
+@pytest.mark.slow
+def test_the_name_of_the_command_is_a_constant():
+    """In messages and hints; docstrings, and programs of other interpreters, write it out."""
+    apart = ("core/agent_host", "core/environment_host", "generation/servers/server_side", "sandbox", "track", "core/command.py")
+    found = []
+    for path in sorted((ROOT / "areal_actors").rglob("*.py")):
+        tree = ast.parse(path.read_text())
+        docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        strings = (
+            node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs
+        )
+        if not path.relative_to(ROOT / "areal_actors").as_posix().startswith(apart):
+            found += [
+                f"{path}:{node.lineno}" for node in strings if re.search(r"\bareal(-actors)? (run|check|join|resume|model)\b", node.value)
+            ]
+    assert found == []

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from areal_actors.cli.arguments import parsed
+from areal_actors.core.command import COMMAND
 from areal_actors.core.programs import program
 from areal_actors.display.run_state import RunState
 from areal_actors.display.summary import summary
@@ -31,15 +32,15 @@ def runs(tmp_path, monkeypatch):
 def test_the_commands_exist(runs):
     (runs / "second" / "metrics.jsonl").write_text("")
     commands = dict(next_commands(RunFolder(runs / "second"), "runs", "", has_episodes=True))["next"].splitlines()
-    verbs = [shlex.split(command.removeprefix(program("areal")))[0] for command in commands]
+    verbs = [shlex.split(command.removeprefix(program(COMMAND)))[0] for command in commands]
     assert verbs == ["show", "view", "compare", "track"]
     for command in (*commands, run_command("resume", "second", "runs"), run_command("audit", "second", "runs")):
-        assert parsed(shlex.split(command.removeprefix(program("areal")))).do
+        assert parsed(shlex.split(command.removeprefix(program(COMMAND)))).do
 
 
 def test_files_and_commands_of_the_only_run(runs):
     rows = dict(next_commands(RunFolder(runs / "first"), "runs", "checkpoints/step-40", has_episodes=True))
-    areal = program("areal")
+    areal = program(COMMAND)
     assert rows["files"] == "runs/first: summary.txt, metrics.jsonl"
     assert rows["next"].splitlines() == [f"{areal} show first", f"{areal} view first", f"{areal} track first --to tensorboard"]
     assert rows["weights"].startswith("model=runs/first/checkpoints/step-40 ")
@@ -48,14 +49,14 @@ def test_files_and_commands_of_the_only_run(runs):
 def test_another_run_is_there_to_compare_with(runs):
     (runs / "second" / "metrics.jsonl").write_text("")
     rows = dict(next_commands(RunFolder(runs / "second"), "runs", "", has_episodes=True))
-    assert f"{program('areal')} compare first second" in rows["next"].splitlines()
+    assert f"{program(COMMAND)} compare first second" in rows["next"].splitlines()
     assert "weights" not in rows
 
 
 def test_another_folder_and_examples(runs):
     runs.rename(runs.with_name("my runs"))
     rows = dict(next_commands(RunFolder(Path("my runs") / "first"), "my runs", "", has_episodes=False))
-    areal = program("areal")
+    areal = program(COMMAND)
     assert rows["files"].startswith("'my runs/first': ")
     assert rows["next"].splitlines() == [
         f"{areal} view first --folder 'my runs'",
@@ -67,20 +68,20 @@ def test_a_program_is_named_as_it_can_be_started(tmp_path, monkeypatch):
     here = Path(sys.executable).parent
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(here))
-    assert program("areal") == "areal"
+    assert program(COMMAND) == COMMAND
     monkeypatch.setenv("UV_RUN_RECURSION_DEPTH", "1")
-    assert program("areal") == str(here / "areal"), "the PATH of `uv run` is not that of the shell"
+    assert program(COMMAND) == str(here / COMMAND), "the PATH of `uv run` is not that of the shell"
     monkeypatch.delenv("UV_RUN_RECURSION_DEPTH")
     monkeypatch.setenv("PATH", "/nowhere")
-    assert program("areal") == shlex.quote(str(here / "areal"))
-    assert os.access(program("areal"), os.X_OK)
+    assert program(COMMAND) == shlex.quote(str(here / COMMAND))
+    assert os.access(program(COMMAND), os.X_OK)
     assert program("no-such-program") == "no-such-program"
     monkeypatch.chdir(here.parent)
-    assert program("areal") == f"{here.name}/areal"
+    assert program(COMMAND) == f"{here.name}/areal-actors"
     (tmp_path / "links").mkdir()
-    (tmp_path / "links" / "areal").symlink_to(here / "areal")
+    (tmp_path / "links" / COMMAND).symlink_to(here / COMMAND)
     monkeypatch.setenv("PATH", str(tmp_path / "links"))
-    assert program("areal") == "areal", "as `uv tool install` puts it on the PATH"
+    assert program(COMMAND) == COMMAND, "as `uv tool install` puts it on the PATH"
 
 
 def answer_of(command, folder, **environment):

@@ -239,7 +239,7 @@ def test_lines_of_another_version_are_counted(tmp_path):
 
 
 def test_a_folder_without_runs_and_one_that_is_missing_have_a_sentence(tmp_path):
-    assert "start one with `areal run RECIPE`" in printed(list_runs, tmp_path)
+    assert "start one with `areal-actors run RECIPE`" in printed(list_runs, tmp_path)
     with pytest.raises(SetupError, match="--folder PATH"):
         list_runs(tmp_path / "nowhere")
 
@@ -280,7 +280,7 @@ def test_folders_and_exported_logs_are_compared_too(tmp_path):
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["compare", "a"], "name two or more, as in `areal compare A B`"),
+        (["compare", "a"], "name two or more, as in `areal-actors compare A B`"),
         (["compare", "a", "c"], "has no run 'c', and no run's folder or log file has that path; runs there: a, b"),
         (["compare", "a", "b", "--metric", "rewards"], "--metric rewards: no run has it; its metrics: reward_mean"),
         (["compare", "a", "b", "--plot", "nowhere/x.png"], "--plot nowhere/x.png: cannot be written"),

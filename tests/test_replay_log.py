@@ -79,7 +79,7 @@ def test_a_recording_of_every_released_format_loads_and_replays(path):
 
 
 def test_the_present_format_has_a_recording():
-    assert LOG.is_file(), "a new format needs a recording: `areal export` of a short run, as tests/recordings/log-N.xz"
+    assert LOG.is_file(), "a new format needs a recording: `areal-actors export` of a short run, as tests/recordings/log-N.xz"
 
 
 def test_other_settings_show_where_an_actor_would_have_decided_otherwise(log):

@@ -79,7 +79,7 @@ async def test_an_interrupted_run_continues_with_other_settings_of_how_fast_and_
         await run.until(StepCompleted, 3)
         os.kill(run.process.pid, signal.SIGINT)
         assert await run.ended() == 130, run.output()
-    assert "areal resume gsm8k-grpo" in run.output()
+    assert "areal-actors resume gsm8k-grpo" in run.output()
     run.resume("trainer.optimizer.lr=1.0", "trainer.microbatch_tokens=2048")
     assert await run.ended() == 2
     assert "`trainer.optimizer.lr`: found 1.0 for a run that began with" in run.output()

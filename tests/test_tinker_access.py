@@ -1,4 +1,4 @@
-"""Programs of this machine use `areal tinker`; pages in a browser, other hosts without the key, and requests without bounds do not."""
+"""Programs of this machine use `areal-actors tinker`; pages in a browser, other hosts without the key, and unbounded requests do not."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_off_the_loopback_interface_the_key_is_needed():
     assert access.key.startswith("tml-")
     for headers in ({}, {"X-API-Key": "tml-local"}, {"X-API-Key": ""}, {"X-API-Key": "tml-ü"}):
         status, reason = access.refuse(make_mocked_request("GET", "/", headers={"Host": "gpu7:8423", **headers}))
-        assert (status, reason) == (401, "the key is not the one that `areal tinker` has printed: set TINKER_API_KEY to it")
+        assert (status, reason) == (401, "the key is not the one that `areal-actors tinker` has printed: set TINKER_API_KEY to it")
     for headers in ({"X-API-Key": access.key}, {"Authorization": f"Bearer {access.key}"}):
         assert access.refuse(make_mocked_request("GET", "/", headers={"Host": "gpu7:8423", **headers})) is None
 

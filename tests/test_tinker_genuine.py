@@ -1,4 +1,4 @@
-"""`areal tinker` with the genuine client library and the cookbook's loops, unmodified, in an interpreter of their own."""
+"""`areal-actors tinker` with the genuine client library and the cookbook's loops, unmodified, in an interpreter of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`areal tinker` is killed while it saves, loads, trains and samples: the old or the new checkpoint is whole, and nothing is left over."""
+"""`areal-actors tinker` is killed while it saves, loads, trains and samples: the old or new checkpoint is whole, nothing is left over."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`areal tinker` as a command: its start, its errors and its end."""
+"""`areal-actors tinker` as a command: its start, its errors and its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sampling from `areal tinker`: the weights that a client asks for, their log-probabilities, and the request's parameters."""
+"""Sampling from `areal-actors tinker`: the weights that a client asks for, their log-probabilities, and the request's parameters."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""`areal track` and `[track]`: points of a run, in order and once each, and trackers that cannot harm it; with a stand-in for a library."""
+"""`areal-actors track` and `[track]`: points of a run, in order and once each; trackers cannot harm it; with a library's stand-in."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def test_a_tracker_that_fails_is_named_with_its_error(tmp_path, fake, capsys, mo
     run_folder(tmp_path, "a", rewards=[0.25, 0.75])
     assert main(["track", "a", "--to", "wandb", "--folder", str(tmp_path)]) == 1
     error = capsys.readouterr().err
-    assert "tracker wandb: ConnectionError: no route to the cloud; the run is not affected; `areal track a --to wandb`" in error
+    assert "tracker wandb: ConnectionError: no route to the cloud; the run is not affected; `areal-actors track a --to wandb`" in error
 
 
 def test_settings_are_checked_before_a_run_starts(tmp_path):

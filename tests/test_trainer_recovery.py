@@ -213,7 +213,7 @@ async def test_a_step_that_differs_goes_back_once_and_then_ends_the_run_with_bot
     logged = [event.weights_checksum for event in of(story.log, StepCompleted)]
     assert engine.loaded == ["step-4", "step-2"]
     assert f"step 2 was replayed with weights {logged[1]}!, expected {logged[1]} from the log" in str(caught.value)
-    for words in ("memory is faulty", "areal resume RUN --from step-N", "trainer.retaken_steps"):
+    for words in ("memory is faulty", "areal-actors resume RUN --from step-N", "trainer.retaken_steps"):
         assert words in str(caught.value)
 
 
@@ -265,7 +265,7 @@ async def test_what_cannot_be_written_is_not_left_behind_and_a_full_disk_is_name
     (tmp_path / "checkpoints").mkdir()
     story = Story(send, tmp_path)
     with pytest.raises(
-        SetupError, match=r"cannot write a checkpoint to .*: the disk is full \(.* MiB free\); free space, then `areal resume"
+        SetupError, match=r"cannot write a checkpoint to .*: the disk is full \(.* MiB free\); free space, then `areal-actors resume"
     ):
         await send(story.trainer(Full()), STARTED, SaveCheckpoint(folder="checkpoints/.writing-step-0", reason="schedule"))
     assert list((tmp_path / "checkpoints").iterdir()) == []

@@ -236,7 +236,7 @@ def test_a_role_of_other_hosts_without_a_worker_is_the_cause():
     dog = watchdog(joined=["inference_worker", "rollout_worker"])
     dog.receive(beat("inference_worker-10000"), 1.0)
     sentence, _ = dog.stalled(40.0)
-    assert "no rollout_worker has joined: start one with `areal join --role rollout_worker`" in sentence
+    assert "no rollout_worker has joined: start one with `areal-actors join --role rollout_worker`" in sentence
     assert "no inference_worker has joined" not in sentence
     dog.receive(beat("rollout_worker-10001"), 41.0)
     dog.receive(WorkerLeft(worker="inference_worker-10000"), 42.0)

@@ -276,7 +276,7 @@ def test_curves_of_a_what_if_have_the_metrics_of_its_steps(tmp_path, capsys):
     assert curves.steps
     assert "reward_mean" in curves.steps[0]
     file.write_text("{}")
-    with pytest.raises(SetupError, match="is not the output of `areal what-if RUN KEY=VALUE --json`"):
+    with pytest.raises(SetupError, match="is not the output of `areal-actors what-if RUN KEY=VALUE --json`"):
         read_curves(file)
 
 

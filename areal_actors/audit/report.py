@@ -1,4 +1,4 @@
-"""The report of `areal audit`: counts, every fault with its position in the log, and the verdict."""
+"""The report of `areal-actors audit`: counts, every fault with its position in the log, and the verdict."""
 
 from __future__ import annotations
 

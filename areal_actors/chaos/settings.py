@@ -12,7 +12,7 @@ Kind = Literal["kill", "pause", "partition", "flip", "slow_disk", "bad_completio
 SERVER = "server"
 """The run's nats-server, as a target."""
 LAUNCHER = "launcher"
-"""The process of `areal run` itself, as a target."""
+"""The process of `areal-actors run` itself, as a target."""
 EVERYTHING = "everything"
 """Every process of the run at once, including the launcher and nats-server; the run ends, and can be resumed."""
 
@@ -25,7 +25,7 @@ class FaultRate(Config):
     count: NonNegativeInt = 0
     """Maximum number in the whole run, including after it is resumed; 0 sets no limit."""
     targets: tuple[str, ...] = ()
-    """Each fault chooses one at random. Processes as listed by `areal check`; `inference_worker` means all of that kind.
+    """Each fault chooses one at random. Processes as listed by `areal-actors check`; `inference_worker` means all of that kind.
     Empty for every process of the run."""
 
 

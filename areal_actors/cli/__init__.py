@@ -1,4 +1,4 @@
-"""The command line: `areal COMMAND`.
+"""The command line: `areal-actors COMMAND`.
 
 Arguments are parsed before the module of a command is imported, so that `--help` and mistyped commands are answered at once.
 """

@@ -22,6 +22,7 @@ from areal_actors.cli.reader_arguments import (
     takes_folder,
     takes_page_address,
 )
+from areal_actors.core.command import COMMAND
 from areal_actors.core.devices import CudaDevices, pretended_cuda
 from areal_actors.core.errors import RecipeError
 from areal_actors.core.settings import JOIN_TOKEN
@@ -66,8 +67,8 @@ _SETTINGS_HELP = """\
 RECIPE is a TOML file, or the name of a recipe that comes with the package; later files override earlier ones. KEY=VALUE, or
 --KEY VALUE, overrides all files; the value is TOML or a bare word:
 
-    areal {verb} gsm8k_grpo
-    areal {verb} recipes/gsm8k_grpo.toml my_changes.toml staleness_gate.max_staleness=4 --profile embedded
+    {command} {verb} gsm8k_grpo
+    {command} {verb} recipes/gsm8k_grpo.toml my_changes.toml staleness_gate.max_staleness=4 --profile embedded
 
 A relative path in a recipe is looked for beside the recipe first, then in the current directory."""
 
@@ -109,9 +110,9 @@ def run_and_settings(words: Sequence[str]) -> tuple[str, list[str]]:
 
 def _no_command(word: str, names: Sequence[str]) -> str:
     if word.endswith(".toml"):
-        return f"found a recipe instead of a command; write `areal run {word}`"
+        return f"found a recipe instead of a command; write `{COMMAND} run {word}`"
     near = difflib.get_close_matches(word, [*names, *OTHER_NAMES], n=1)
-    hint = f"did you mean `areal {OTHER_NAMES.get(near[0], near[0])}`?" if near else f"commands: {', '.join(names)}"
+    hint = f"did you mean `{COMMAND} {OTHER_NAMES.get(near[0], near[0])}`?" if near else f"commands: {', '.join(names)}"
     return f"no command `{word}`; {hint}"
 
 
@@ -145,11 +146,11 @@ def _devices(text: str) -> CudaDevices:
 def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     """Returns the parser and the names of its commands."""
     parser = argparse.ArgumentParser(
-        prog="areal",
+        prog=COMMAND,
         description="Fully asynchronous reinforcement learning of language-model agents, as asyncio actors on one message bus.",
-        epilog="`areal COMMAND --help` describes each command.",
+        epilog=f"`{COMMAND} COMMAND --help` describes each command.",
     )
-    parser.add_argument("--version", action="version", version=f"areal-actors {__version__}")
+    parser.add_argument("--version", action="version", version=f"{COMMAND} {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     def command(name: str, do: str, summary: str, about: str, epilog: str = "") -> argparse.ArgumentParser:
@@ -162,7 +163,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     _begins(command)
 
     about = "Train with a recipe until its steps are done or Ctrl-C."
-    _takes_recipe(command("run", "training:run", "train with a recipe", about, _SETTINGS_HELP.format(verb="run")))
+    _takes_recipe(command("run", "training:run", "train with a recipe", about, _SETTINGS_HELP.format(command=COMMAND, verb="run")))
 
     resuming = command(
         "resume",
@@ -191,7 +192,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
         "Serve the model of a recipe through the gateway until Ctrl-C: agents start sessions, call the model over the OpenAI\n"
         "or Anthropic protocol, set rewards, end and export their sessions. Nothing is trained.\n"
         "At most staleness_gate.max_concurrent × algorithm.group_size sessions run at once.",
-        _SETTINGS_HELP.format(verb="serve") + "\n\nServe a checkpoint with `model=runs/NAME/checkpoints/step-40`.",
+        _SETTINGS_HELP.format(command=COMMAND, verb="serve") + "\n\nServe a checkpoint with `model=runs/NAME/checkpoints/step-40`.",
     )
     _takes_recipe(serving)
 
@@ -208,7 +209,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
         "Print the resolved recipe, the chosen profile with its reason, the supervision tree and the plan; then open the data, load\n"
         "agent and reward, and let them play a task with given answers in place of a model. Nothing is written.\n"
         "Exit status 2, with every error, if the recipe is invalid.",
-        _SETTINGS_HELP.format(verb="check"),
+        _SETTINGS_HELP.format(command=COMMAND, verb="check"),
     )
     _takes_recipe(check)
     check.add_argument(
@@ -225,7 +226,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     )
     check.add_argument("--json", action="store_true", help="print recipe, profile and reason as JSON, nothing else")
 
-    about = "Describe settings of a recipe, or all settings of a table, as in\n`areal explain trainer.microbatch_tokens gateway`."
+    about = f"Describe settings of a recipe, or all settings of a table, as in\n`{COMMAND} explain trainer.microbatch_tokens gateway`."
     describe = command("explain", "checking:explain", "describe settings: type, default, meaning", about)
     describe.add_argument("settings", nargs="*", metavar="SETTING|TABLE", help="dotted names (default: all settings)")
     describe.add_argument("--json-schema", action="store_true", help="print the JSON schema of recipe files, for editors")
@@ -278,7 +279,7 @@ def _watches(command: Callable[..., argparse.ArgumentParser]) -> None:
     watch.add_argument("--json", action="store_true", help="print every message whole, as one JSON object a line (with subjects: these)")
     watch.add_argument("--prometheus", default="", metavar="[HOST:]PORT", help="serve the run's metrics there instead, for Prometheus")
 
-    watch.add_argument("--web", action="store_true", help="serve the run's page for a browser instead, as `areal view` does")
+    watch.add_argument("--web", action="store_true", help=f"serve the run's page for a browser instead, as `{COMMAND} view` does")
     takes_page_address(watch)
 
 
@@ -300,7 +301,7 @@ def _joins(command: Callable[..., argparse.ArgumentParser]) -> None:
         "At SIGTERM or Ctrl-C episodes in progress are finished, then the workers leave; nothing of the run is lost if they are killed."
     )
     joined = command("join", "joining:join", "serve workers to a run of another host", about)
-    joined.add_argument("address", nargs="?", default="", metavar="nats://HOST:PORT/RUN", help="as `areal run` printed it")
+    joined.add_argument("address", nargs="?", default="", metavar="nats://HOST:PORT/RUN", help=f"as `{COMMAND} run` printed it")
     joined.add_argument("--role", choices=(*ROLES, "gateway"), default="rollout_worker", help="kind of worker (default: %(default)s)")
     joined.add_argument("--count", type=positive_count, default=1, metavar="NUMBER", help="workers, each in a process (default: 1)")
     joined.add_argument(
@@ -317,12 +318,16 @@ def _joins(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 def _launches(command: Callable[..., argparse.ArgumentParser]) -> None:
     about = (
-        "Start a run together with the workers of other hosts that its table [hosts] lists: `areal run`, and an `areal join` for each of\n"
-        "these hosts. slurm, kubernetes, ray: write a batch script, manifests or a Ray program, and print the command that submits it;\n"
-        "nothing is started. local: start all of it on this machine, until the run ends."
+        f"Start a run together with the workers of other hosts that its table [hosts] lists: `{COMMAND} run`, and an\n"
+        f"`{COMMAND} join` for each of these hosts. slurm, kubernetes, ray: write a batch script, manifests or a Ray program, and print\n"
+        "the command that submits it; nothing is started. local: start all of it on this machine, until the run ends."
     )
     launched = command(
-        "launch", "launching:launch", "start a run with the hosts of its recipe", about, _SETTINGS_HELP.format(verb="launch")
+        "launch",
+        "launching:launch",
+        "start a run with the hosts of its recipe",
+        about,
+        _SETTINGS_HELP.format(command=COMMAND, verb="launch"),
     )
     _takes_recipe(launched)
     launched.add_argument("--on", choices=("local", "slurm", "kubernetes", "ray"), required=True, help="what starts the hosts")

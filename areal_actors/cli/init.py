@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from areal_actors.cli.arguments import Options
+from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import SetupError
 from areal_actors.core.programs import program
 from areal_actors.recipe.paths import SHIPPED
@@ -56,10 +57,10 @@ def _print_next(folder: Path, names: list[str]) -> None:
     needs = "" if find_spec("pytest") else "; needs `pip install pytest`"
     lines = (
         f"{folder}: {', '.join(names)}",
-        f"  {program('areal')} check {recipe}    validates the recipe and prints the plan",
-        f"  {program('areal')} run {recipe}    trains",
+        f"  {program(COMMAND)} check {recipe}    validates the recipe and prints the plan",
+        f"  {program(COMMAND)} run {recipe}    trains",
         f"  {program('python')} -m pytest {shlex.quote(str(folder))}    tests agent and reward{needs}",
         "The model `embedded` knows word problems like those in tasks.jsonl. Of other tasks it learns what some of its first answers have",
-        f"right: the held-out result before the first step. `{program('areal')} run {recipe} model=FOLDER` trains another model.",
+        f"right: the held-out result before the first step. `{program(COMMAND)} run {recipe} model=FOLDER` trains another model.",
     )
     sys.stdout.write("\n".join(lines) + "\n")

@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 from areal_actors.cli.arguments import Options
+from areal_actors.core.command import COMMAND
 from areal_actors.core.known_models import KNOWN, models_folder
 from areal_actors.core.lazy import LazyModule
 from areal_actors.core.programs import program
@@ -33,7 +34,7 @@ def convert(options: Options) -> int:
     for line in result.lines():
         _report(line)
     if not result.has_template:
-        _report(f"a base model: `{program('areal')} model template {shlex.quote(str(folder))}` writes a chat template for it")
+        _report(f"a base model: `{program(COMMAND)} model template {shlex.quote(str(folder))}` writes a chat template for it")
     _print_next(str(folder))
     return 0
 
@@ -52,4 +53,4 @@ def _report(line: str) -> None:
 
 def _print_next(model: str) -> None:
     recipe = f"recipes/{model}.toml" if model in KNOWN else f"recipes/gsm8k_grpo.toml {shlex.quote(f'model={model}')}"
-    _report(f'in a recipe: model = "{model}"; a first look: {program("areal")} check {recipe}')
+    _report(f'in a recipe: model = "{model}"; a first look: {program(COMMAND)} check {recipe}')

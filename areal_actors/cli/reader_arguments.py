@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 from pathlib import Path
 
+from areal_actors.core.command import COMMAND
 from areal_actors.messages.episode_ends import OUTCOMES
 
 
@@ -67,7 +68,7 @@ def add_readers(command: Callable[..., argparse.ArgumentParser]) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="lay the curves of `areal what-if --json` over; may be repeated",
+        help=f"lay the curves of `{COMMAND} what-if --json` over; may be repeated",
     )
     takes_page_address(viewed)
     takes_folder(viewed)
@@ -125,7 +126,8 @@ def add_explanations(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Add trace and why."""
     about = (
         "Print one episode of a live, finished or exported run as the tree of its calls, with every sampled token: text, log-probability,\n"
-        "weight version, whether a step trained it and with which advantage. `areal show RUN` lists the episodes. The run is not affected."
+        f"weight version, whether a step trained it and with which advantage. `{COMMAND} show RUN` lists the episodes. The run is\n"
+        "not affected."
     )
     followed = command("trace", "asking:trace", "show an episode with all of its sampled tokens, and what trained them", about)
     followed.add_argument("run", metavar="RUN|FILE", help="the run, or an exported log")

@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import SetupError
 from areal_bus.descriptors import REMEDY as DESCRIPTORS_REMEDY
 from areal_bus.descriptors import descriptor_limit, is_out_of_descriptors
@@ -70,7 +71,7 @@ def disk_full(what: str, folder: Path, then: str = "") -> SetupError:
     usage = shutil.disk_usage(folder)
     return SetupError(
         f"{what}: the disk is full ({usage.free // MEBIBYTE:,} of {usage.total // MEBIBYTE:,} MiB free); "
-        f"free space, then {then or f'`areal resume {folder.name}`'}"
+        f"free space, then {then or f'`{COMMAND} resume {folder.name}`'}"
     )
 
 
@@ -97,7 +98,7 @@ def storage_error(what: str, error: Exception, folder: Path, root: Path, then: s
     """
     hint = error.errno in READ_ONLY if isinstance(error, OSError) else any(words in str(error) for words in READ_ONLY_WORDS)
     if hint and (refusal := write_refusal(folder)):
-        return read_only(what, folder, refusal, then or f"`areal resume {root.name}`")
+        return read_only(what, folder, refusal, then or f"`{COMMAND} resume {root.name}`")
     return disk_full(what, root, then) if is_disk_full(error, root) else None
 
 

@@ -1,4 +1,4 @@
-"""The table `[hosts]` of a recipe: the hosts that `areal launch` asks for, for a run and the workers that join it."""
+"""The table `[hosts]` of a recipe: the hosts that `areal-actors launch` asks for, for a run and the workers that join it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from areal_actors.core.config import Config, NonNegativeFloat, NonNegativeInt, P
 
 
 class RunHost(Config):
-    """`[hosts.run]`: the host of `areal run`, with trainer, gateway and control plane."""
+    """`[hosts.run]`: the host of `areal-actors run`, with trainer, gateway and control plane."""
 
     gpus: NonNegativeInt = 0
     """GPUs of the run's host."""
@@ -17,7 +17,7 @@ class RunHost(Config):
 
 
 class JoinedHosts(Config):
-    """`[hosts.rollout_worker]` and those of the other roles: equal hosts that join the run, each with one `areal join`."""
+    """`[hosts.rollout_worker]` and those of the other roles: equal hosts that join the run, each with one `areal-actors join`."""
 
     count: NonNegativeInt = 0
     """Number of hosts: Slurm tasks, pods or Ray actors. Above 0 the run's own host starts no worker of this role."""
@@ -32,7 +32,7 @@ class JoinedHosts(Config):
 
 
 class HostsSettings(Config):
-    """`[hosts]`: the hosts that `areal launch` asks for; no other command uses it. See docs/scaling.md."""
+    """`[hosts]`: the hosts that `areal-actors launch` asks for; no other command uses it. See docs/scaling.md."""
 
     run: RunHost = RunHost()
     rollout_worker: JoinedHosts = JoinedHosts()

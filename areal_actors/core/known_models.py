@@ -1,4 +1,4 @@
-"""Models by a short name or a hub id that `areal model get` has fetched into the models folder of the user.
+"""Models by a short name or a hub id that `areal-actors model get` has fetched into the models folder of the user.
 
 The folder is the variable AREAL_MODELS, else `areal/models` in the user's cache (XDG_CACHE_HOME, else ~/.cache).
 """

@@ -1,6 +1,6 @@
 """Folders that only their owner can enter: other local users read nothing in them, whatever the modes of the files.
 
-A run's folder has completions, weights and keys. Files that a user writes with a command of its own (`areal export`, a copied checkpoint)
+A run's folder has completions, weights and keys. Files that a user writes with a command (`areal-actors export`, a copied checkpoint)
 have the user's umask.
 """
 

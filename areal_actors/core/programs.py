@@ -8,6 +8,8 @@ import shutil
 import sys
 from pathlib import Path
 
+from areal_actors.core.command import COMMAND
+
 CLONE = Path(__file__).parents[2] / "justfile"
 """Only a clone of the repository has it."""
 
@@ -35,7 +37,7 @@ def program(name: str) -> str:
     if here.exists():
         is_found = on_path is not None and UV_RUN not in os.environ and here.samefile(on_path)
         return name if is_found else typed_path(here)
-    return f"{typed_path(Path(sys.executable))} -m areal_actors" if name == "areal" and on_path is None else name
+    return f"{typed_path(Path(sys.executable))} -m areal_actors" if name == COMMAND and on_path is None else name
 
 
 def environment_command(name: str) -> str:

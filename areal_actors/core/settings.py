@@ -12,7 +12,7 @@ import msgspec
 from areal_actors.core.config import Config, Fraction, NonNegativeInt, Port, PositiveFloat, PositiveInt
 
 JOIN_TOKEN = "AREAL_JOIN_TOKEN"  # noqa: S105 - the name of a variable
-"""Environment variable with the password of workers of other hosts, for `areal join` and, if it is fixed beforehand, for `areal run`."""
+"""Environment variable with the password of workers of other hosts: for `areal-actors join`, and `areal-actors run` if it is fixed."""
 TemperaturePolicy = Literal["error", "recipe", "as_asked"]
 UnknownFields = Literal["list", "refuse"]
 
@@ -167,7 +167,7 @@ class GatewaySettings(Config):
     temperature_policy: TemperaturePolicy = "error"
     """Trained calls whose client sets another `temperature` than `sampling.temperature`: `error` refuses them; `recipe` samples them at
     the recipe's temperature and lists the field in the response header `x-areal-ignored`; `as_asked` samples them at the client's, from
-    0.1 to 10, and trains their tokens at that temperature. Evaluation and `areal serve` use the client's."""
+    0.1 to 10, and trains their tokens at that temperature. Evaluation and `areal-actors serve` use the client's."""
     unknown_fields: UnknownFields = "list"
     """Fields of requests, items of histories and kinds of tools that the gateway does not know: `list` leaves them out and lists them in
     the response header `x-areal-ignored` and in the log; `refuse` refuses the request by the name of the first. What is known to change
@@ -183,7 +183,7 @@ class GatewaySettings(Config):
     """Address of the gateway for agents: a host name, or `http://host:port` of a proxy. Empty uses the listening address, or 127.0.0.1
     if it listens on every interface (`0.0.0.0`, `::`): set a host for agents on other machines."""
     joined: NonNegativeInt = 0
-    """Number of gateways, the last of `actors.session_manager.count`, that run on other hosts, each by an `areal join --role gateway`.
+    """Number of gateways, the last of `actors.session_manager.count`, that run on other hosts, each by `areal-actors join --role gateway`.
     One that is lost is taken over. See docs/scaling.md."""
     keep_alive_seconds: PositiveFloat = 15.0
     """Seconds without an event after which a streamed answer has a sign of life: a comment, or Anthropic's `ping`. Its head is sent half
@@ -278,10 +278,10 @@ class Placement(Config):
     count: NonNegativeInt = 1
     """Number of instances. Unstated, inference workers take the CUDA devices that the trainer leaves. Several session managers are several
     gateways, which share the episodes out by their groups. 0 starts none: an online run has no rollout workers, a supervised run no
-    gateway, `areal serve` no trainer; with `bus.host` all workers may be those of other hosts."""
+    gateway, `areal-actors serve` no trainer; with `bus.host` all workers may be those of other hosts."""
     concurrency: PositiveInt = 1
     """Maximum number of messages that one instance handles at once. Unset, `staleness_gate.max_concurrent` is divided among the rollout
-    workers, and gateway and inference workers accept as many calls; `areal check` prints the effective limit."""
+    workers, and gateway and inference workers accept as many calls; `areal-actors check` prints the effective limit."""
     process: str
     """Name of the process; actors with the same name share one. With a count above 1 each instance has its own."""
 
@@ -330,7 +330,7 @@ NOT_WITH_EXAMPLES = frozenset(
 """Actors that a supervised run does not have, since it runs no episodes."""
 
 SERVING = frozenset({"session_manager", "inference_worker"})
-"""Actors that `areal serve` starts."""
+"""Actors that `areal-actors serve` starts."""
 
 SEVERAL = frozenset({"rollout_worker", "reward_worker", "inference_worker"})
 """Actors that may have several instances: they share work and have no state."""

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from areal_actors.audit.audit import Audit
 from areal_actors.audit.fold import AuditFold
+from areal_actors.core.command import COMMAND
 from areal_actors.core.durable_files import Lines, atomic_write, read_lines
 from areal_actors.core.snapshots import SnapshotStore
 from areal_actors.display.attention import attention
@@ -128,7 +129,7 @@ def summary(
     if following:
         parts += [Text(), *_to_copy(following)]
     if audit is not None:
-        parts += _audited(audit, audit_command or f"areal audit {state.run}")
+        parts += _audited(audit, audit_command or f"{COMMAND} audit {state.run}")
     return Group(*parts)
 
 

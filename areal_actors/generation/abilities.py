@@ -1,6 +1,6 @@
 """Abilities of generation engines: the optional fields of a request, and which of the built-in engines supports each.
 
-This module does not load an engine, so that `areal doctor` and the documentation have the same table as the engines.
+This module does not load an engine, so that `areal-actors doctor` and the documentation have the same table as the engines.
 """
 
 from __future__ import annotations

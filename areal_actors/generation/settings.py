@@ -75,7 +75,7 @@ class GenerationSettings(Config):
     device: Literal["cpu", "cuda", "auto"] = "auto"
     """`cpu`, `cuda`, or `auto`: cuda where there is one."""
     devices: tuple[NonNegativeInt, ...] = ()
-    """CUDA devices of the inference workers, `tensor_parallel` for each, as `areal check` numbers them. Empty: chosen on the machine;
+    """CUDA devices of the inference workers, `tensor_parallel` for each, as `areal-actors check` numbers them. Empty: chosen on the host;
     the trainer gets others if there are enough."""
     tensor_parallel: PositiveInt = 1
     """CUDA devices that split the model of one inference worker; for `sglang` and `vllm`."""

@@ -1,4 +1,4 @@
-"""Reads the decisions of a run on its numbers of workers, from its start to its end, with `areal monitor`."""
+"""Reads the decisions of a run on its numbers of workers, from its start to its end, with `areal-actors monitor`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`areal launch RECIPE --follow` on a cluster: acts on the decisions of a run, beside it, until it is asked to end."""
+"""`areal-actors launch RECIPE --follow` on a cluster: acts on the decisions of a run, beside it, until it is asked to end."""
 
 from __future__ import annotations
 

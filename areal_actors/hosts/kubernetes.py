@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import RecipeError, SetupError
 from areal_actors.hosts.kubernetes_certificates import FOLDER, secret_files, without_certificates, words_for
 from areal_actors.hosts.plan import LaunchPlan, Place, rendered
@@ -65,8 +66,8 @@ def manifests(plan: LaunchPlan, files: Sequence[Path], folder: Path, *, shown: b
         ports=ports,
         requests=_requests,
         limits=_limits,
-        run_command=("areal", "run", *words, *after, f"folder={RUNS}", *addresses, *gateway),
-        join_command=lambda place: ("areal", "join", address, *place.words),
+        run_command=(COMMAND, "run", *words, *after, f"folder={RUNS}", *addresses, *gateway),
+        join_command=lambda place: (COMMAND, "join", address, *place.words),
     )
 
 
@@ -105,7 +106,7 @@ def _inside(file: Path, folder: Path) -> str:
         return file.stem
     path = Path.cwd() / file
     if not path.is_relative_to(folder):
-        raise SetupError(f"{file} is not below {folder}: start `areal launch` in a folder with the recipe and its agent")
+        raise SetupError(f"{file} is not below {folder}: start `{COMMAND} launch` in a folder with the recipe and its agent")
     return path.relative_to(folder).as_posix()
 
 

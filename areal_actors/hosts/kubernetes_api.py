@@ -11,6 +11,7 @@ from typing import Any, Final, Self
 
 import msgspec
 
+from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import SetupError
 from areal_actors.core.values import Value
 
@@ -22,7 +23,7 @@ REQUEST_SECONDS: Final = 10.0
 """Time limit for the server to accept a connection, and for each part of its answer."""
 OK: Final = 200
 ASKED_AGAIN: Final = "it is asked again"
-MAKE_MISSING: Final = "`kubectl create --filename FILE` with the file of `areal launch` makes what is missing"
+MAKE_MISSING: Final = f"`kubectl create --filename FILE` with the file of `{COMMAND} launch` makes what is missing"
 """The remedy; `kubectl apply` would also set the number of pods of existing Jobs to 0."""
 REMEDIES: Final[Mapping[int, str]] = {
     401: "the token of the service account is not accepted: was the ServiceAccount deleted?",

@@ -1,9 +1,10 @@
-"""A command that `areal launch --on local` starts on this machine."""
+"""A command that `areal-actors launch --on local` starts on this machine."""
 
 from __future__ import annotations
 
 import shlex
 
+from areal_actors.core.command import COMMAND
 from areal_actors.core.devices import VISIBLE, visibility
 from areal_actors.core.values import Value
 
@@ -22,4 +23,4 @@ class LocalCommand(Value):
     def shown(self) -> str:
         """Returns it as a line for a shell, without the password."""
         variables = f"{VISIBLE}={visibility(self.gpus)} " if self.gpus else ""
-        return f"{variables}areal {shlex.join(self.words)}"
+        return f"{variables}{COMMAND} {shlex.join(self.words)}"

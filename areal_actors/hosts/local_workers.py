@@ -1,4 +1,4 @@
-"""Workers that `[autoscale]` adds on this machine: an `areal join` for each, with GPUs that no living process has."""
+"""Workers that `[autoscale]` adds on this machine: an `areal-actors join` for each, with GPUs that no living process has."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class LocalWorkers:
         self._numbers = count()
 
     def start(self, role: str) -> str:
-        """Start an `areal join`.
+        """Start an `areal-actors join`.
 
         Raises:
             NoRoom: too few GPUs are free.
@@ -64,7 +64,7 @@ class LocalWorkers:
         return {name for name in names if (self.processes[name].poll() or 0) < 0}
 
     def _take_back(self) -> None:
-        """Free the GPUs of workers that have ended with all of their processes: an engine may outlive a killed `areal join`."""
+        """Free the GPUs of workers that have ended with all of their processes: an engine may outlive a killed `areal-actors join`."""
         over = self.ended([*self._held])
         if over:
             living = _holders()

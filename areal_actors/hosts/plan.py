@@ -1,4 +1,4 @@
-"""The commands of a launch: one `areal run`, and one `areal join` for each host that joins; every launcher adds its addresses."""
+"""The commands of a launch: one `areal-actors run`, and an `areal-actors join` for each joining host; every launcher adds its addresses."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import jinja2
 
+from areal_actors.core.command import COMMAND
 from areal_actors.core.host_settings import JoinedHosts
 from areal_actors.core.values import Value
 from areal_actors.recipe.recipe import Recipe
@@ -22,7 +23,7 @@ SAVING_SECONDS = 60
 
 
 class Place(Value):
-    """Equal hosts: their number, what each of them needs, and the words of its command after `areal`."""
+    """Equal hosts: their number, what each of them needs, and the words of its command after `areal-actors`."""
 
     name: str
     count: int
@@ -42,9 +43,9 @@ class LaunchPlan(Value):
 
     recipe: Recipe
     run: Place
-    """The host of `areal run`."""
+    """The host of `areal-actors run`."""
     joined: tuple[Place, ...]
-    """Hosts of `areal join`; their words lack the address, which comes first."""
+    """Hosts of `areal-actors join`; their words lack the address, which comes first."""
     added: tuple[Place, ...] = ()
     """Hosts that decisions of `[autoscale]` may add, with a worker each: `count` is the largest number of them."""
     fingerprint: str = ""
@@ -60,14 +61,14 @@ class LaunchPlan(Value):
         return round(self.recipe.watchdog.save_seconds) + SAVING_SECONDS
 
     def following(self, target: str) -> tuple[str, ...]:
-        """Returns the words, after `areal`, of the command beside the run that acts on its decisions."""
+        """Returns the words, after `areal-actors`, of the command beside the run that acts on its decisions."""
         return ("launch", *self.run.words[1:], "--on", target, "--follow")
 
     def described(self) -> Iterator[str]:
         """Yields one line for each kind of host."""
-        yield f"{self.run.described()}: areal {' '.join(self.run.words)}"
+        yield f"{self.run.described()}: {COMMAND} {' '.join(self.run.words)}"
         for place in self.joined:
-            yield f"{place.described()}: areal join ADDRESS {' '.join(place.words)}"
+            yield f"{place.described()}: {COMMAND} join ADDRESS {' '.join(place.words)}"
 
 
 def launch_plan(recipe: Recipe, words: Sequence[str], profile: str) -> LaunchPlan:

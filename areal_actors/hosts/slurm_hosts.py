@@ -73,7 +73,7 @@ class SlurmHosts:
                 *self._recipe.hosts.slurm,
             ),
         )
-        # The shell of the batch script becomes `areal join`, so that it gets the signal itself.
+        # The shell of the batch script becomes `areal-actors join`, so that it gets the signal itself.
         printed = _run("sbatch", *options, f"--wrap=exec {command}")
         self._jobs[name] = printed.strip().partition(";")[0]
         return name

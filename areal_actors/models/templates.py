@@ -1,4 +1,4 @@
-"""Chat templates for base models, which come without one: `areal model template FOLDER`.
+"""Chat templates for base models, which come without one: `areal-actors model template FOLDER`.
 
 `chatml` needs tokens that begin and end a turn, as the base models of Qwen and SmolLM2 have them; `plain` needs the end-of-text token only.
 """

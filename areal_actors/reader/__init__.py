@@ -14,7 +14,7 @@ _MODULES = {"Run": "run", "Table": "table", "open_run": "run"}
 
 
 def __getattr__(name: str) -> Any:
-    """Load a name when it is used: `areal runs` reads files alone, and needs neither bus nor tokenizers."""
+    """Load a name when it is used: `areal-actors runs` reads files alone, and needs neither bus nor tokenizers."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"areal_actors.reader.{_MODULES[name]}"), name)

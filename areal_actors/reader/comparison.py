@@ -1,4 +1,4 @@
-"""`areal compare`: the recipes of several runs where they differ, their results, and their curves in one plot."""
+"""`areal-actors compare`: the recipes of several runs where they differ, their results, and their curves in one plot."""
 
 from __future__ import annotations
 

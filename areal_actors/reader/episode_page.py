@@ -1,4 +1,4 @@
-"""`areal show`: the episodes of a run, and one of them call by call."""
+"""`areal-actors show`: the episodes of a run, and one of them call by call."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.rule import Rule
 from rich.table import Table as ScreenTable
 from rich.text import Text
 
+from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import SetupError
 from areal_actors.core.foreign_text import escape_controls
 from areal_actors.display.sentences import counted
@@ -84,7 +85,7 @@ def show(
     if episode and not opened.history.value(ENDED, episode):
         raise SetupError(_not_found(opened, episode))
     if not episode and not as_json:
-        hint = Text(f"\nOne episode, call by call: areal show {opened.name} EPISODE", style="dim")
+        hint = Text(f"\nOne episode, call by call: {COMMAND} show {opened.name} EPISODE", style="dim")
         screen.print(_list(rows), hint)
         return 0
     part = opened.only(names)

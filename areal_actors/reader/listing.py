@@ -1,4 +1,4 @@
-"""`areal runs`: every run of a folder in one line."""
+"""`areal-actors runs`: every run of a folder in one line."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import SetupError
 from areal_actors.core.foreign_text import escape_controls
 from areal_actors.display.safe_console import SafeConsole
@@ -32,14 +33,14 @@ def list_runs(folder: Path, *, as_json: bool = False, console: Console | None = 
     """
     if not folder.is_dir():
         raise SetupError(
-            f"no run yet: {folder.absolute()} does not exist; start one with `areal run RECIPE`, or name another folder: --folder PATH"
+            f"no run yet: {folder.absolute()} does not exist; start one with `{COMMAND} run RECIPE`, or name another: --folder PATH"
         )
     found = [facts(run) for run in sorted(_runs(folder), key=lambda run: run.state.started_at)]
     screen = console or output()
     if as_json:
         screen.print(escape_controls(json.dumps(found, indent=1)), markup=False, highlight=False, soft_wrap=True)
     elif not found:
-        screen.print(f"no run in {folder.absolute()}; start one with `areal run RECIPE`", markup=False, highlight=False, soft_wrap=True)
+        screen.print(f"no run in {folder.absolute()}; start one with `{COMMAND} run RECIPE`", markup=False, highlight=False, soft_wrap=True)
     else:
         screen.print(_table(found, screen.width))
     return 0

@@ -9,6 +9,7 @@ from typing import Any
 from huggingface_hub import DatasetCardData, ModelCardData
 
 from areal_actors import __version__
+from areal_actors.core.command import COMMAND
 from areal_actors.core.known_models import hub_id_of
 from areal_actors.display.run_state import RunState
 from areal_actors.display.sentences import MEASURED, held_out_scores
@@ -42,7 +43,7 @@ def model_card(repo: str, state: RunState, *, step: int, recipe: str, curve: str
 
 # {repo.rpartition("/")[2]}
 
-{_description(state)} Checkpoint of step {step} of {state.steps_wanted()}, made with areal-actors {__version__}.
+{_description(state)} Checkpoint of step {step} of {state.steps_wanted()}, made with {COMMAND} {__version__}.
 
 {_table(state)}
 {picture}
@@ -57,7 +58,7 @@ tokenizer = AutoTokenizer.from_pretrained("{repo}")
 
 ## Recipe
 
-`areal run recipe.toml` repeats the run, with the files of agent and reward that it names. All settings, defaults included:
+`{COMMAND} run recipe.toml` repeats the run, with the files of agent and reward that it names. All settings, defaults included:
 
 ```toml
 {recipe}
@@ -82,7 +83,7 @@ Episodes of a run. {_description(state)}
 |---|---|
 {rows}
 
-The columns are those of `open_run` in areal-actors {__version__} (docs/reading-runs.md).
+The columns are those of `open_run` in {COMMAND} {__version__} (docs/reading-runs.md).
 """
 
 

@@ -122,7 +122,7 @@ def device_variables(recipe: Recipe, process: str, cuda: CudaDevices) -> dict[st
 
 
 def describe_devices(recipe: Recipe, cuda: CudaDevices) -> Iterator[tuple[str, str]]:
-    """Yields label and text of each line of `areal check` about devices: each device with its processes and their memory."""
+    """Yields label and text of each line of `areal-actors check` about devices: each device with its processes and their memory."""
     size = f", each of {cuda.memory[0] / GIBIBYTE:.0f} GiB" if len(set(cuda.memory)) == 1 else ""
     yield "devices", f"{cuda.reason}{size}" if cuda.count else f"CPU ({cuda.reason})"
     uses = device_uses(recipe, cuda)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from areal_actors.core.command import COMMAND
 from areal_actors.core.gateways import GATEWAY
 from areal_actors.core.settings import COUNTED
 from areal_actors.recipe.complaints import Problems, toml_value
@@ -35,7 +36,7 @@ def host_problems(recipe: Recipe) -> Problems:
         yield ("hosts", "inference_worker", "workers"), f"{found}; write 1, and the number of engines as count"
     if hosts.joined() and recipe.bus.url:
         url = toml_value(without_credentials(recipe.bus.url))
-        yield ("bus", "url"), f"found {url}, but hosts that `areal launch` starts join the run's own server; remove it, or [hosts]"
+        yield ("bus", "url"), f"found {url}, but hosts that `{COMMAND} launch` starts join the run's own server; remove it, or [hosts]"
     if hosts.gateway.count and recipe.gateway.certificate:
         found = f"found {hosts.gateway.count}, but gateway.certificate is not for the addresses of other hosts, which are not known yet"
         yield ("hosts", "gateway", "count"), f"{found}; write 0, or leave gateway.certificate out"

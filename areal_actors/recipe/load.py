@@ -79,7 +79,7 @@ def load(
 ) -> Resolved:
     """Read, merge, choose the profile and validate; later files override earlier ones, overrides (`a.b=value`) override all.
 
-    With `serving` the recipe is for `areal serve`: only the model and its gateway are validated. `measure` measures this machine for a
+    With `serving` the recipe is for `areal-actors serve`: only model and gateway are validated. `measure` measures this machine for a
     valid recipe, for the settings that follow, and for what does not fit.
 
     Raises:

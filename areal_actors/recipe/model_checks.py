@@ -6,6 +6,7 @@ import difflib
 import shlex
 from pathlib import Path
 
+from areal_actors.core.command import COMMAND
 from areal_actors.core.known_models import CONFIG, KNOWN, fetched_folder
 from areal_actors.core.programs import program
 from areal_actors.recipe.complaints import Problems, is_installed, toml_value
@@ -84,4 +85,4 @@ def _hub_problems(key: Key, model: str, or_else: str) -> Problems:
 
 
 def _areal(*words: str) -> str:
-    return f"{program('areal')} {shlex.join(words)}"
+    return f"{program(COMMAND)} {shlex.join(words)}"

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from areal_actors.core.command import COMMAND
 from areal_actors.core.proxies import describe_proxies
 from areal_actors.recipe.autoscale_checks import exhausted_bounds
 from areal_actors.recipe.checks import EMBEDDED, is_local
@@ -30,7 +31,7 @@ INLINE_TABLES = ("supervisors", "actors")
 
 
 def explain(resolved: Resolved) -> str:
-    """Returns the output of `areal check`: valid TOML without keys and passwords, with everything that is not a setting in comments."""
+    """Returns the output of `areal-actors check`: valid TOML without keys and passwords, with all that is no setting in comments."""
     resolved = _without_secrets(resolved)
     parts = {
         "The recipe with all defaults": to_toml(resolved.recipe),
@@ -119,7 +120,7 @@ def _model(recipe: Recipe) -> str:
     if is_local(recipe.model):
         return f"read from {recipe.model}"
     if "/" not in recipe.model:
-        return f"{recipe.model}, which `areal model get {recipe.model}` fetches"
+        return f"{recipe.model}, which `{COMMAND} model get {recipe.model}` fetches"
     return f"{recipe.model}, downloaded from the Hugging Face hub unless cached"
 
 

@@ -1,4 +1,4 @@
-"""Reference of the settings, from the structs that a recipe decodes into: `areal explain`, docs/settings.md, the JSON schema."""
+"""Reference of the settings, from the structs that a recipe decodes into: `areal-actors explain`, docs/settings.md, the JSON schema."""
 
 from __future__ import annotations
 

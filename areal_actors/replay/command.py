@@ -1,4 +1,4 @@
-"""`areal replay`: replays the control plane, the trainer or one actor of a recorded run, and reports the first difference of each."""
+"""`areal-actors replay`: replays the control plane, the trainer or one actor of a recorded run, and reports each first difference."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from areal_actors.audit.report import report
+from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import SetupError
 from areal_actors.display.safe_console import SafeConsole
 from areal_actors.reader.run_files import run_folder
@@ -153,7 +154,7 @@ async def log_of(place: RunFolder | None, file: Path) -> AsyncGenerator[Envelope
     """
     if place is None:
         if read_header(file).holds != "log":
-            raise SetupError(f"{file} is a tape of one actor; `areal export RUN FILE` writes the log of a run")
+            raise SetupError(f"{file} is a tape of one actor; `{COMMAND} export RUN FILE` writes the log of a run")
         for envelope in read_log(file):
             yield envelope
         return

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import SetupError
 from areal_actors.core.values import Interaction
 from areal_actors.reader.records import EndedEpisode
@@ -68,7 +69,7 @@ class EpisodeTrace(msgspec.Struct, frozen=True, kw_only=True):
     task_data: dict[str, Any]
     purpose: str
     outcome: str
-    """As in `areal show`: `trained in step 3`, `dropped: stale`, `abandoned: timeout`, `evaluated` or `waiting`."""
+    """As in `areal-actors show`: `trained in step 3`, `dropped: stale`, `abandoned: timeout`, `evaluated` or `waiting`."""
     detail: str
     """The message of a failure."""
     reward: float | None
@@ -144,7 +145,7 @@ def _chosen(run: Run, episode: str, attempt: int | None) -> EndedEpisode:
         if attempts:
             there = ", ".join(str(ended.attempt) for ended in attempts)
             raise SetupError(f"episode '{episode}' of run '{run.name}' has no ended attempt {attempt}; it has {there}")
-        raise SetupError(f"run '{run.name}' has no ended episode '{episode}'; `areal show {run.name}` lists them")
+        raise SetupError(f"run '{run.name}' has no ended episode '{episode}'; `{COMMAND} show {run.name}` lists them")
     return next((ended for ended in found if ended.trajectory), found[-1])
 
 

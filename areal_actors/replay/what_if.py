@@ -1,4 +1,4 @@
-"""`areal what-if`: what the recorded episodes of a run would have trained under other settings or another reward function."""
+"""`areal-actors what-if`: what the recorded episodes of a run would have trained under other settings or another reward function."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import EngineError, RecipeError, SetupError, UntrainableBatch
 from areal_actors.messages import RunResumed, RunStarted
 from areal_actors.reader.run_files import run_folder
@@ -193,7 +194,7 @@ def what_if(run: str, settings: Sequence[str], *, folder: Path, train: bool = Fa
 
 def _refuse_unanswerable(over: Layer) -> None:
     if not over.data:
-        raise RecipeError("name at least one setting, as in `areal what-if RUN task.turn_discount=0.9`")
+        raise RecipeError(f"name at least one setting, as in `{COMMAND} what-if RUN task.turn_discount=0.9`")
     for key in _keys(over.data):
         if not any(key[: len(known)] == known for known in ANSWERED):
             raise RecipeError(

@@ -1,4 +1,4 @@
-"""`areal why`: who waits for whom in a run, which bound limits it, and what to change."""
+"""`areal-actors why`: who waits for whom in a run, which bound limits it, and what to change."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ import torch
 from transformers import AutoModelForSequenceClassification
 from transformers.utils import logging as transformers_logging
 
+from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import RequestError, RewardError, SetupError
 from areal_actors.rewards import Score, check_score, task_name
 from areal_actors.rewards.settings import RewardModelSettings
@@ -204,7 +205,7 @@ def _load_classifier(folder: str, dtype: str) -> Any:
         transformers_logging.set_verbosity(verbosity)
     if missing := sorted(loading["missing_keys"]):
         raise SetupError(
-            f"task.reward: {folder} holds no trained reward model, it lacks {', '.join(missing[:3])}; use one that `areal run` trained"
+            f"task.reward: {folder} holds no trained reward model, it lacks {', '.join(missing[:3])}; use one of `{COMMAND} run`"
         )
     if model.config.num_labels != 1:
         raise SetupError(f"task.reward: the model in {folder} has {model.config.num_labels} labels; a reward model has one")

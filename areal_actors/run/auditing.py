@@ -1,4 +1,4 @@
-"""`areal audit`: folds the log of a live, finished or exported run; with `--recompute` its weights are recomputed."""
+"""`areal-actors audit`: folds the log of a live, finished or exported run; with `--recompute` its weights are recomputed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`areal check --data`: looks at every row of a recipe's dataset as the run would meet it, before anything is trained."""
+"""`areal-actors check --data`: looks at every row of a recipe's dataset as the run would meet it, before anything is trained."""
 
 from __future__ import annotations
 

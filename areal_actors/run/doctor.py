@@ -1,4 +1,4 @@
-"""`areal doctor`: the state of this machine, and what a run with the embedded defaults lacks here, each with its remedy.
+"""`areal-actors doctor`: the state of this machine, and what a run with the embedded defaults lacks here, each with its remedy.
 
 It starts no run and does not import torch.
 """
@@ -20,6 +20,7 @@ import msgspec
 import psutil
 
 from areal_actors import __version__
+from areal_actors.core.command import COMMAND
 from areal_actors.core.devices import detect_cuda
 from areal_actors.core.durable_files import MEBIBYTE
 from areal_actors.core.errors import RecipeError, SandboxError, SetupError
@@ -46,7 +47,7 @@ VERSION_SECONDS = 20.0
 SANDBOX_SECONDS = 20.0
 NO_GPU = "none is needed: everything runs on the CPU, too; where there is one, install the NVIDIA driver and check CUDA_VISIBLE_DEVICES"
 NO_SHARED_MEMORY = f"mount a tmpfs at {SHARED_MEMORY} that this user can write; a container has the option --shm-size"
-COMPLETE = "A run with the embedded defaults can start here: areal run recipes/gsm8k_grpo.toml profile=embedded"
+COMPLETE = f"A run with the embedded defaults can start here: {COMMAND} run recipes/gsm8k_grpo.toml profile=embedded"
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -67,7 +68,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Report(msgspec.Struct, frozen=True):
-    """Answer of `areal doctor --json`."""
+    """Answer of `areal-actors doctor --json`."""
 
     ready: bool
     """True if a run with the embedded defaults can start."""

@@ -64,7 +64,7 @@ logger = structlog.get_logger(__name__)
 
 
 class JoinOptions(Value):
-    """Options of `areal join`."""
+    """Options of `areal-actors join`."""
 
     address: ServerAddress
     """The run's bus, with the credential for joining."""
@@ -165,7 +165,7 @@ class Member:
 
 @dataclass(eq=False)
 class JoinedHost:
-    """The workers of one `areal join`."""
+    """The workers of one `areal-actors join`."""
 
     options: JoinOptions
     folder: RunFolder

@@ -7,6 +7,7 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
+from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import SetupError
 from areal_actors.run.run_folder import ServerAddress
 from areal_actors.run.server import JOINER
@@ -30,16 +31,16 @@ def join_address(url: str, *, token: str = "", credential: Path | None = None) -
     parts = urlsplit(url)
     run = parts.path.strip("/") or (given.run if given is not None else "")
     if parts.scheme not in ("nats", "tls") or not parts.hostname or not run:
-        raise SetupError(f"'{url}' is not the address of a run; write nats://HOST:PORT/RUN, as `areal run` printed it")
+        raise SetupError(f"'{url}' is not the address of a run; write nats://HOST:PORT/RUN, as `{COMMAND} run` printed it")
     fingerprint = parts.fragment or (urlsplit(given.url).fragment if given is not None and parts.scheme == "tls" else "")
     if fingerprint and not FINGERPRINT.fullmatch(fingerprint):
         raise SetupError(
-            f"'#{fingerprint}' of the address is no fingerprint of a certificate; copy all 64 digits, as `areal run` printed them"
+            f"'#{fingerprint}' of the address is no fingerprint of a certificate; copy all 64 digits, as `{COMMAND} run` printed them"
         )
     if parts.scheme == "tls" and given is None and token and not (fingerprint or parts.username):
         raise SetupError(
             f"'{without_credentials(url)}' is encrypted, and a token does not show whether its server is that of the run: write "
-            "tls://HOST:PORT/RUN#FINGERPRINT, as `areal run` printed it, or take --credential join.json in place of --token"
+            f"tls://HOST:PORT/RUN#FINGERPRINT, as `{COMMAND} run` printed it, or take --credential join.json in place of --token"
         )
     place = parts.netloc.rpartition("@")[2]
     login = parts.netloc.rpartition("@")[0] or (f"{JOINER}:{quote(token)}" if token else "")

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import structlog
 
 from areal_actors import __version__
+from areal_actors.core.command import COMMAND
 from areal_actors.core.gateways import GATEWAY, gateway_name
 from areal_actors.core.settings import COUNTED
 from areal_actors.messages import (
@@ -50,7 +51,7 @@ SENDER = "supervisor"
 REQUESTS: tuple[type[Request[Any]], ...] = (JoinRun, RenewLease, LeaveRun)
 POLL_SECONDS = 0.1
 SPARE_CONNECTIONS = 64
-"""Connections to the bus beside those of workers: of `areal join`, monitors, and workers that reconnect."""
+"""Connections to the bus beside those of workers: of `areal-actors join`, monitors, and workers that reconnect."""
 LEAVING_SECONDS = 5.0
 """Time beyond `watchdog.stop_seconds` that joined workers have to notice the end of the run and leave."""
 TAKE_OVER_SECONDS = 5.0
@@ -106,7 +107,7 @@ class Joining:
         address = f"{without_credentials(joiner.url)}/{self.recipe.run}{fingerprint}"
         if self.recipe.bus.host in EVERY_INTERFACE:
             address = address.replace("127.0.0.1", "ADDRESS-OF-THIS-HOST")
-        command = f"areal join {address} --credential {file.name} --role rollout_worker"
+        command = f"{COMMAND} join {address} --credential {file.name} --role rollout_worker"
         return f"workers of other hosts join, with a copy of {file}: {command}"
 
     async def close(self) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 import uvloop
 
+from areal_actors.core.command import COMMAND
 from areal_actors.core.durable_files import explain_os_error, storage_error
 from areal_actors.core.errors import SetupError
 from areal_actors.messages import RunResumed, RunStarted
@@ -100,7 +101,7 @@ def _live(recipe: Recipe, folder: RunFolder, opening: RunStarted | RunResumed) -
         if refused := storage_error(what, error, folder.path, folder.path):
             raise refused from error
         if is_out_of_descriptors(error):
-            resumed = f"then `areal resume {folder.path.name}`"
+            resumed = f"then `{COMMAND} resume {folder.path.name}`"
             raise SetupError(f"run '{folder.path.name}' ended: {explain_os_error(error)}, {resumed}") from error
         raise
 

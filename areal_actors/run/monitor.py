@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
+from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import SetupError
 from areal_actors.core.snapshots import SnapshotStore
 from areal_actors.display.recall import restore_fold, trimmed_notice
@@ -211,7 +212,7 @@ def find_live(run: str, folder: Path) -> RunFolder:
             return found
     there = f"live there: {', '.join(found.path.name for found in live)}" if live else f"no run is live in {folder.absolute()}"
     if not run:
-        raise SetupError(f"{there}; start one with `areal run RECIPE`")
+        raise SetupError(f"{there}; start one with `{COMMAND} run RECIPE`")
     over = f"; its metrics are in {folder / run / 'metrics.jsonl'}" if (folder / run).is_dir() else ""
     raise SetupError(f"run '{run}' is not live{over}; {there}")
 

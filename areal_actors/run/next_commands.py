@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from areal_actors.core.command import COMMAND
 from areal_actors.core.programs import program, typed_path, user_folder
 from areal_actors.run.run_folder import DEFAULT_FOLDER, RunFolder
 
@@ -16,14 +17,14 @@ def run_command(verb: str, name: str, runs: str, *words: str) -> str:
     """Returns a command on a run, to be pasted into a shell in the user's folder.
 
     Args:
-        verb: command of `areal`.
+        verb: command of `areal-actors`.
         name: name of the run's folder.
         runs: the recipe's `folder`, which is relative to the current directory.
         words: further words, before the options.
     """
     is_default = (user_folder() / DEFAULT_FOLDER).resolve() == Path(runs).resolve()
     option = [] if is_default else ["--folder", typed_path(Path(runs))]
-    return " ".join([program("areal"), verb, shlex.quote(name), *map(shlex.quote, words), *option])
+    return " ".join([program(COMMAND), verb, shlex.quote(name), *map(shlex.quote, words), *option])
 
 
 def next_commands(folder: RunFolder, runs: str, checkpoint: str, *, has_episodes: bool) -> list[tuple[str, str]]:
@@ -46,5 +47,5 @@ def next_commands(folder: RunFolder, runs: str, checkpoint: str, *, has_episodes
     commands.append(run_command("track", name, runs, "--to", "tensorboard"))
     rows = [("files", f"{typed_path(place)}: {', '.join(written)}"), ("next", "\n".join(commands))]
     if checkpoint:
-        rows.append(("weights", f"model={typed_path(place / checkpoint)} for another run, or for `{program('areal')} serve`"))
+        rows.append(("weights", f"model={typed_path(place / checkpoint)} for another run, or for `{program(COMMAND)} serve`"))
     return rows

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 from areal_actors.batching.assembler import group_filter
+from areal_actors.core.command import COMMAND
 from areal_actors.core.devices import CudaDevices, detect_cuda
 from areal_actors.core.durable_files import MEBIBYTE
 from areal_actors.core.errors import AgentError, SetupError
@@ -131,7 +132,7 @@ def check_chat_template(recipe: Recipe) -> None:
 
 
 def _no_template(model: str, fetch: str, folder: str) -> str:
-    areal = program("areal")
+    areal = program(COMMAND)
     command = f"`{areal} model template {folder}` writes one"
     write = f"`{areal} {fetch}` fetches it, then {command}" if fetch else command
     return (

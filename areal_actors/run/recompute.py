@@ -1,6 +1,6 @@
 """Recomputes every weight version of a run from its log alone, with the trainer's own code and the same inputs.
 
-Started by `areal audit --recompute`, since it loads torch, while the log is still exported and
+Started by `areal-actors audit --recompute`, since it loads torch, while the log is still exported and
 audited. It reads one order from standard input, and prints one line of JSON per result.
 """
 

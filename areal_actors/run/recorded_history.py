@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import SetupError
 from areal_actors.core.lazy import LazyModule
 from areal_actors.history.database import History, open_database
@@ -50,7 +51,7 @@ def history_of_file(path: Path) -> History:
             history.receive(envelope)
     except BusError as error:
         if not history.progress.last:
-            raise SetupError(f"{path} cannot be read as an exported log: {error}; `areal export RUN FILE` writes one") from error
+            raise SetupError(f"{path} cannot be read as an exported log: {error}; `{COMMAND} export RUN FILE` writes one") from error
         history.notice = f"only the first {history.progress.last:,} events are read: {error}"
     history.commit()
     return history

@@ -1,4 +1,4 @@
-"""Rehearses a recipe for `areal check`: its data is opened, and its agent and reward play a task with given answers instead of a model's.
+"""Rehearses a recipe for `areal-actors check`: its data is opened, and agent and reward play a task with given answers, not a model's.
 
 Agent, gateway and reward are those of a run, on an in-memory bus in this process; nothing is written and no weights are read.
 """

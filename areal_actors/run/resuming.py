@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import RecipeError, SetupError
 from areal_actors.recipe.checks import problems
 from areal_actors.recipe.complaints import decode, toml_value
@@ -124,7 +125,7 @@ def _kept(folder: RunFolder) -> Recipe:
     except (OSError, msgspec.MsgspecError) as error:
         raise SetupError(f"{folder.path / 'recipe.json'} cannot be read ({error}); was it written by another version?") from error
     if recipe.is_served():
-        raise SetupError(f"'{folder.path.name}' was served, not trained; start `areal serve` again")
+        raise SetupError(f"'{folder.path.name}' was served, not trained; start `{COMMAND} serve` again")
     if recipe.gateway.port in STABLE_PORTS and not recipe.is_online():
         # The port was chosen automatically, and no external client depends on it.
         return msgspec.structs.replace(recipe, gateway=msgspec.structs.replace(recipe.gateway, port=0))

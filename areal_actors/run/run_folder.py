@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from areal_actors.core.command import COMMAND
 from areal_actors.core.durable_files import PRIVATE_MODE, atomic_write, read_only, write_refusal
 from areal_actors.core.errors import SetupError
 from areal_actors.core.private_folders import make_private
@@ -155,7 +156,7 @@ class RunFolder:
         """
         for folder in (self.path, self.checkpoints, self.logs, self.blobs, self.nats, self.snapshots):
             if folder.is_dir() and (refusal := write_refusal(folder)):
-                raise read_only(f"run '{self.path.name}' cannot be resumed", folder, refusal, f"`areal resume {self.path.name}`")
+                raise read_only(f"run '{self.path.name}' cannot be resumed", folder, refusal, f"`{COMMAND} resume {self.path.name}`")
 
     def keep(self, recipe: Recipe) -> None:
         """Write the resolved recipe, for processes started later."""

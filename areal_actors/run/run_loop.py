@@ -12,6 +12,7 @@ from rich.console import Console
 
 from areal_actors.audit.fold import AuditFold
 from areal_actors.chaos.injector import Chaos, FaultTargets
+from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import SetupError
 from areal_actors.core.programs import typed_path
 from areal_actors.core.settings import FOLDING
@@ -229,7 +230,7 @@ class RunLoop(Launch):
         self.view.state.restore(state.snapshot())
         self.chaos.restore(steps=self.steps, injected=state.injected)
         if not self.known:
-            raise SetupError(f"the log of run '{self.recipe.run}' is empty: nothing to resume; start it again with `areal run`")
+            raise SetupError(f"the log of run '{self.recipe.run}' is empty: nothing to resume; start it again with `{COMMAND} run`")
         if self._is_complete():
             raise SetupError(
                 f"run '{self.recipe.run}' has done all its {self.recipe.steps} steps; to train further, start another run with "

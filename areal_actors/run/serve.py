@@ -1,4 +1,4 @@
-"""`areal serve`: a model behind the gateway, without a trainer.
+"""`areal-actors serve`: a model behind the gateway, without a trainer.
 
 Uses the same processes, bus and supervision as a run. This module publishes the first weights in place of a trainer.
 """

@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from areal_actors.core.command import COMMAND
 from areal_actors.core.gateways import GATEWAY, gateway_name
 from areal_actors.core.settings import WatchdogSettings
 from areal_actors.messages import (
@@ -260,11 +261,11 @@ class Watchdog:
         """Yields one part for each role of other hosts without a live worker, and one for the gateways that nothing serves."""
         for role in self.joined:
             if not any(joined_kind(worker) == role for worker in (*self.beats, *self.starting)):
-                yield f"no {role} has joined: start one with `areal join --role {role}`, with this start's join.json"
+                yield f"no {role} has joined: start one with `{COMMAND} join --role {role}`, with this start's join.json"
         missing = [gateway for gateway in self.gateways if gateway not in self.beats]
         if missing and not any(joined_kind(worker) == GATEWAY for worker in self.starting):
             whose = f", which serves {', '.join(missing)}" if len(self.gateways) > 1 else ""
-            yield f"no gateway has joined{whose}: start one with `areal join --role gateway`, with this start's join.json"
+            yield f"no gateway has joined{whose}: start one with `{COMMAND} join --role gateway`, with this start's join.json"
 
     def _instead_of_progress(self, now: float) -> str:
         if not (groups := sum(map(len, self.dropped.values()))):

@@ -1,1 +1,1 @@
-"""`areal tinker`: a server of Thinking Machines' Tinker API on this machine."""
+"""`areal-actors tinker`: a server of Thinking Machines' Tinker API on this machine."""

@@ -82,7 +82,7 @@ class FollowedRun:
         )
 
     def status(self) -> tuple[str, str]:
-        """Returns `finished`, `ended early` or `interrupted`, and the reason; as `areal runs` has them for a run that is not live."""
+        """Returns `finished`, `ended early` or `interrupted`, and the reason; as `areal-actors runs` has them for a run that has ended."""
         if self.finished is None:
             return "interrupted", ""
         return ("ended early" if self.finished.error else "finished"), self.finished.error

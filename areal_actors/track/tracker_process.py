@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import areal_actors
+from areal_actors.core.command import COMMAND
 from areal_actors.core.trackers import interpreter
 from areal_actors.track.sender import TrackedRun
 
@@ -100,6 +101,6 @@ class TrackerProcess:
     def _fail(self, error: str) -> None:
         if not self.error:
             self.error = error
-            remedy = f"the run is not affected; `areal track {self.run} --to {self.name}` sends it again"
+            remedy = f"the run is not affected; `{COMMAND} track {self.run} --to {self.name}` sends it again"
             sys.stderr.write(f"tracker {self.name}: {error}; {remedy}\n")
             sys.stderr.flush()

@@ -59,7 +59,7 @@ class TrainerSettings(Config):
     device: Literal["cpu", "cuda", "auto"] = "auto"
     """`cpu`, `cuda`, or `auto`: cuda if available."""
     devices: tuple[NonNegativeInt, ...] = ()
-    """CUDA devices of the ranks, one each, as `areal check` numbers them. Empty: chosen on the machine."""
+    """CUDA devices of the ranks, one each, as `areal-actors check` numbers them. Empty: chosen on the machine."""
     memory_fraction: Fraction = 0.0
     """Share of the memory of each device for a rank. 0: all of it, and half of what an inference worker shares."""
     dtype: Literal["float32", "bfloat16"] = "float32"

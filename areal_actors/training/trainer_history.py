@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import StepMismatch
 from areal_actors.core.values import Value
 from areal_actors.messages import CheckpointCommitted, RunResumed, StepCompleted, StepDiffered, WeightsPublished
@@ -27,7 +28,7 @@ ARITHMETIC = (
 )
 """Settings of `[trainer]` that may change on resume and that affect rounding in a step."""
 CAUSES = "the checkpoint, the initial model or the log was changed, the torch version or the machine differs, or memory is faulty"
-REMEDY = "roll back further with `areal resume RUN --from step-N`, or resume on the original machine and installation"
+REMEDY = f"roll back further with `{COMMAND} resume RUN --from step-N`, or resume on the original machine and installation"
 
 Part = Literal["sequences", "weights"]
 """Parts of a step that have a checksum in the log: its trained sequences, and the weights after it."""

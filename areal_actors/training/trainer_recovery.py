@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import TypeVar
 
+from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import CheckpointError, RanksLost, StepMismatch
 from areal_actors.core.values import TrainingSequence
 from areal_actors.messages import (
@@ -162,7 +163,7 @@ class RecoveredEngine:
             await asyncio.to_thread(self.check_weights, engine)
             return
         if saved is None and anew:
-            raise CheckpointError("no intact checkpoint is left; `areal resume` replays all steps from the log")
+            raise CheckpointError(f"no intact checkpoint is left; `{COMMAND} resume` replays all steps from the log")
 
     async def _set_aside(self, saved: CheckpointCommitted, reason: Exception) -> None:
         """Set a checkpoint aside and use the one before it."""

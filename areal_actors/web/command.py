@@ -1,4 +1,4 @@
-"""`areal view` and `areal monitor --web`: serve the page of a run until Ctrl-C. It only reads, in a process of its own."""
+"""`areal-actors view` and `areal-actors monitor --web`: serve the page of a run until Ctrl-C. It only reads, in a process of its own."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import msgspec
 
+from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import SetupError
 from areal_actors.reader.run_files import run_folder
 from areal_actors.run.monitor import address_in, find_live
@@ -33,7 +34,7 @@ class PageOptions(msgspec.Struct, frozen=True, kw_only=True):
     port: int = 0
     """0 takes a free one."""
     what_if: Sequence[Path] = ()
-    """Files with the output of `areal what-if --json`."""
+    """Files with the output of `areal-actors what-if --json`."""
 
 
 def view(run: str, folder: Path, options: PageOptions) -> int:
@@ -68,9 +69,9 @@ def _header_name(path: Path) -> str:
     try:
         header = read_header(path)
     except RecordingDamaged as error:
-        raise SetupError(f"{path} cannot be read as an exported log: {error}; `areal export RUN FILE` writes one") from error
+        raise SetupError(f"{path} cannot be read as an exported log: {error}; `{COMMAND} export RUN FILE` writes one") from error
     if header.holds != "log":
-        raise SetupError(f"{path} is a tape of one actor; `areal export RUN FILE` writes the log of a run")
+        raise SetupError(f"{path} is a tape of one actor; `{COMMAND} export RUN FILE` writes the log of a run")
     return header.run
 
 

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from contextlib import suppress
 from typing import Any
 
+from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import SetupError
 from areal_actors.core.values import unpack_ids
 from areal_actors.messages import EpisodeAbandoned, EpisodeEvaluated, EpisodeScored, TrajectoryExported
@@ -96,7 +97,7 @@ class LogDetails:
         return found
 
     async def trained(self, row: EpisodeRow) -> bytes:
-        """Returns the JSON of `areal trace` for an attempt: masks and advantages, computed by another process, which may load torch.
+        """Returns the JSON of `areal-actors trace` for an attempt: masks and advantages, computed by another process, which may load torch.
 
         Raises:
             SetupError: the process failed.
@@ -185,13 +186,15 @@ def _shown(value: Any) -> Any:
 
 
 async def _traced(log: str, episode: str, attempt: int) -> bytes:
-    """Run `areal trace` on the copy; returns its JSON."""
+    """Run `areal-actors trace` on the copy; returns its JSON."""
     words = [sys.executable, "-m", "areal_actors", "trace", log, episode, "--attempt", str(attempt), "--json"]
     process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)
     try:
         output, errors = await asyncio.wait_for(process.communicate(), TRACE_SECONDS)
     except TimeoutError:
-        raise SetupError(f"the advantages of episode {episode} took more than {TRACE_SECONDS:.0f} s; `areal trace` has no limit") from None
+        raise SetupError(
+            f"the advantages of episode {episode} took more than {TRACE_SECONDS:.0f} s; `{COMMAND} trace` has no limit"
+        ) from None
     finally:
         if process.returncode is None:
             process.kill()

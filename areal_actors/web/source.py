@@ -13,6 +13,7 @@ from pathlib import Path
 
 import structlog
 
+from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import SetupError
 from areal_actors.core.snapshots import SnapshotStore
 from areal_actors.display.recall import restore_fold, trimmed_notice
@@ -132,7 +133,9 @@ class LogSource:
     async def _begin(self, bus: Bus, place: RunFolder | None) -> None:
         """Prepare progress, and notices about a trimmed log."""
         if self.index.last and await self._is_of_another_run(bus):
-            raise SetupError(f"Another run has the name '{self.index.run}' now; this page shows the earlier one. Start `areal view` again")
+            raise SetupError(
+                f"Another run has the name '{self.index.run}' now; this page shows the earlier one. Start `{COMMAND} view` again"
+            )
         self.total = (await bus.span()).last
         if not self.index.last:
             state = RunState()

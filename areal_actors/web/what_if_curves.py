@@ -1,4 +1,4 @@
-"""Curves of `areal what-if --json`, to be laid over the recorded ones."""
+"""Curves of `areal-actors what-if --json`, to be laid over the recorded ones."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import SetupError
 
 
@@ -46,7 +47,7 @@ def read_curves(path: Path) -> WhatIfCurves:
     except OSError as error:
         raise SetupError(f"--what-if {path}: cannot be read: {error.strerror}") from error
     except msgspec.MsgspecError as error:
-        reason = f"--what-if {path}: is not the output of `areal what-if RUN KEY=VALUE --json`: {error}"
+        reason = f"--what-if {path}: is not the output of `{COMMAND} what-if RUN KEY=VALUE --json`: {error}"
         raise SetupError(f"{reason}; write it with `> {path}`") from error
     trained = found.trained[1].metrics if found.trained else []
     steps = []

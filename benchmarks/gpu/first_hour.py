@@ -11,7 +11,7 @@ It makes a random model with the architecture of Qwen2 and 1.5 billion parameter
     decode    tokens per second of the embedded engine and of `generate` of transformers, 1 to 512 completions together
     trainer   an optimizer step with prefix sharing off and on, and compiled: seconds, tokens per second, model FLOPs utilisation (mfu)
     weights   publishing and loading of a weight version: seconds and bytes
-    loop      `areal run recipes/gsm8k_grpo.toml`, five steps, trainer and inference worker on one device
+    loop      `areal-actors run recipes/gsm8k_grpo.toml`, five steps, trainer and inference worker on one device
 
 Each section is a process of its own with a limit in seconds: its share of --seconds, and what earlier sections left over. An
 exception ends one case, and is printed with its traceback; the others run. What does not fit is reported as skipped. The exit status

@@ -1,4 +1,4 @@
-"""Section `loop`: `areal run recipes/gsm8k_grpo.toml` on the random model, with trainer and inference worker on one device."""
+"""Section `loop`: `areal-actors run recipes/gsm8k_grpo.toml` on the random model, with trainer and inference worker on one device."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def run(options: Options, engine: str, seconds: float) -> Iterator[Figures]:
     yield {**figures, "seconds": time.time() - began, "exit_status": process.returncode, **peak.figures()}
     if process.returncode or not ended or figures["steps"] < options.sizes.loop_steps:
         what = f"it ended with status {process.returncode}" if ended else f"it was stopped after {seconds:.0f} s"
-        raise RuntimeError(f"areal run: {what}\n{last_lines(folder)}")
+        raise RuntimeError(f"areal-actors run: {what}\n{last_lines(folder)}")
 
 
 def _wait(process: subprocess.Popen[bytes], seconds: float) -> bool:

@@ -40,7 +40,7 @@ BY_SUBJECT = {kind.subject: kind for kind in KINDS}
 
 
 class LiveRun:
-    """`areal run` in a process of its own."""
+    """`areal-actors run` in a process of its own."""
 
     def __init__(self, folder: Path, *settings: str, recipe: Path = RECIPE, small: bool = True) -> None:
         self.folder = folder / "gsm8k-grpo"
@@ -49,7 +49,7 @@ class LiveRun:
         self._command("run", str(recipe), f"folder={folder}", *(SMALL if small else ()), *settings)
 
     def resume(self, *settings: str) -> None:
-        """`areal resume`, when it is over, from wherever its folder is now."""
+        """`areal-actors resume`, when it is over, from wherever its folder is now."""
         self.process.wait()
         self._command("resume", self.folder.name, *settings, "--folder", str(self.folder.parent))
 

@@ -94,7 +94,7 @@ class OtherHost:
             await asyncio.sleep(0.1)
 
     def join(self, *words: str, root: Path | None = None, **variables: str) -> Joiner:
-        """`areal join` on this host; `root`: where its areal-actors lies."""
+        """`areal-actors join` on this host; `root`: where its areal-actors lies."""
         number = len(self.processes)
         output = self.folder / f"join-{number}.txt"
         environment = {
@@ -124,7 +124,7 @@ class OtherHost:
 
 
 class Joiner:
-    """One `areal join`."""
+    """One `areal-actors join`."""
 
     def __init__(self, process: subprocess.Popen[bytes], output: Path) -> None:
         self.process, self._output = process, output

@@ -8,6 +8,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from areal_actors.core.command import COMMAND
 from areal_actors.recipe.complaints import nearest
 
 
@@ -84,8 +85,8 @@ MAPPED = (
 
 REPORTED: Mapping[str, str] = {
     "actor.attn_impl": "",
-    "actor.scheduling_spec": "processes are placed by `areal check`",
-    "actor.scheduling_strategy": "processes are placed by `areal check`",
+    "actor.scheduling_spec": f"processes are placed by `{COMMAND} check`",
+    "actor.scheduling_strategy": f"processes are placed by `{COMMAND} check`",
     "actor.weight_update_mode": "weights are published as files in shared memory",
     "actor.fsdp": "see [trainer] ranks, tensor_parallel and so on",
     "actor.megatron": "see [trainer] ranks, tensor_parallel and so on",
@@ -101,13 +102,13 @@ REPORTED: Mapping[str, str] = {
     "actor.log_level": "",
     "actor.request_timeout": "",
     "actor.setup_timeout": "",
-    "allocation_mode": "processes are placed by `areal check`",
-    "cluster": "one machine; processes are placed by `areal check`",
+    "allocation_mode": f"processes are placed by `{COMMAND} check`",
+    "cluster": f"one machine; processes are placed by `{COMMAND} check`",
     "enable_offload": "",
-    "launcher": "processes are placed by `areal check`",
+    "launcher": f"processes are placed by `{COMMAND} check`",
     "memory_profiler": "",
     "perf_tracer": "",
-    "recover": "a program is not resumed; a recipe is, with `areal resume`",
+    "recover": f"a program is not resumed; a recipe is, with `{COMMAND} resume`",
     "rollout.admin_api_key": "",
     "rollout.agent": "",
     "rollout.check_trajectory_format": "returned tokens are always checked",
@@ -118,10 +119,10 @@ REPORTED: Mapping[str, str] = {
     "rollout.queue_size": "",
     "rollout.request_retries": "",
     "rollout.routing_strategy": "calls of an episode go to the worker with its prefix cache",
-    "rollout.scheduling_spec": "processes are placed by `areal check`",
-    "rollout.scheduling_strategy": "processes are placed by `areal check`",
+    "rollout.scheduling_spec": f"processes are placed by `{COMMAND} check`",
+    "rollout.scheduling_strategy": f"processes are placed by `{COMMAND} check`",
     "rollout.setup_timeout": "",
-    "scheduler": "processes are placed by `areal check`",
+    "scheduler": f"processes are placed by `{COMMAND} check`",
     "sglang": "see [generation] and generation.options",
     "stats_logger": "metrics are written to metrics.jsonl",
     "train_dataset.num_workers": "",

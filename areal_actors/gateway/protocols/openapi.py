@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from areal_actors.core.command import COMMAND
 from areal_actors.core.settings import UnknownFields
 from areal_actors.gateway.protocols import DIALECTS, MESSAGES, dialect_of_path
 from areal_actors.gateway.protocols.lenient_openapi import REFERENCE, allow_unknown
@@ -102,7 +103,7 @@ def openapi(version: str, endpoints: Iterable[Endpoint] = (), unknown_fields: Un
         paths.setdefault(one.path, {})[one.method] = _operation(one, references)
     return {
         "openapi": "3.1.0",
-        "info": {"title": "areal-actors gateway", "version": version, "description": DESCRIPTION},
+        "info": {"title": f"{COMMAND} gateway", "version": version, "description": DESCRIPTION},
         "paths": paths,
         "components": {"schemas": {**components, **ERRORS}, "securitySchemes": KEYS},
     }

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import structlog
 
+from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import SetupError
 from areal_actors.messages import KINDS, DescribeGateway, Heartbeat, RunStarted
 from areal_actors.recipe.load import serving_recipe
@@ -94,7 +95,7 @@ async def processes(recipe: Recipe) -> AsyncIterator[ActorHost]:
 
 
 def joined(url: str, run: str, *, token: str = "", blobs: Path | None = None) -> Backend:
-    """Backend with the gateway and engines of a running `areal serve`, also on another machine.
+    """Backend with the gateway and engines of a running `areal-actors serve`, also on another machine.
 
     Args:
         url: `nats://user:password@host:port`, as in `bus.json` in the folder of the served model.
@@ -124,13 +125,13 @@ def joined_folder(folder: Path | str) -> Backend:
     """Like `joined`, by the folder of the served model, `runs/NAME-serve`.
 
     Raises:
-        SetupError: the folder belongs to no running `areal serve`.
+        SetupError: the folder belongs to no running `areal-actors serve`.
     """
     place = RunFolder(Path(folder))
     try:
         server = place.server()
     except OSError as error:
-        raise SetupError(f"{place.path} has no bus.json: no `areal serve` is running there; start `areal serve RECIPE`") from error
+        raise SetupError(f"{place.path} has no bus.json: no `{COMMAND} serve` is running there; start `{COMMAND} serve RECIPE`") from error
     return joined(server.url, server.run, token=server.token, blobs=place.blobs)
 
 
@@ -143,7 +144,7 @@ async def _refuse_unfit(bus: Bus, where: str) -> None:
     async for envelope in bus.log():
         if envelope.subject == RunStarted.subject:
             if envelope.open(RunStarted).recipe.get("actors", {}).get("trainer", {}).get("count", 1):
-                raise SetupError(f"{where} is a run with its own trainer; join one started by `areal serve RECIPE`")
+                raise SetupError(f"{where} is a run with its own trainer; join one started by `{COMMAND} serve RECIPE`")
             break
     await _gateway(bus, where)
     if other := await _process_of(bus, "rollout_worker"):
@@ -160,7 +161,7 @@ async def _gateway(bus: Bus, where: str) -> None:
             await bus.request(DescribeGateway(), Stamp(id=uuid.uuid4().hex, sender=PROCESS, time=time.time()), timeout=GATEWAY_SECONDS)
         except NoResponder as error:
             if time.monotonic() > until:
-                raise SetupError(f"{where} has no gateway now; is `areal serve` still running?") from error
+                raise SetupError(f"{where} has no gateway now; is `{COMMAND} serve` still running?") from error
             await asyncio.sleep(RETRY_SECONDS)
         else:
             return

@@ -1,4 +1,4 @@
-// Curves with uPlot: one chart for each metric, with the held-out results and the curves of `areal what-if` laid over.
+// Curves with uPlot: one chart for each metric, with the held-out results and the curves of `areal-actors what-if` laid over.
 
 import { colour, element, short } from "./dom.js";
 

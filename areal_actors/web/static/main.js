@@ -53,7 +53,7 @@ const drawFrame = () => {
   const ended = head.finished ? (head.error ? "ended early" : "finished") : "ended without a last event";
   at("status").textContent = data.lost ? "no connection to the page's process" : head.state === "ended" ? ended : STATES[head.state] + progress;
   at("status").className = data.lost || head.error ? "failed" : head.state;
-  const sentence = [head.notice, head.error && `The run ended early: ${head.error}`, data.lost && "The process that serves this page does not answer: start `areal view` again if it has ended."].filter(Boolean).join(" ");
+  const sentence = [head.notice, head.error && `The run ended early: ${head.error}`, data.lost && "The process that serves this page does not answer: start `areal-actors view` again if it has ended."].filter(Boolean).join(" ");
   at("notice").textContent = sentence;
   at("notice").hidden = !sentence;
   slider.min = head.first || 1;
