@@ -53,17 +53,17 @@ def replayed(recording: str | Path, actor: Actor, *, instance: str = "") -> list
 
     async def play() -> list[LogDifference]:
         replay = FoldReplay(actor, instance or f"{actor.kind()}-0")
-        found: list[LogDifference] = []
+        differences: list[LogDifference] = []
         for envelope in read_log(Path(recording)):
             if envelope.subject in (RunStarted.subject, RunResumed.subject):
                 replay.seed = _seed_of(envelope)
             readable[envelope.sequence] = envelope
-            found += replay.compare(envelope)
+            differences += replay.compare(envelope)
             kind = events.get(envelope.subject)
             if kind is not None and replay.handles(kind):
                 await replay.receive(envelope, envelope.open(kind), readable)
         await actor.stop()
-        return found
+        return differences
 
     return asyncio.run(play())
 
@@ -90,7 +90,7 @@ def rescored(recording: str | Path, reward: Reward) -> list[Rescored]:
     """
 
     async def score() -> list[Rescored]:
-        return [found async for found in rescored_log(read_log(Path(recording)), reward)]
+        return [episode async for episode in rescored_log(read_log(Path(recording)), reward)]
 
     return asyncio.run(score())
 

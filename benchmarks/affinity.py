@@ -39,7 +39,7 @@ async def run_episodes(
     """Play `together` conversations at once; `first` is the seed of the first one's tokens."""
     pool = WorkerPool()
     for worker, engine in engines.items():
-        pool.loaded(worker, 0)
+        pool.record_load(worker, 0)
         engine.take_counters()
 
     async def play(number: int) -> None:

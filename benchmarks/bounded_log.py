@@ -48,7 +48,7 @@ from areal_actors.messages import (
     TrajectoryExported,
 )
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.run.process import placed
+from areal_actors.run.process import actors_of_process
 from areal_actors.run.run_folder import RunFolder
 from areal_bus.message import Event
 from areal_bus.nats import NatsBus
@@ -235,7 +235,7 @@ async def measure(plan: Recipe, folder: RunFolder, launcher: int, arguments: arg
     lines: list[dict[str, Any]] = []
     seconds: dict[str, list[float]] = {}
     reading = asyncio.create_task(follow(bus, counts))
-    actors = len(placed(plan, "control"))
+    actors = len(actors_of_process(plan, "control"))
     rng = random.Random(arguments.seed)
     began = time.monotonic()
     killing: asyncio.Task[None] | None = None
@@ -278,7 +278,7 @@ async def benchmark(arguments: argparse.Namespace, folder: Path) -> dict[str, An
     with (folder / "output.txt").open("wb") as output:
         launcher = launch(run_folder, output)
         try:
-            counts = LogCounts(counted=frozenset(next(iter(placed(plan, name))) for name in KILLED_PROCESSES))
+            counts = LogCounts(counted=frozenset(next(iter(actors_of_process(plan, name))) for name in KILLED_PROCESSES))
             measuring = asyncio.create_task(measure(plan, run_folder, launcher.pid, arguments, counts))
             ending = asyncio.create_task(asyncio.to_thread(launcher.wait))
             await asyncio.wait({measuring, ending}, return_when=asyncio.FIRST_COMPLETED)

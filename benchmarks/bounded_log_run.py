@@ -52,5 +52,5 @@ async def run(folder: RunFolder, *, resumed: bool) -> int:
 if __name__ == "__main__":
     log_to_terminal()
     run_folder = RunFolder(Path(sys.argv[1]))
-    with run_folder.held(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with run_folder.hold(), asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         sys.exit(runner.run(run(run_folder, resumed="resume" in sys.argv[2:])))

@@ -181,7 +181,7 @@ def main() -> int:
     found = [one for outcome in outcomes for one in outcome.recovered]
     print("\n" + table(["campaign", "faults", "steps", "lives", "wall s", "audit", ""], [outcome.row() for outcome in outcomes]))
     print("\n" + table(["fault", "faults", "s to recover, p50", "max", "run ended"], rows(found)))
-    lost, twice = (sum(how(outcome.audit) for outcome in outcomes) for how in (Audit.lost, Audit.twice))
+    lost, twice = (sum(how(outcome.audit) for outcome in outcomes) for how in (Audit.count_lost, Audit.twice))
     passed = sum(outcome.passed() for outcome in outcomes)
     print(f"\n{len(found)} faults, {lost} lost, {twice} twice, {passed} of {len(outcomes)} runs passed")
     if not options.no_history and not options.quick:

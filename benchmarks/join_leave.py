@@ -45,7 +45,7 @@ from areal_actors.messages import (
     recorded_calls,
 )
 from areal_actors.run.auditing import audit_run
-from areal_actors.run.connections import connected, open_store
+from areal_actors.run.connections import connect_to_run, open_store
 from areal_actors.run.run_folder import RunFolder, ServerAddress
 from areal_bus.recorded import export_log
 
@@ -275,7 +275,7 @@ async def _export(run: LiveRun, cluster: NatsCluster | None, log: Path) -> None:
             await export_log(bus, log)
     else:
         await cluster.until_ready()
-        async with connected(ServerAddress(url=cluster.url, run=RUN, pid=0), folder) as bus:
+        async with connect_to_run(ServerAddress(url=cluster.url, run=RUN, pid=0), folder) as bus:
             await export_log(bus, log)
 
 
@@ -297,7 +297,7 @@ def _outcome(name: str, scene: Scene, audit: Audit, steps: int, seconds: float) 
         killed=scene.killed,
         redelivered=max(again - len(abandoned), 0),
         retried=len(abandoned),
-        lost=audit.lost() + sum(not event.work.attempts_left for event in abandoned),
+        lost=audit.count_lost() + sum(not event.work.attempts_left for event in abandoned),
         twice=audit.twice(),
         equal=bool(audit.versions) and not audit.all_faults(),
         accuracy=tuple(event.accuracy for event in run.received(EvaluationCompleted) if event.mode == "sampled"),

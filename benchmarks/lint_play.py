@@ -26,9 +26,9 @@ from areal_actors.messages import (
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.rewards import Score, resolve_reward
 from areal_actors.rewards.reward_worker import RewardWorker
-from areal_actors.rewards.scored import checked, scored
+from areal_actors.rewards.scored import check_value, score_output
 from areal_actors.run.fold_actors import BuildContext
-from areal_actors.run.process import placed
+from areal_actors.run.process import actors_of_process
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.tensor_process import TORCH_ACTORS
 from areal_actors.runtime.actor import Actor
@@ -63,8 +63,8 @@ class DirectScorer:
 
     async def score(self, task: Mapping[str, Any], output: str) -> Score:
         """Returns the checked value."""
-        score, failure = scored(self.function, dict(task), output)
-        return checked(self.name, task, score, failure)
+        score, failure = score_output(self.function, dict(task), output)
+        return check_value(self.name, task, score, failure)
 
     async def close(self) -> None:
         """There is nothing to close."""
@@ -82,7 +82,7 @@ async def _play(recipe: Recipe, folder: RunFolder) -> Played:
     served: list[Runtime] = []
     serving: list[asyncio.Task[None]] = []
     for process in dict.fromkeys(getattr(recipe.actors, name).process for name in recipe.actors.__struct_fields__):
-        for instance, kind in placed(recipe, process).items():
+        for instance, kind in actors_of_process(recipe, process).items():
             if kind not in LEFT_OUT:
                 actor = _actor(kind, BuildContext(recipe=recipe, folder=folder, instance=instance, process=process))
                 served.append(Runtime(actor, bus, Identity(instance=instance, process=process, seed=recipe.seed)))

@@ -67,7 +67,7 @@ async def run_agents(runner: InlineRunner, tasks: Iterator[Task], concurrency: i
 def measure(runner: asyncio.Runner, episodes: int, concurrency: int, calls: int) -> dict[str, float]:
     """Warm up, then measure `episodes` episodes."""
     dataset = open_dataset("arithmetic", seed=0, held_out=1).train
-    agent = InlineRunner.named(AGENT, Path.cwd(), {"calls": calls})
+    agent = InlineRunner.from_name(AGENT, Path.cwd(), {"calls": calls})
     command = [sys.executable, __file__, "serve"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
         assert server.stdin is not None

@@ -210,7 +210,7 @@ async def _audited(name: str, scene: Scene, folder: Path) -> Outcome:
     abandoned = sum(isinstance(event, EpisodeAbandoned) and is_failure(event) and not event.work.attempts_left for _, event in events)
     for fault in audit.all_faults()[:10]:
         print(f"    FAULT  {fault}", flush=True)
-    return Outcome(name, found, seconds, audit.steps, audit.lost() + abandoned, audit.twice(), audit.verdict())
+    return Outcome(name, found, seconds, audit.steps, audit.count_lost() + abandoned, audit.twice(), audit.verdict())
 
 
 def shared_names() -> set[str]:

@@ -52,14 +52,14 @@ class Endings:
 def ledger_event(groups: int) -> Callable[[Ending], None]:
     """The end of an episode in the gate's ledger, with the next grant."""
     batch_size = max(groups // BATCHES_IN_FLIGHT, 1)
-    state = {"ledger": Ledger(group_size=GROUP_SIZE, weight_version=0).granted_more(groups)}
+    state = {"ledger": Ledger(group_size=GROUP_SIZE, weight_version=0).grant(groups)}
 
     def event(ending: Ending) -> None:
         number, member = ending
         ledger = state["ledger"].episode_ended(number, f"{number}.{member}", exported=True)
         ledger.free_groups(MAX_STALENESS, NO_END, batch_size, NO_END)
         if number not in ledger.running:
-            ledger = ledger.granted_more(1)
+            ledger = ledger.grant(1)
         if len(ledger.complete) >= batch_size:
             ledger = ledger.batch_formed(frozenset(ledger.complete)).weights_published(ledger.weight_version + 1)
         state["ledger"] = ledger
@@ -76,10 +76,10 @@ def assembler_event(groups: int) -> Callable[[Ending], None]:
         number, member = ending
         assembler, version = state["assembler"], state["assembler"].weight_version
         info = TrajectoryInfo(episode=f"{number}.{member}", sequence=1, oldest_version=version, newest_version=version, tokens=16)
-        assembler = assembler.exported(number, info)
+        assembler = assembler.add_trajectory(number, info)
         assembler = assembler.without(assembler.to_drop(CONFIG, MAX_STALENESS))
         if batch := assembler.next_batch(batch_size):
-            assembler = assembler.formed(batch).weights_published(version + 1)
+            assembler = assembler.form_batch(batch).weights_published(version + 1)
         state["assembler"] = assembler
 
     return event
@@ -110,7 +110,7 @@ def pool_event(workers: int) -> Callable[[Ending], None]:
     """The choice of an inference worker for a model call."""
     pool = WorkerPool()
     for worker in range(workers):
-        pool.loaded(f"inference_worker-{worker}", 0)
+        pool.record_load(f"inference_worker-{worker}", 0)
 
     async def call(session: str) -> None:
         with pool.count_call(await pool.choose(1.0, session), session):
@@ -130,7 +130,7 @@ def load_event(workers: int) -> Callable[[Ending], None]:
     """A load of weights by one of the inference workers, in a gateway that knows many sessions."""
     pool = WorkerPool()
     for worker in range(workers):
-        pool.loaded(f"inference_worker-{worker}", 0)
+        pool.record_load(f"inference_worker-{worker}", 0)
 
     async def fill() -> None:
         for session in range(16_384):
@@ -141,7 +141,7 @@ def load_event(workers: int) -> Callable[[Ending], None]:
     loading = itertools.cycle(range(workers))
 
     def event(ending: Ending) -> None:  # noqa: ARG001 - workers load, whichever episode ends
-        pool.loaded(f"inference_worker-{next(loading)}", 1)
+        pool.record_load(f"inference_worker-{next(loading)}", 1)
 
     return event
 

@@ -51,7 +51,7 @@ class Prose:
 
     def sample(self, envelope: Envelope) -> bytes:
         """Returns an envelope as it is compressed, with other texts."""
-        message = msgspec.to_builtins(envelope.open(BY_SUBJECT[envelope.subject]).packed(), builtin_types=(bytes,))
+        message = msgspec.to_builtins(envelope.open(BY_SUBJECT[envelope.subject]).pack(), builtin_types=(bytes,))
         body = msgspec.msgpack.encode(self.replaced(message))
         return msgspec.msgpack.encode(msgspec.structs.replace(envelope, body=body, checksum=zlib.crc32(body), sequence=0))
 

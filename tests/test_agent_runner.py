@@ -19,7 +19,7 @@ TASK = Task(id="t", data={"question": "why?"})
 
 def runner(tmp_path, body, head="async def run(self, task, *, base_url, api_key):"):
     (tmp_path / "mine.py").write_text(f"import asyncio, sys\nclass Agent:\n    {head}\n        {body}\n")
-    return InlineRunner.named("mine.py:Agent", tmp_path)
+    return InlineRunner.from_name("mine.py:Agent", tmp_path)
 
 
 async def result(tmp_path, body, **options):
@@ -159,7 +159,7 @@ number = 3
 )
 async def test_an_agent_is_a_class_a_function_or_an_object(tmp_path, name, options, expected):
     (tmp_path / "kinds.py").write_text(KINDS)
-    made = InlineRunner.named(f"kinds.py:{name}", tmp_path, options)
+    made = InlineRunner.from_name(f"kinds.py:{name}", tmp_path, options)
     await made.start()
     assert await made.run(TASK, base_url="u", api_key="k") == AgentResult(output=expected)
     await made.close()
@@ -183,13 +183,13 @@ async def test_an_agent_is_a_class_a_function_or_an_object(tmp_path, name, optio
 def test_what_is_no_agent_is_refused_at_once(tmp_path, name, options, complaint):
     (tmp_path / "kinds.py").write_text(KINDS)
     with pytest.raises(AgentError, match=complaint):
-        InlineRunner.named(f"kinds.py:{name}", tmp_path, options)
+        InlineRunner.from_name(f"kinds.py:{name}", tmp_path, options)
 
 
 def test_a_missing_agent_is_reported_by_name(tmp_path):
     (tmp_path / "kinds.py").write_text(KINDS)
     with pytest.raises(RecipeError, match="has no `Agnet`; did you mean `Agent`"):
-        InlineRunner.named("kinds.py:Agnet", tmp_path)
+        InlineRunner.from_name("kinds.py:Agnet", tmp_path)
 
 
 async def test_the_repr_of_a_value_cannot_break_the_worker(tmp_path):

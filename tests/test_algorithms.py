@@ -25,7 +25,7 @@ from areal_actors.training.algorithms.groups import (
     sample_values,
     std_of,
     sum_by,
-    whitened,
+    whiten,
 )
 from areal_actors.training.algorithms.pieces import call_shares, clipped_surrogate, estimate, ratio
 
@@ -97,18 +97,18 @@ def test_a_batch_of_any_size_is_normalised_as_a_group_is_and_a_tail_of_it_like_t
 
 
 def test_whitened_values_have_mean_0_and_standard_deviation_1():
-    values = whitened(doubles(3, 1, 4, 1, 5), torch.arange(5))
+    values = whiten(doubles(3, 1, 4, 1, 5), torch.arange(5))
     assert float(values.mean()) == near(0.0)
     assert float(std_of(values)) == pytest.approx(1.0, abs=1e-5)
-    assert whitened(doubles(0.1, 0.1, 0.1), integers(0, 1, 1)).tolist() == [0, 0, 0]
-    assert whitened(doubles(7), integers(0)).tolist() == [0]
+    assert whiten(doubles(0.1, 0.1, 0.1), integers(0, 1, 1)).tolist() == [0, 0, 0]
+    assert whiten(doubles(7), integers(0)).tolist() == [0]
 
 
 def test_the_moments_of_whitening_are_over_episodes_however_many_tokens_each_has():
-    few = whitened(doubles(1, 0, 0), integers(0, 1, 2))
-    many = whitened(doubles(1, 0, *[0] * 30), integers(0, 1, *[2] * 30))
+    few = whiten(doubles(1, 0, 0), integers(0, 1, 2))
+    many = whiten(doubles(1, 0, *[0] * 30), integers(0, 1, *[2] * 30))
     assert many[:3].tolist() == near(few.tolist())
-    ragged = whitened(doubles(1, 3, 5), integers(0, 0, 1))
+    ragged = whiten(doubles(1, 3, 5), integers(0, 0, 1))
     assert float(ragged[:2].mean() + ragged[2]) == near(0.0)
 
 

@@ -34,7 +34,7 @@ def runner_of(tmp_path, monkeypatch):
     def made(program, name, way):
         (tmp_path / "program.py").write_text(program)
         if way == "inline":
-            return OwnLoopRunner(InlineRunner.named(f"program.py:{name}", tmp_path))
+            return OwnLoopRunner(InlineRunner.from_name(f"program.py:{name}", tmp_path))
         return SubprocessRunner(AgentProgram(agent=f"program.py:{name}", root=str(tmp_path)), processes=1)
 
     return made
@@ -64,7 +64,7 @@ async def test_the_episodes_of_an_agent_share_one_http_client(tmp_path, paramete
         f"clients = []\nclass Agent:\n    async def run(self, data, {parameters}):\n        clients.append({client})\n"
         "        return float(clients[0] is clients[-1] and not clients[0].is_closed)\n"
     )
-    runner = InlineRunner.named("program.py:Agent", tmp_path)
+    runner = InlineRunner.from_name("program.py:Agent", tmp_path)
     assert [await runner.run(work().task, base_url="http://h/s/v1", api_key="k") for _ in range(2)] == [AgentResult(reward=1.0)] * 2
     client = runner._client
     await runner.close()
@@ -107,5 +107,5 @@ async def test_a_workflow_gives_camels_agent_the_model_of_the_episode(tmp_path, 
 def test_a_function_of_the_task_alone_is_refused_where_episodes_share_the_environment(tmp_path):
     (tmp_path / "program.py").write_text("async def run_agent_return_reward(data): ...\n")
     with pytest.raises(AgentError, match=r"OPENAI_BASE_URL, which only `runner = \"subprocess\"` sets for each episode"):
-        InlineRunner.named("program.py:run_agent_return_reward", tmp_path)
+        InlineRunner.from_name("program.py:run_agent_return_reward", tmp_path)
     assert "areal" not in sys.modules

@@ -315,9 +315,9 @@ def test_more_faults_than_are_kept_are_counted():
 def test_versions_computed_again_are_proved_and_a_difference_is_a_fault():
     audit = audited(sound_log())
     for version in range(3):
-        assert audit.computed(RecomputeProgress(version=version, checksum=checksum(version)), None)
+        assert audit.compare_computed(RecomputeProgress(version=version, checksum=checksum(version)), None)
     assert audit.verdict() == "0 lost, 0 twice, 3 of 4 versions proved"
-    assert not audit.computed(RecomputeProgress(version=3, checksum="ff"), None)
+    assert not audit.compare_computed(RecomputeProgress(version=3, checksum="ff"), None)
     (fault,) = audit.all_faults()
     assert fault.check == "checksum"
     assert "version 3 was published with" in fault.sentence
@@ -350,9 +350,9 @@ def test_a_run_that_learns_from_examples_is_audited_by_its_steps():
     assert audit.all_faults() == []
     assert audit.verdict() == "0 lost, 0 twice, 2 steps once"
     steps = {event.step: event for event in examples_log() if isinstance(event, StepCompleted)}
-    assert audit.computed(RecomputeProgress(step=1, sequences_checksum="aa", metrics={"loss": 0.5}), steps[1])
+    assert audit.compare_computed(RecomputeProgress(step=1, sequences_checksum="aa", metrics={"loss": 0.5}), steps[1])
     assert audit.verdict() == "0 lost, 0 twice, 1 of 2 steps proved"
-    assert not audit.computed(RecomputeProgress(step=2, sequences_checksum="bb", metrics={"loss": 0.25}), steps[2])
+    assert not audit.compare_computed(RecomputeProgress(step=2, sequences_checksum="bb", metrics={"loss": 0.25}), steps[2])
     assert "step 2 reported loss = 0.5; recomputed from the log it is 0.25" in audit.all_faults()[0].sentence
 
 

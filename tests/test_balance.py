@@ -25,7 +25,7 @@ from areal_actors.messages import (
     WorkerLeft,
 )
 from areal_actors.recipe.load import load as load_recipe
-from areal_actors.scaling.balance import combined, recommend
+from areal_actors.scaling.balance import mean_load, recommend
 from areal_actors.scaling.load import LoadFold
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -82,9 +82,9 @@ def test_the_longest_queue_comes_first():
 
 def test_only_the_last_windows_with_the_same_workers_count():
     one, two = role(1, 1, 1, 9), role(2, 2, 2, 2)
-    whole = combined([load(0.9, reward=one), load(0.4, reward=two, seconds=10.0), load(0.1, reward=two, seconds=30.0)])
+    whole = mean_load([load(0.9, reward=one), load(0.4, reward=two, seconds=10.0), load(0.1, reward=two, seconds=30.0)])
     assert (whole.seconds, whole.trainer_waits) == (40.0, pytest.approx(0.175))
-    assert combined([]) is None
+    assert mean_load([]) is None
 
 
 def beat(actor, cpu=0.0, **handling):

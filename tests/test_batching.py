@@ -24,7 +24,7 @@ def with_groups(*ages, weight_version=0):
     assembly = BatchAssembler(group_size=1, weight_version=weight_version)
     for number, age in enumerate(ages):
         oldest, newest = age if isinstance(age, tuple) else (age, age)
-        assembly = assembly.exported(number, member(f"{number}.0", oldest, newest))
+        assembly = assembly.add_trajectory(number, member(f"{number}.0", oldest, newest))
     return assembly
 
 
@@ -39,31 +39,31 @@ def test_a_trajectory_is_known_by_its_oldest_and_newest_token():
 
 
 def test_a_group_is_complete_when_every_episode_has_ended_either_way():
-    assembly = BatchAssembler(group_size=3).exported(0, member("0.0")).lost(0, "0.1")
+    assembly = BatchAssembler(group_size=3).add_trajectory(0, member("0.0")).record_lost_episode(0, "0.1")
     assert not assembly.complete
-    assembly = assembly.exported(0, member("0.2"))
+    assembly = assembly.add_trajectory(0, member("0.2"))
     assert list(assembly.complete[0].members) == ["0.0", "0.2"]
     assert not assembly.open
 
 
 def test_a_group_that_lost_every_episode_is_forgotten():
-    assembly = BatchAssembler(group_size=2).lost(0, "0.0").lost(0, "0.1")
+    assembly = BatchAssembler(group_size=2).record_lost_episode(0, "0.0").record_lost_episode(0, "0.1")
     assert (assembly.open, assembly.complete, assembly.finished_below) == ({}, {}, 1)
 
 
 @pytest.mark.parametrize("again", ["exported", "lost"])
 def test_an_episode_that_ends_again_changes_nothing(again):
     def end(assembly):
-        return assembly.exported(0, member("0.0", tokens=99)) if again == "exported" else assembly.lost(0, "0.0")
+        return assembly.add_trajectory(0, member("0.0", tokens=99)) if again == "exported" else assembly.record_lost_episode(0, "0.0")
 
     def changes_nothing(assembly):
         before = copy.deepcopy(assembly)
         return end(assembly) == before
 
-    assembly = BatchAssembler(group_size=2).exported(0, member("0.0"))
+    assembly = BatchAssembler(group_size=2).add_trajectory(0, member("0.0"))
     assert changes_nothing(assembly)
-    assert changes_nothing(assembly.lost(0, "0.1"))
-    assert changes_nothing(assembly.weights_published(0).formed(list(assembly.complete.values())))
+    assert changes_nothing(assembly.record_lost_episode(0, "0.1"))
+    assert changes_nothing(assembly.weights_published(0).form_batch(list(assembly.complete.values())))
 
 
 def test_the_oldest_groups_leave_first_and_of_equals_the_first_granted():
@@ -72,7 +72,7 @@ def test_the_oldest_groups_leave_first_and_of_equals_the_first_granted():
 
 def test_there_is_one_batch_per_weight_version():
     assembly = with_groups(0, 0, 0, 0)
-    assembly = assembly.formed(assembly.next_batch(2))
+    assembly = assembly.form_batch(assembly.next_batch(2))
     assert assembly.next_batch(2) == []
     assert numbers(assembly.weights_published(1).next_batch(2)) == [2, 3]
 
@@ -109,17 +109,17 @@ def test_a_batch_waits_for_groups_that_would_become_too_old_by_it(complete, runn
     """At version 5 and bound 2 with batches of two; a group of version 3 has to be in this one, one of version 4 in the next."""
     assembly = with_groups(*complete, weight_version=5)
     for number, version in running.items():
-        assembly = assembly.granted_more(number, 1, version)
+        assembly = assembly.record_grant(number, 1, version)
     assert numbers(assembly.next_batch(2, max_staleness=2)) == batch
     for number in running:
-        assembly = assembly.lost(number, f"{number}.0")
+        assembly = assembly.record_lost_episode(number, f"{number}.0")
     assert not assembly.granted
     assert assembly.next_batch(2, max_staleness=2)
 
 
 @pytest.mark.parametrize(("incomplete_groups", "refused"), [("train_partial", []), ("drop", [0])])
 def test_what_becomes_of_a_group_that_lost_a_sample(incomplete_groups, refused):
-    assembly = BatchAssembler(group_size=2, weight_version=0).exported(0, member("0.0")).lost(0, "0.1")
+    assembly = BatchAssembler(group_size=2, weight_version=0).add_trajectory(0, member("0.0")).record_lost_episode(0, "0.1")
     assert assembly.to_drop(BatcherConfig(incomplete_groups=incomplete_groups), 2) == dict.fromkeys(refused, "incomplete group")
 
 
@@ -137,7 +137,11 @@ def test_a_group_whose_rows_have_equal_rewards_has_no_signal(rewards, refused):
     """An episode may become several rows; None is an episode that was lost."""
     assembly = BatchAssembler(group_size=2, weight_version=0)
     for place, rewarded in enumerate(rewards):
-        assembly = assembly.lost(0, f"0.{place}") if rewarded is None else assembly.exported(0, member(f"0.{place}", rewards=rewarded))
+        assembly = (
+            assembly.record_lost_episode(0, f"0.{place}")
+            if rewarded is None
+            else assembly.add_trajectory(0, member(f"0.{place}", rewards=rewarded))
+        )
     assert assembly.to_drop(BatcherConfig(), 2, has_signal) == ({0: "filtered"} if refused else {})
 
 
@@ -178,7 +182,7 @@ def test_a_dynamic_batch_counts_what_the_filter_dropped_but_is_never_empty():
     assert filtered(*range(6)).next_batch(3, dynamic=True) == []
     assert with_groups(0, 0).next_batch(3, dynamic=True) == []
     left = filtered(0, 1, 2, 3)
-    assert (left.filtered, left.formed(left.next_batch(3, dynamic=True)).filtered) == (4, 0)
+    assert (left.filtered, left.form_batch(left.next_batch(3, dynamic=True)).filtered) == (4, 0)
 
 
 def test_dropped_tokens_are_counted():
@@ -212,9 +216,11 @@ def test_groups_leave_whole_and_once_whatever_the_order_and_the_repetitions(
             ended[episode] = not lost
         oldest = max(assembly.weight_version - dice.randrange(4), 0)
         assembly = (
-            assembly.lost(number, episode)
+            assembly.record_lost_episode(number, episode)
             if lost
-            else assembly.exported(number, member(episode, oldest, dice.randint(oldest, oldest + 1), rewards=(float(dice.random() < 0.5),)))
+            else assembly.add_trajectory(
+                number, member(episode, oldest, dice.randint(oldest, oldest + 1), rewards=(float(dice.random() < 0.5),))
+            )
         )
         refusals = assembly.to_drop(config, bound, has_signal if filtering else None)
         refused = [assembly.complete[number] for number in refusals]
@@ -236,7 +242,7 @@ def test_groups_leave_whole_and_once_whatever_the_order_and_the_repetitions(
                 assert all(group.newest_version() >= assembly.weight_version - bound for group in batch)
             if incomplete_groups == "drop":
                 assert all(len(group.members) == group_size for group in batch)
-            assembly = assembly.formed(batch).weights_published(assembly.weight_version + 1)
+            assembly = assembly.form_batch(batch).weights_published(assembly.weight_version + 1)
         gone += numbers([*refused, *batch])
     nothing_left = {number for number in range(12) if not any(ended[f"{number}.{place}"] for place in range(group_size))}
     assert sorted([*gone, *assembly.complete, *nothing_left]) == list(range(12))

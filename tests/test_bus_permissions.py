@@ -32,7 +32,7 @@ from areal_actors.messages import (
     RunFinished,
     RunStopping,
 )
-from areal_actors.recipe.recipe import redacted
+from areal_actors.recipe.recipe import redact_recipe
 from areal_actors.run.monitor import attach
 from areal_actors.run.run_folder import BusAddresses, RunFolder, ServerAddress
 from areal_actors.run.server import ACTORS, users_of
@@ -358,8 +358,8 @@ def test_the_log_holds_no_key_and_no_password_of_the_recipe() -> None:
         bus=msgspec.structs.replace(plan.bus, url="nats://me:hidden@there:4222,nats://tokenhidden@here:4222"),
         gateway=msgspec.structs.replace(plan.gateway, admin_key="hidden"),
     )
-    assert "hidden" not in json.dumps(redacted(plan))
-    assert redacted(plan)["bus"]["url"] == "nats://there:4222,nats://here:4222"
+    assert "hidden" not in json.dumps(redact_recipe(plan))
+    assert redact_recipe(plan)["bus"]["url"] == "nats://there:4222,nats://here:4222"
 
 
 def test_a_url_with_a_token_names_no_user() -> None:

@@ -57,11 +57,11 @@ def test_an_event_is_not_changed_by_being_sent():
 @pytest.mark.parametrize("damaged", [{"prompt_suffix": b"abc"}, {"completion": TokenColumns(token_ids=b"abcde", logprobs=b"abcd")}])
 def test_columns_of_a_wrong_length_are_sent_as_they_are(damaged):
     turn = msgspec.structs.replace(interaction("i", "x"), **damaged)
-    assert turn.packed() is turn
+    assert turn.pack() is turn
 
 
 def test_planes_of_different_lengths_are_a_damaged_message():
-    trajectory = exported([1, 2, 3]).packed().trajectory
+    trajectory = exported([1, 2, 3]).pack().trajectory
     msgspec.structs.force_setattr(trajectory.interactions[0], "prompt_suffix", b"abc")
     body = msgspec.msgpack.encode({"trajectory": trajectory})
     with pytest.raises(msgspec.ValidationError, match="3 bytes are not 2 planes of one length"):

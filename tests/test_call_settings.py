@@ -38,7 +38,7 @@ def allows(constraint, text):
         matcher.accept_tokens(chat_tokenizer().encode(text))
     except (EngineError, RequestError):
         return False
-    return bool(matcher.allowed()[list(chat_tokenizer().stop_ids)].any())
+    return bool(matcher.allowed_mask()[list(chat_tokenizer().stop_ids)].any())
 
 
 def asked(schema=SCHEMA, **fields):
@@ -80,7 +80,7 @@ def test_what_is_sampled_at_random_under_it_ends_and_obeys():
         matcher, ids = grammars().matcher(obeyed), chat.encode("I think</think>").copy()
         matcher.accept_tokens(ids)
         while len(ids) < 300:
-            token = int(dice.choice(np.flatnonzero(matcher.allowed())))
+            token = int(dice.choice(np.flatnonzero(matcher.allowed_mask())))
             if token in chat.stop_ids:
                 break
             matcher.accept_tokens([token])

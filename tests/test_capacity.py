@@ -55,8 +55,8 @@ def test_slots_come_back_when_sessions_end_once_each():
     first = start(capacity, "a")
     start(capacity, "b")
     assert start(capacity, "c") is None
-    capacity.ended(first.episode)
-    capacity.ended(first.episode)
+    capacity.end_episode(first.episode)
+    capacity.end_episode(first.episode)
     assert start(capacity, "c").session == "c-0"
     assert start(capacity, "d") is None
 
@@ -69,7 +69,7 @@ def test_unused_slots_expire_and_close_the_group():
     late = capacity.missing(15.5, 10.0)
     assert [slot.episode for slot in late] == ["0.1", "0.2"]
     for slot in late:
-        capacity.ended(slot.episode)
+        capacity.end_episode(slot.episode)
     assert (capacity.missing(99.0, 10.0), start(capacity, "a").episode) == ([], "1.0")
 
 
@@ -82,7 +82,7 @@ def test_the_log_folds_to_the_same_table_in_whatever_order_starts_were_written(h
         if (slot := start(live, task)) is not None:
             slots.append(slot)
             if ends:
-                live.ended(slot.episode)
+                live.end_episode(slot.episode)
                 ended.append(slot.episode)
     assert len({slot.episode for slot in slots}) == len({slot.session for slot in slots}) == len(slots)
     folded = ExternalCapacity(group_size)
@@ -91,7 +91,7 @@ def test_the_log_folds_to_the_same_table_in_whatever_order_starts_were_written(h
     for slot in slots:
         folded.take(slot, 0.0)
     for episode in ended:
-        folded.ended(episode)
+        folded.end_episode(episode)
     assert (folded.room(0.0), folded.running, folded.indexes) == (live.room(0.0), live.running, live.indexes)
     assert [folded.next_slot(task) for task in "abcd"] == [live.next_slot(task) for task in "abcd"]
 
@@ -134,8 +134,8 @@ def test_groups_of_a_task_that_lost_a_session_are_late_sooner_once_none_of_its_s
     begin(slots, "b", 1.0)
     lose(slots, 1, 5.0)
     assert slots.late(100.0, 600.0, 60.0) == [], "sessions of the task still run"
-    slots.ended("0.0", 110.0, exported=True)
-    slots.ended("1.0", 120.0, exported=True)
+    slots.end_episode("0.0", 110.0, exported=True)
+    slots.end_episode("1.0", 120.0, exported=True)
     assert slots.late(180.0, 600.0, 60.0) == []
     assert [slot.episode for slot in slots.late(181.0, 600.0, 60.0)] == ["1.1", "0.1"]
     assert slots.describe_waits().startswith("group 0 of task 'a' lacks a session for member 1; group 1 of task 'a' lacks")

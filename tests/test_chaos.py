@@ -51,7 +51,7 @@ def test_nothing_is_injected_unless_it_is_enabled_whatever_the_rates_are():
     assert not settings.rates()
     assert not ChaosSettings(enabled=True).rates()
     assert FaultSchedule(settings, {}).first() is None
-    assert settings.described() == ""
+    assert settings.describe() == ""
 
 
 def test_check_reports_whether_faults_are_injected(capsys):
@@ -100,7 +100,7 @@ def planned(schedule, count):
     found = []
     for _ in range(count):
         found.append(schedule.first())
-        schedule.passed(found[-1])
+        schedule.schedule_next(found[-1])
     return found
 
 
@@ -126,7 +126,7 @@ def test_a_count_bounds_the_faults_of_all_lives():
     settings = ChaosSettings(enabled=True, kill=KillFaults(per_minute=60.0, count=3))
     assert [fault.number for fault in planned(FaultSchedule(settings, {}), 3)] == [0, 1, 2]
     schedule = FaultSchedule(settings, {"kill": 2})
-    schedule.passed(schedule.first())
+    schedule.schedule_next(schedule.first())
     assert schedule.first() is None
 
 

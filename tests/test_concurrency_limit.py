@@ -130,7 +130,7 @@ def test_a_level_is_reported_once_it_has_lasted():
     reporter = LoadReporter(WORKER)
     free, full = EngineCounters(running=3), EngineCounters(running=8, waiting=2)
     levels = [(0.0, free), (1.0, free), (2.0, free), (9.0, free), (10.0, full), (11.0, free), (12.0, full), (13.5, full), (14.0, full)]
-    found = [(now, event.level) for now, counters in levels if (event := reporter.changed(counters, now))]
+    found = [(now, event.level) for now, counters in levels if (event := reporter.take_change(counters, now))]
     assert found == [(2.0, "free"), (14.0, "full")]
 
 

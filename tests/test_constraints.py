@@ -58,7 +58,7 @@ def wandering(grammars: Grammars, tokenizer: ChatTokenizer, constraint: Constrai
     numbers = np.random.default_rng(seed)
     matcher, taken = grammars.matcher(constraint), []
     while len(taken) < most:
-        allowed = np.flatnonzero(matcher.allowed())
+        allowed = np.flatnonzero(matcher.allowed_mask())
         token_id = int(numbers.choice(allowed))
         if token_id in tokenizer.stop_ids:
             return taken
@@ -86,11 +86,11 @@ def test_a_completion_may_end_where_the_text_is_whole_and_must_where_nothing_can
 ) -> None:
     stops = set(tokenizer.stop_ids)
     matcher = grammars.matcher(Constraint(kind="regex", text="ab?"))
-    assert not stops & set(np.flatnonzero(matcher.allowed()))
+    assert not stops & set(np.flatnonzero(matcher.allowed_mask()))
     matcher.accept_tokens(tokenizer.encode("a"))
-    assert set(np.flatnonzero(matcher.allowed())) == {*stops, *tokenizer.encode("b")}
+    assert set(np.flatnonzero(matcher.allowed_mask())) == {*stops, *tokenizer.encode("b")}
     matcher.accept_tokens(tokenizer.encode("b"))
-    assert set(np.flatnonzero(matcher.allowed())) == stops
+    assert set(np.flatnonzero(matcher.allowed_mask())) == stops
 
 
 def test_a_regular_expression_is_matched_as_a_whole(grammars: Grammars, tokenizer: ChatTokenizer) -> None:
@@ -117,7 +117,7 @@ def test_marks_are_tokens_where_the_tokenizer_has_them_and_text_elsewhere(gramma
 
 
 def test_free_text_never_holds_a_mark(grammars: Grammars, tokenizer: ChatTokenizer) -> None:
-    allowed = grammars.matcher(Constraint(kind="regex", text=r"(.|\n)*")).allowed()
+    allowed = grammars.matcher(Constraint(kind="regex", text=r"(.|\n)*")).allowed_mask()
     assert allowed.shape == (tokenizer.vocabulary_size + MORE,)
     assert not allowed[tokenizer.tokenizer.token_to_id("<pad>")]
     assert not allowed[tokenizer.tokenizer.token_to_id("<tool_call>")]
@@ -139,7 +139,7 @@ def test_a_completion_that_continues_elsewhere_is_followed_from_where_it_was(gra
     ids = wandering(grammars, tokenizer, constraint, 3)
     whole = grammars.matcher(constraint)
     for cut in range(len(ids)):
-        assert np.array_equal(grammars.matcher(constraint, ids[:cut]).allowed(), whole.allowed())
+        assert np.array_equal(grammars.matcher(constraint, ids[:cut]).allowed_mask(), whole.allowed_mask())
         whole.accept_tokens(ids[cut : cut + 1])
     with pytest.raises(RequestError, match="violates its own constraint") as refused:
         grammars.matcher(constraint, tokenizer.encode("[1]"))

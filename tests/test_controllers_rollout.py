@@ -38,7 +38,7 @@ async def test_what_is_submitted_comes_back_as_whole_groups(tmp_path):
         assert batch.tokens() == 6 * len("hi there\n")
         trajectories = await rollouts.trajectories(batch)
         assert [one.task for one in trajectories] == ["row-0", "row-0", "row-1", "row-1", "row-2", "row-2"]
-        assert logged(rollouts, BatchFormed) == [batch.formed()]
+        assert logged(rollouts, BatchFormed) == [batch.to_event()]
 
 
 async def test_a_workflow_is_an_object_a_class_a_function_or_the_name_of_one(tmp_path, monkeypatch):

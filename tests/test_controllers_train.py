@@ -163,7 +163,7 @@ async def test_a_loop_gives_the_weights_and_metrics_of_the_run_whose_batches_it_
         checksums = {0: trainer.upload_weights().location.checksum}
         for formed in batches:
             batch = kept.batch(formed)
-            assert batch.formed() == msgspec.structs.replace(formed, oldest_sequence=0), "a loop trims no log"
+            assert batch.to_event() == msgspec.structs.replace(formed, oldest_sequence=0), "a loop trims no log"
             assert trainer.train_batch(batch) == steps[formed.step + 1]
             checksums[trainer.weight_version] = trainer.upload_weights().location.checksum
     assert checksums == published

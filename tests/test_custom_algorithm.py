@@ -57,13 +57,13 @@ def custom(name, **options):
 def test_the_recipe_names_a_class_and_its_settings(monkeypatch):
     monkeypatch.chdir(ROOT)
     algorithm = load([MAIN, OVER], ["algorithm.options.kl.coefficient=0.5"], NO_CUDA).recipe.algorithm
-    own = algorithm.resolved()
+    own = algorithm.resolve()
     assert isinstance(own, Grpo)
     assert (type(own).__name__, own.threshold, own.clip, own.kl.coefficient) == ("PositiveOnly", 0.1, 0.3, 0.5)
     assert own.group_size == algorithm.group_size == 8
     assert algorithm.models == {"reference": "initial"}
     there_and_back = msgspec.json.decode(msgspec.json.encode(algorithm), type=AnyAlgorithm)
-    assert msgspec.to_builtins(there_and_back.resolved()) == msgspec.to_builtins(own)
+    assert msgspec.to_builtins(there_and_back.resolve()) == msgspec.to_builtins(own)
 
 
 @pytest.mark.parametrize(

@@ -97,8 +97,8 @@ def test_a_mismatch_that_lasts_is_an_alarm_that_names_worker_and_token(rows_by_t
     trainer, rows = rows_by_two
     off = wrong(rows, 1.0)
     monitor, metrics = EngineMonitor(SETTINGS, max_staleness=2), metrics_of(trainer, off)
-    assert monitor.completed(0, off, metrics) == []
-    (found,) = monitor.completed(1, off, metrics)
+    assert monitor.complete_step(0, off, metrics) == []
+    (found,) = monitor.complete_step(1, off, metrics)
     assert (found.worker, found.steps, found.recycle, found.step) == (BAD, 2, True, 1)
     row = next(row for row in off if row.episode == found.episode)
     assert row.token_ids[found.position] == found.token
@@ -112,10 +112,10 @@ def test_tokens_that_the_old_engine_had_sampled_make_no_second_alarm(rows_by_two
     trainer, rows = rows_by_two
     off = wrong(rows, 1.0)
     monitor, metrics = EngineMonitor(SETTINGS, max_staleness=2), metrics_of(trainer, off)
-    alarms = [len(monitor.completed(step, off, metrics)) for step in range(20)]
+    alarms = [len(monitor.complete_step(step, off, metrics)) for step in range(20)]
     assert alarms == [0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0, 0, 1, 0, 0, 0]
     monitor = EngineMonitor(SETTINGS, max_staleness=0)
-    recycles = [found.recycle for step in range(40) for found in monitor.completed(step, off, metrics)]
+    recycles = [found.recycle for step in range(40) for found in monitor.complete_step(step, off, metrics)]
     assert recycles == [True] * MAX_RECYCLES + [False] * (len(recycles) - MAX_RECYCLES)
     assert len(recycles) > MAX_RECYCLES
 
@@ -124,11 +124,11 @@ def test_one_bad_step_sound_engines_and_a_monitor_that_is_off_make_none(rows_by_
     trainer, rows = rows_by_two
     bad, good = metrics_of(trainer, wrong(rows, 1.0)), metrics_of(trainer, rows)
     monitor = EngineMonitor(SETTINGS, max_staleness=0)
-    assert not any(monitor.completed(step, rows, bad if step % 2 else good) for step in range(20))
+    assert not any(monitor.complete_step(step, rows, bad if step % 2 else good) for step in range(20))
     off = EngineMonitor(WatchdogSettings(engine_mismatch="off"), max_staleness=0)
-    assert not any(off.completed(step, rows, bad) for step in range(20))
+    assert not any(off.complete_step(step, rows, bad) for step in range(20))
     alarm_only = EngineMonitor(WatchdogSettings(engine_mismatch="alarm", mismatch_steps=1), max_staleness=0)
-    assert [found.recycle for found in alarm_only.completed(0, rows, bad)] == [False]
+    assert [found.recycle for found in alarm_only.complete_step(0, rows, bad)] == [False]
 
 
 def test_a_share_of_vetoed_tokens_is_an_alarm_and_without_workers_it_names_none(rows_by_two):
@@ -137,7 +137,7 @@ def test_a_share_of_vetoed_tokens_is_an_alarm_and_without_workers_it_names_none(
     metrics = metrics_of(trainer, nameless)
     assert metrics["mismatch_kl_k3"] < 1e-9
     assert 0.2 < metrics["mismatch_vetoed_frac"] < 0.8
-    (found,) = EngineMonitor(WatchdogSettings(mismatch_steps=1), max_staleness=0).completed(0, nameless, metrics)
+    (found,) = EngineMonitor(WatchdogSettings(mismatch_steps=1), max_staleness=0).complete_step(0, nameless, metrics)
     assert found.worker == ""
 
 

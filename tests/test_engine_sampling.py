@@ -105,7 +105,7 @@ async def test_most_likely_tokens_go_along_with_streams_and_changes_of_weights(f
         chunks = await sampled()
     columns, ids, logprobs = TokenColumns(), [], []
     for chunk in chunks:
-        columns = columns.joined(chunk.columns)
+        columns = columns.append(chunk.columns)
         chunk_ids, chunk_logprobs = top_of(chunk, 2)
         ids.append(chunk_ids)
         logprobs.append(chunk_logprobs)

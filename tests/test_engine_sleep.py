@@ -69,7 +69,7 @@ async def test_completions_in_flight_and_new_ones_wait_for_the_next_weights_and_
         await engine.load_weights(new_weights, 7)
         for place, stream in enumerate(streams):
             async for chunk in stream:
-                columns[place] = columns[place].joined(chunk.columns)
+                columns[place] = columns[place].append(chunk.columns)
         assert difference(models[7], prompt_of(9), (await late).columns, 1.0) < 1e-5
     assert any(len(column.versions) == 2 for column in columns[:-1])
     for prompt, column in zip(prompts[:-1], columns[:-1], strict=True):
@@ -287,11 +287,11 @@ class Ordered(ServerClient):
 
     def __init__(self, refused=""):
         super().__init__("server", "http://127.0.0.1:1")
-        self.refused, self.orders = refused, []
+        self.refusal_error, self.orders = refused, []
 
     async def post(self, path, body, seconds=None):
         self.orders.append((path, body))
-        return (500, "no") if path.startswith(self.refused or "-") else (200, None)
+        return (500, "no") if path.startswith(self.refusal_error or "-") else (200, None)
 
 
 TAGS = {"tags": ["kv_cache", "weights"]}

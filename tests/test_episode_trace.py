@@ -27,7 +27,7 @@ from areal_actors.reader import open_run
 from areal_actors.reader.records import RecordedBatch
 from areal_actors.recipe.recipe import recorded_recipe
 from areal_actors.replay.call_tree import tree
-from areal_actors.replay.episode_trace import traced
+from areal_actors.replay.episode_trace import trace_episode
 from areal_actors.replay.trace_page import html_page
 from areal_actors.replay.trained_columns import trained_columns
 from areal_bus.recorded import FORMAT_VERSION, read_log
@@ -45,7 +45,7 @@ def test_every_recorded_token_of_every_episode_is_in_its_trace(run):
     exported = [one.open(TrajectoryExported).trajectory for one in read_log(LOG) if one.subject == TrajectoryExported.subject]
     assert len(exported) > 50
     for trajectory in exported:
-        found = traced(run, trajectory.episode)
+        found = trace_episode(run, trajectory.episode)
         assert [call.interaction for call in found.calls] == [call.id for call in trajectory.interactions]
         for call, recorded in zip(found.calls, trajectory.interactions, strict=True):
             assert call.token_ids == recorded.completion.ids_array().tolist()
@@ -59,7 +59,7 @@ def test_the_trained_tokens_and_advantages_of_a_step_are_those_that_the_trainer_
     steps = {one.open(StepCompleted).step: one.open(StepCompleted) for one in read_log(LOG) if one.subject == StepCompleted.subject}
     assert len(steps) == 4
     for number, completed in steps.items():
-        calls = [call for row in run.episodes if row["step"] == number for call in traced(run, row["episode"]).calls]
+        calls = [call for row in run.episodes if row["step"] == number for call in trace_episode(run, row["episode"]).calls]
         samples = [[value for value in call.advantages if value is not None] for call in calls]
         assert all(len(own) == sum(call.trained) for own, call in zip(samples, calls, strict=True))
         means = [sum(own) / len(own) for own in samples if own]
@@ -162,7 +162,7 @@ def test_an_algorithm_that_needs_a_model_has_no_advantages_but_its_tokens(recipe
 
 def test_text_of_a_model_cannot_end_the_script_of_the_page(run):
     row = next(row for row in run.episodes if row["step"])
-    page = html_page(traced(run, row["episode"]), {"task": "</script><script>alert(1)</script><!--"}, [])
+    page = html_page(trace_episode(run, row["episode"]), {"task": "</script><script>alert(1)</script><!--"}, [])
     assert "</script><script>alert" not in page
     assert "<!--" not in page.replace("<!doctype", "")
 
@@ -175,7 +175,7 @@ def test_a_browser_shows_every_token_without_an_error_or_another_host(run, tmp_p
     options = ("--headless=new", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", f"--user-data-dir={tmp_path / 'browser'}")
     done = subprocess.run([CHROMIUM, *options, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=600, check=True)
     shown = re.findall(r'<span class="token[^>]*style="([^"]*)"', done.stdout)
-    assert len(shown) == sum(len(call.token_ids) for call in traced(run, row["episode"]).calls)
+    assert len(shown) == sum(len(call.token_ids) for call in trace_episode(run, row["episode"]).calls)
     assert all("background" in style for style in shown), "an advantage that is not coloured"
     assert "CONSOLE" not in done.stderr, done.stderr
     assert not re.search(r'(?:src|href)="', done.stdout)

@@ -107,7 +107,7 @@ def test_what_is_dropped_is_counted_and_numbers_are_of_what_is_left(tmp_path):
     rows = ExampleSequences(tuple(train[number] for number in (0, 2, 4, 5)), ())
     rows.begin(str(tmp_path))
     assert examples_checksum(lessons.sequences([3, 1, 0, 2])) == examples_checksum(rows.sequences([3, 1, 0, 2]))
-    assert len(lessons.held_out(0)) == 1
+    assert len(lessons.held_out_sequences(0)) == 1
     fewer = ExampleSequences(train, kept, limit=LengthLimit(drop=True, min_examples=5))
     with pytest.raises(SetupError, match=r"after dropping 2 examples of more than 512 tokens, 4 are left, fewer than a batch of 5"):
         fewer.begin(str(tmp_path))

@@ -151,8 +151,8 @@ def test_rows_are_those_of_the_numbers_drawn_and_held_out_ones_come_when_they_ar
     tokenizer = ChatTokenizer.load(tmp_path)
     rows = lessons.sequences([3, 1])
     assert [(row.group, learned(row, tokenizer)) for row in rows] == [(0, "4<|im_end|>"), (1, "2<|im_end|>")]
-    assert [learned(row, tokenizer) for row in lessons.held_out(5)] == ["2<|im_end|>", "3<|im_end|>"]
-    assert lessons.held_out(4) == []
+    assert [learned(row, tokenizer) for row in lessons.held_out_sequences(5)] == ["2<|im_end|>", "3<|im_end|>"]
+    assert lessons.held_out_sequences(4) == []
     assert examples_checksum(rows) == examples_checksum(lessons.sequences([3, 1])) != examples_checksum(lessons.sequences([1, 3]))
 
 

@@ -9,7 +9,7 @@ from areal_actors.recipe.example_checks import check_examples
 from areal_actors.recipe.load import load
 from areal_actors.recipe.plan import explain, plan
 from areal_actors.run.fold_actors import BuildContext
-from areal_actors.run.process import CPU_ACTORS, placed
+from areal_actors.run.process import CPU_ACTORS, actors_of_process
 from areal_actors.run.restarts import Restarts
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.supervised.examples import arithmetic_examples
@@ -46,7 +46,7 @@ def test_only_what_learning_from_examples_needs_is_started(read):
     assert recipe.examples() == "pairs"
     processes = Restarts(recipe.supervisors, recipe.actors).start_order()
     assert set(processes) == {"control", "trainer"}
-    started = {kind for process in processes for kind in placed(recipe, process).values()}
+    started = {kind for process in processes for kind in actors_of_process(recipe, process).values()}
     assert started == set(recipe.actors.__struct_fields__) - NOT_WITH_EXAMPLES
 
 

@@ -115,8 +115,8 @@ def test_a_stall_reports_how_far_the_examples_are_drawn():
     watchdog.receive(measured(0), 10.0)
     beat = story.beat("example_source-0", "control", status={"steps_drawn": 3, "epoch": 0})
     watchdog.receive(view_of().receive(beat), 20.0)
-    assert watchdog.stalled(65.0) is None, "a measured loss is progress"
-    sentence, _ = watchdog.stalled(80.0)
+    assert watchdog.find_stall(65.0) is None, "a measured loss is progress"
+    sentence, _ = watchdog.find_stall(80.0)
     assert "the example source has drawn the examples of 3 steps" in sentence
 
 

@@ -31,10 +31,10 @@ def member(episode, version=0):
 
 
 def test_the_ledger_visits_only_the_group_of_an_episode():
-    ledger = Ledger(group_size=2, weight_version=0).granted_more(100)
+    ledger = Ledger(group_size=2, weight_version=0).grant(100)
     ledger.running, ledger.kept, ledger.complete = Untouched(ledger.running), UntouchedSet(), UntouchedSet({7})
     ledger.episode_ended(3, "3.0", exported=True).episode_ended(3, "3.1", exported=True).episode_ended(4, "4.0", exported=False)
-    ledger.granted_more(2).group_dropped(7)
+    ledger.grant(2).group_dropped(7)
     assert ledger.free_groups(2, 1000, 100, 100) == (198, "none")
 
 
@@ -42,10 +42,10 @@ def test_the_ledger_visits_only_the_group_of_an_episode():
 def test_the_assembler_visits_only_the_group_of_an_episode(policy):
     config, assembler = BatcherConfig(exit_policy=policy), BatchAssembler(group_size=2, weight_version=0)
     for number in range(50):
-        assembler.exported(number, member(f"{number}.0")).exported(number, member(f"{number}.1"))
+        assembler.add_trajectory(number, member(f"{number}.0")).add_trajectory(number, member(f"{number}.1"))
     assert assembler.to_drop(config, 1) == {}
     open_groups = {number: PartialGroup(number=number, members={f"{number}.0": member(f"{number}.0")}) for number in range(50, 99)}
     assembler.open, assembler.complete = Untouched(open_groups), Untouched(assembler.complete)
-    assembler.exported(60, member("60.1"))
+    assembler.add_trajectory(60, member("60.1"))
     assert assembler.to_drop(config, 1) == {}
     assert assembler.without({}).next_batch(1000) == []

@@ -11,7 +11,7 @@ from support.foreign_datasets import DATASETS, ROWS
 
 from areal_actors.core.errors import RewardError, SetupError
 from areal_actors.rewards import resolve_reward
-from areal_actors.rewards.scored import scored
+from areal_actors.rewards.scored import score_output
 from areal_actors.tasks.datasets import open_dataset
 from areal_actors.tasks.values import as_text
 
@@ -120,7 +120,7 @@ SIGNATURES = {
 def test_rewards_of_other_trainers_are_called_as_theirs_would(tmp_path, name):
     source, reward, metrics = SIGNATURES[name]
     (tmp_path / "rewards.py").write_text(source)
-    score, failure = scored(resolve_reward("rewards.py:f", tmp_path), {"id": "t", "question": "q", "answer": "7"}, "it is 7")
+    score, failure = score_output(resolve_reward("rewards.py:f", tmp_path), {"id": "t", "question": "q", "answer": "7"}, "it is 7")
     assert (failure, float(score), dict(score.metrics)) == ("", reward, metrics)
 
 

@@ -54,7 +54,7 @@ async def play(program, folder, way):
     (folder / "program.py").write_text(program)
     async with episode(FixedTextEngine()) as (_, opened, _):
         if way == "inline":
-            runner = OwnLoopRunner(InlineRunner.named("program.py:Agent", folder))
+            runner = OwnLoopRunner(InlineRunner.from_name("program.py:Agent", folder))
         else:
             runner = SubprocessRunner(AgentProgram(agent="program.py:Agent", root=str(folder)), processes=1)
         await runner.start()

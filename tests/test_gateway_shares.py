@@ -36,7 +36,7 @@ from areal_actors.messages import (
 )
 from areal_actors.recipe.load import load
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.recipe.supervision import joined_kind, left_to_others
+from areal_actors.recipe.supervision import gateways_of_others, joined_kind
 from areal_actors.run.gateway_shares import GatewayShares
 from areal_actors.run.joined import JoinedWorker
 from areal_actors.run.joined_gateway import ChatModelPuller, encrypts_here, gateway_recipe
@@ -69,9 +69,9 @@ def recipe(*settings: str) -> Recipe:
 
 
 def test_the_last_gateways_are_left_to_other_hosts() -> None:
-    assert left_to_others(recipe()) == {1: "gateway-1"}
-    assert left_to_others(recipe("actors.session_manager.count=1")) == {0: "gateway"}
-    assert left_to_others(recipe("gateway.joined=0")) == {}
+    assert gateways_of_others(recipe()) == {1: "gateway-1"}
+    assert gateways_of_others(recipe("actors.session_manager.count=1")) == {0: "gateway"}
+    assert gateways_of_others(recipe("gateway.joined=0")) == {}
 
 
 @pytest.mark.parametrize(
@@ -100,10 +100,10 @@ def test_a_gateway_listens_at_the_address_of_its_host_with_the_keys_of_the_run()
     def here(*settings: str) -> Recipe:
         return gateway_recipe(recipe_here(PortableRecipe(made, MAIN.parent.parent).recipe, settings), keys, settings, BUS)
 
-    assert here().gateway.numbered(1).url(here().gateway.numbered(1).port) == "http://127.0.0.1:21001"
+    assert here().gateway.with_number(1).url(here().gateway.with_number(1).port) == "http://127.0.0.1:21001"
     assert here().gateway.admin_key == "a-long-admin-key-of-it"
     named = here("gateway.host=0.0.0.0", "gateway.port=8080", "gateway.advertise=two.example").gateway
-    assert named.numbered(1).url(8081) == "http://two.example:8081"
+    assert named.with_number(1).url(8081) == "http://two.example:8081"
     assert here("gateway.host=0.0.0.0").gateway.url(21001) == "http://127.0.0.1:21001"
     with pytest.raises(RecipeError, match="this setting is that of the run"):
         here("gateway.tool_format=hermes")
@@ -203,15 +203,15 @@ def test_the_process_of_a_joined_gateway_serves_the_actor_of_its_share(tmp_path:
 
 def test_a_gateway_that_no_host_serves_is_named_as_the_cause() -> None:
     dog = Watchdog(WatchdogSettings(stall_seconds=30.0), 0.0, gateways=["session_manager-1"])
-    sentence, _ = dog.stalled(40.0) or ("", 0)
+    sentence, _ = dog.find_stall(40.0) or ("", 0)
     assert "no gateway has joined: start one with `areal-actors join --role gateway`, with this start's join.json" in sentence
     beat = Heartbeat(
         actor="session_manager-1", process=WORKER, pid=1, handling={}, waits=(), status={}, cpu_seconds=0.0, peak_memory_bytes=0
     )
     dog.receive(beat, 41.0)
-    assert "gateway" not in (dog.stalled(80.0) or ("", 0))[0]
+    assert "gateway" not in (dog.find_stall(80.0) or ("", 0))[0]
     two = Watchdog(WatchdogSettings(stall_seconds=30.0), 0.0, gateways=["session_manager-1", "session_manager-2"])
-    assert "no gateway has joined, which serves session_manager-1, session_manager-2: start" in (two.stalled(40.0) or ("", 0))[0]
+    assert "no gateway has joined, which serves session_manager-1, session_manager-2: start" in (two.find_stall(40.0) or ("", 0))[0]
 
 
 # ---------------------------------------------------------------- files
@@ -262,7 +262,7 @@ async def test_a_gateway_that_leaves_opens_no_more_sessions_and_waits_for_the_ot
 
 def test_after_an_outage_calls_in_flight_continue_on_any_worker() -> None:
     pool = WorkerPool()
-    pool.loaded("a", 3)
+    pool.record_load("a", 3)
     with pool.count_call("a") as gone:
         pool.interrupt_all()
         assert gone.over

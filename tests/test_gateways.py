@@ -29,7 +29,7 @@ from areal_actors.recipe.load import load
 from areal_actors.recipe.plan import plan
 from areal_actors.rollout.rollout_worker import RolloutWorker
 from areal_actors.run.fold_actors import BuildContext
-from areal_actors.run.process import CPU_ACTORS, placed
+from areal_actors.run.process import CPU_ACTORS, actors_of_process
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.server import with_port
 from areal_bus import MemoryBus, Stamp
@@ -334,7 +334,7 @@ async def test_a_key_opens_one_session_of_all_gateways():
 
 def test_every_gateway_is_a_process_with_a_port_of_its_own(read, tmp_path):
     recipe = read("actors.session_manager.count=2", "gateway.port=21000")
-    assert placed(recipe, "gateway-1") == {"session_manager-1": "session_manager"}
+    assert actors_of_process(recipe, "gateway-1") == {"session_manager-1": "session_manager"}
     folder = RunFolder(tmp_path)
     (tmp_path / "secret").write_bytes(b"secret")
     built = [CPU_ACTORS["session_manager"](BuildContext(recipe=recipe, folder=folder, instance=f"session_manager-{n}")) for n in range(2)]

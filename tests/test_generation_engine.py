@@ -110,7 +110,7 @@ async def test_new_weights_take_over_between_two_tokens_of_running_completions(f
         for first, stream in zip(firsts, streams, strict=True):
             whole = first.columns
             async for chunk in stream:
-                whole = whole.joined(chunk.columns)
+                whole = whole.append(chunk.columns)
             columns.append(whole)
         assert engine.weight_version == 7
     switched = [column for column in columns if len(column.versions) == 2]
@@ -138,7 +138,7 @@ async def test_new_weights_compute_the_prompt_of_siblings_once(folder: str, new_
         for first, stream in zip(firsts, streams, strict=True):
             whole = first.columns
             async for chunk in stream:
-                whole = whole.joined(chunk.columns)
+                whole = whole.append(chunk.columns)
             columns.append(whole)
     crossed = [column for column in columns if len(column.versions) == 2]
     before_the_change = sum(column.versions[0].end for column in crossed)
@@ -160,7 +160,7 @@ async def test_aborts_queueing_and_changes_of_weights_at_once_leave_every_token_
         prompt, columns = prompt_of(length, index % 3), TokenColumns()
         stream = engine.generate(str(index), prompt, SamplingParams(max_tokens=tokens, seed=index), stream=index % 2 == 0)
         async for chunk in stream:
-            columns = columns.joined(chunk.columns)
+            columns = columns.append(chunk.columns)
             patience -= 1
             if not patience:
                 break

@@ -77,7 +77,7 @@ def test_a_job_gets_as_many_pods_as_decisions_have_added():
     decide(follower, change(1, 2, 11.0, "reward_worker"))
     decide(follower, change(3, 2, 12.0))
     assert cluster.changes == [(ROLLOUT, 2), (REWARD, 1), (ROLLOUT, 1)]
-    assert cluster.jobs[ROLLOUT].followed() == 12.0
+    assert cluster.jobs[ROLLOUT].decision_time() == 12.0
     decide(follower, change(1, 2, 13.0, "inference_worker"))
     assert len(cluster.changes) == 3, "a role without added hosts has no Job"
 
@@ -252,7 +252,7 @@ def test_number_and_decision_are_changed_at_once_with_the_token_of_now(server):
     answer = {"kind": "Job", "metadata": {"annotations": {FOLLOWED: "7.5"}}, "spec": {"parallelism": 2}, "status": {}}
     server.body = json.dumps(answer).encode()
     read = jobs.read("areal-a-added-rollout")
-    assert (read.spec.parallelism, read.followed(), read.over()) == (2, 7.5, "")
+    assert (read.spec.parallelism, read.decision_time(), read.over()) == (2, 7.5, "")
     (server.account / "token").write_text("second")
     jobs.change("areal-a-added-rollout", 3, 1764000000.125)
     (_, _, asked, _), (method, path, headers, body) = server.requests

@@ -246,7 +246,7 @@ def test_gpus_of_this_machine_are_given_out_in_order(monkeypatch):
     hosts = ("model=embedded", "hosts.run.gpus=2", "hosts.inference_worker.count=2", "hosts.inference_worker.gpus=1")
     run, *joined = local_commands(plan(*hosts, "hosts.rollout_worker.count=1", cuda=cuda), cuda)
     assert [command.gpus for command in (run, *joined)] == [(0, 1), (2,), (3,), ()]
-    assert joined[1].shown().startswith("CUDA_VISIBLE_DEVICES=3 areal-actors join nats://127.0.0.1:")
+    assert joined[1].shell_line().startswith("CUDA_VISIBLE_DEVICES=3 areal-actors join nats://127.0.0.1:")
     with pytest.raises(SetupError, match=r"asks for 4 GPUs, and this machine has 1"):
         local_commands(plan(*hosts, cuda=cuda), pretended_cuda("1"))
 

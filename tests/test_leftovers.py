@@ -62,7 +62,7 @@ def test_weights_and_secrets_of_a_killed_run_are_removed_and_named(memory, runs)
 
 def test_nothing_of_a_live_run_is_touched(memory, runs):
     recipe, folder = begun(runs, "alive")
-    with folder.held(), holding_weights(recipe, folder):
+    with folder.hold(), holding_weights(recipe, folder):
         place = weights(recipe, folder)
         assert clean_up(runs) == []
         assert (place / "v3" / "model.safetensors").exists()

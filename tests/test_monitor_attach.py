@@ -46,7 +46,7 @@ def announce(folder, run, pid, seconds_ago):
 def test_the_run_started_last_is_found_without_a_name(tmp_path):
     announce(tmp_path, "old", os.getpid(), 60)
     announce(tmp_path, "new", os.getpid(), 1)
-    with RunFolder(tmp_path / "old").held(), RunFolder(tmp_path / "new").held():
+    with RunFolder(tmp_path / "old").hold(), RunFolder(tmp_path / "new").hold():
         assert find_live("", tmp_path).path == tmp_path / "new"
         assert find_live("old", tmp_path).path == tmp_path / "old"
 
@@ -58,7 +58,7 @@ def test_a_missing_live_run_is_reported(tmp_path):
     with pytest.raises(SetupError, match=r"^run 'dead' is not live; its metrics are in .*/dead/metrics.jsonl; no run is live in "):
         find_live("dead", tmp_path)
     announce(tmp_path, "alive", os.getpid(), 1)
-    with RunFolder(tmp_path / "alive").held(), pytest.raises(SetupError, match=r"^run 'other' is not live; live there: alive$"):
+    with RunFolder(tmp_path / "alive").hold(), pytest.raises(SetupError, match=r"^run 'other' is not live; live there: alive$"):
         find_live("other", tmp_path)
 
 
@@ -103,7 +103,7 @@ async def live_run(folder):
     here = RunFolder(folder / recipe.run)
     with contextlib.ExitStack() as over, pytest.MonkeyPatch.context() as settings:
         settings.setattr(monitor, "DRAIN_SECONDS", 0.02)
-        over.enter_context(here.held())
+        over.enter_context(here.hold())
         here.create(recipe)
         server = await EmbeddedServer.start(here.nats)
         bus = await NatsBus.connect(server.url, recipe.run, name="supervisor", token=server.token, kinds=KINDS, blobs=here.blobs)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from areal_actors.cli.arguments import parsed
+from areal_actors.cli.arguments import parse_command_line
 from areal_actors.core.command import COMMAND
 from areal_actors.core.programs import program
 from areal_actors.display.run_state import RunState
@@ -35,7 +35,7 @@ def test_the_commands_exist(runs):
     verbs = [shlex.split(command.removeprefix(program(COMMAND)))[0] for command in commands]
     assert verbs == ["show", "view", "compare", "track"]
     for command in (*commands, run_command("resume", "second", "runs"), run_command("audit", "second", "runs")):
-        assert parsed(shlex.split(command.removeprefix(program(COMMAND)))).do
+        assert parse_command_line(shlex.split(command.removeprefix(program(COMMAND)))).do
 
 
 def test_files_and_commands_of_the_only_run(runs):

@@ -8,7 +8,7 @@ from areal_actors.core.settings import NOT_ONLINE, ONLY_WITH_EXAMPLES
 from areal_actors.recipe.load import load
 from areal_actors.recipe.plan import explain, plan, to_json
 from areal_actors.run.fold_actors import BuildContext
-from areal_actors.run.process import CPU_ACTORS, placed
+from areal_actors.run.process import CPU_ACTORS, actors_of_process
 from areal_actors.run.restarts import Restarts
 from areal_actors.run.run_folder import RunFolder
 
@@ -48,7 +48,7 @@ def test_an_online_recipe_needs_neither_dataset_nor_reward_nor_workers(read):
     assert recipe.evaluation.tasks == 0
     assert {name for name in recipe.actors.__struct_fields__ if getattr(recipe.actors, name).count == 0} == NOT_ONLINE | ONLY_WITH_EXAMPLES
     processes = Restarts(recipe.supervisors, recipe.actors).start_order()
-    started = {kind for process in processes for kind in placed(recipe, process).values()}
+    started = {kind for process in processes for kind in actors_of_process(recipe, process).values()}
     assert started == set(recipe.actors.__struct_fields__) - recipe.absent()
 
 

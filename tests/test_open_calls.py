@@ -11,7 +11,7 @@ from support.gateway_harness import HELLO, GatewayHarness
 from support.samples import published, work
 
 from areal_actors.core.settings import GatewaySettings
-from areal_actors.gateway.sessions.episode_end import unused
+from areal_actors.gateway.sessions.episode_end import expired_event
 from areal_actors.gateway.sessions.registry import SessionRegistry
 from areal_actors.gateway.sessions.table import Session
 from areal_actors.gateway.worker_pool import InFlightCalls
@@ -127,8 +127,8 @@ def test_calls_are_counted_by_the_clock_of_the_messages():
 
 def test_a_session_whose_agent_has_returned_ends_by_the_reward_and_not_as_abandoned():
     session = Session(id="s", api_key="k", work=work(), lease_seconds=180.0, expires=0.0)
-    assert unused(session).reason == "lost"
-    gone = unused(session.agent_returned())
+    assert expired_event(session).reason == "lost"
+    gone = expired_event(session.agent_returned())
     assert isinstance(gone, EpisodeAbandoned)
     assert gone.reason == "reward"
     assert gone.detail.startswith("its agent returned, but no score arrived: the reward worker is gone, hangs, or is overloaded")
@@ -147,7 +147,7 @@ def test_a_book_remembers_who_replaced_a_session():
     registry = SessionRegistry()
     for name in ("a", "b"):
         registry.open(Session(id=name, api_key=name, work=work("1.0"), lease_seconds=5.0, expires=0.0))
-    assert (registry.replaced_by("a"), registry.replaced_by("b")) == ("b", "")
+    assert (registry.replacement_of("a"), registry.replacement_of("b")) == ("b", "")
 
 
 async def test_a_score_that_never_comes_is_the_failure_of_the_reward(send):

@@ -113,7 +113,7 @@ WAIT = next(number for number, line in enumerate(AGENT.splitlines(), start=1) if
 @pytest.fixture
 async def runner(tmp_path):
     (tmp_path / "agent.py").write_text(AGENT)
-    made = OwnLoopRunner(InlineRunner.named("agent.py:Agent", tmp_path))
+    made = OwnLoopRunner(InlineRunner.from_name("agent.py:Agent", tmp_path))
     await made.start()
     yield made
     await made.close()
@@ -137,7 +137,7 @@ async def reports(runner):
     async with asyncio.timeout(300):
         while not found:
             await asyncio.sleep(0.02)
-            found = runner.blocked()
+            found = runner.take_blocks()
     return found
 
 
@@ -173,7 +173,7 @@ async def test_an_agent_that_blocks_stops_no_other_loop_and_is_reported_with_its
     assert (report.line, report.episode, report.episodes) == (f"agent.py:{NAP}", "7.2", 1)
     assert report.seconds > 1.5
     assert "pause" in report.innermost
-    assert runner.blocked() == []
+    assert runner.take_blocks() == []
 
 
 async def test_a_line_that_holds_the_interpreter_is_found_too(runner):
@@ -186,7 +186,7 @@ async def test_a_line_that_holds_the_interpreter_is_found_too(runner):
         await play(runner, "search", letters=letters)
         took = time.process_time() - began
         await asyncio.sleep(0.5)
-        found = runner.blocked()
+        found = runner.take_blocks()
     (report,) = found
     assert report.line == f"agent.py:{SEARCH}"
     assert "in search" in report.innermost
@@ -290,7 +290,7 @@ async def test_an_agent_that_never_gives_the_loop_back_is_named_and_no_other_run
 
 async def test_the_thread_of_a_plain_function_is_left_behind_at_its_line(tmp_path):
     (tmp_path / "agent.py").write_text(AGENT)
-    runner = OwnLoopRunner(InlineRunner.named("agent.py:Threaded", tmp_path))
+    runner = OwnLoopRunner(InlineRunner.from_name("agent.py:Threaded", tmp_path))
     await runner.start()
     with pytest.raises(TimeoutError) as caught:
         await play(runner, "", seconds=0.3, pause=3.0)
@@ -327,7 +327,7 @@ async def test_closing_ends_what_runs_and_the_thread(tmp_path, monkeypatch):
     monkeypatch.setattr(agent_loop, "STOP_SECONDS", 60.0)
     (tmp_path / "agent.py").write_text(AGENT)
     before = threading.enumerate()
-    runner = OwnLoopRunner(InlineRunner.named("agent.py:Agent", tmp_path))
+    runner = OwnLoopRunner(InlineRunner.from_name("agent.py:Agent", tmp_path))
     await runner.start()
     waiting = asyncio.create_task(play(runner, "wait"))
     await asyncio.sleep(0.05)

@@ -94,7 +94,7 @@ def test_the_folder_of_an_earlier_release_is_closed_when_its_run_is_resumed(open
     folder.path.chmod(0o755)
     (folder.path / "summary.txt").write_text("an answer")
     assert readable_by_other(open_place) == [str(folder.path / "summary.txt")]
-    with folder.held():
+    with folder.hold():
         assert readable_by_other(open_place) == []
 
 

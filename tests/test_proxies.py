@@ -71,7 +71,7 @@ async def test_an_agent_reaches_the_gateway_past_the_proxy_and_without_a_key(tmp
     (tmp_path / "program.py").write_text(program)
     async with episode(FixedTextEngine()) as (_, opened, _):
         if way == "inline":
-            runner = OwnLoopRunner(InlineRunner.named("program.py:Agent", tmp_path))
+            runner = OwnLoopRunner(InlineRunner.from_name("program.py:Agent", tmp_path))
         else:
             runner = SubprocessRunner(AgentProgram(agent="program.py:Agent", root=str(tmp_path)), processes=1)
         await runner.start()

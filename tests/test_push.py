@@ -21,7 +21,7 @@ from areal_actors.cli import main
 from areal_actors.core.devices import CudaDevices
 from areal_actors.messages import BestCheckpointChosen, CheckpointCommitted, EvaluationCompleted, RunFinished, RunStarted, StepCompleted
 from areal_actors.recipe.load import load
-from areal_actors.recipe.recipe import Recipe, redacted
+from areal_actors.recipe.recipe import Recipe, redact_recipe
 from areal_actors.weights.manifest import write_manifest
 
 
@@ -38,7 +38,7 @@ def finished(tmp_path):
         write_manifest(folder)
     (place / "recipe.json").write_bytes(msgspec.json.encode(recipe))
     (place / "reward.png").write_bytes(b"png")
-    events = [RunStarted(recipe=redacted(recipe), profile="embedded", reason="", folder="runs/small")]
+    events = [RunStarted(recipe=redact_recipe(recipe), profile="embedded", reason="", folder="runs/small")]
     events += [StepCompleted(step=n, metrics={"reward_mean": n / 4}, sequences_checksum="") for n in (1, 2)]
     numbers = {"tasks": 10, "failed": 0, "mean_tokens": 3.0}
     events += [EvaluationCompleted(weight_version=2 * n, mode="greedy", accuracy=n / 2, reward_mean=n / 2, **numbers) for n in (0, 1)]

@@ -25,7 +25,7 @@ from areal_actors.reader.comparison import compare, differences
 from areal_actors.reader.episode_page import show
 from areal_actors.reader.listing import list_runs
 from areal_actors.reader.run_files import find_run_files
-from areal_actors.replay.episode_trace import traced
+from areal_actors.replay.episode_trace import trace_episode
 from areal_bus.base import Envelope, Stamp
 from areal_bus.recorded import Header, _write
 
@@ -370,7 +370,7 @@ async def test_a_real_run_of_several_turns_is_read_while_it_lives_and_after_it_w
     page = printed(show, str(place), turns[0]["episode"], folder=tmp_path)
     assert f"call 2 of {sum(row['episode'] == turns[0]['episode'] for row in read.interactions)}" in page
     assert "gsm8k" not in read.notice
-    traces = [traced(read, row["episode"]) for row in read.episodes if row["step"]]
+    traces = [trace_episode(read, row["episode"]) for row in read.episodes if row["step"]]
     assert sum(sum(call.trained) for trace in traces for call in trace.calls) == sum(read.steps["trained_tokens"])
     for call in (call for trace in traces for call in trace.calls):
         assert len(call.tokens) == call.completion_tokens

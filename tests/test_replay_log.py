@@ -124,7 +124,7 @@ def test_a_run_resumed_with_other_settings_continues_from_its_state(log, recipe)
     control, differences = replay(log[:at], only=["batcher"])
     assert differences == []
     replay_of_one = control.actors["batcher-0"]
-    replay_of_one.continued_with(CPU_ACTORS["batcher"](build))
+    replay_of_one.continue_with(CPU_ACTORS["batcher"](build))
     whole, _ = replay(log[:at], only=["batcher"])
     assert replay_of_one.actor.snapshot() == whole.actors["batcher-0"].actor.snapshot()
     assert replay_of_one.actor.snapshot().batches_formed > 0

@@ -53,11 +53,11 @@ def test_processes_start_in_the_order_of_the_tree_each_once():
     ],
 )
 def test_each_strategy_restarts_its_processes(strategy, dead, restarted):
-    assert Restarts(tree(learner=strategy), ACTORS).died(dead, 0.0) == Decision(restart=restarted)
+    assert Restarts(tree(learner=strategy), ACTORS).decide_restart(dead, 0.0) == Decision(restart=restarted)
 
 
 def test_of_several_workers_only_the_dead_one_is_restarted():
-    assert Restarts(tree(), ACTORS).died("rollout_worker-1", 0.0).restart == ("rollout_worker-1",)
+    assert Restarts(tree(), ACTORS).decide_restart("rollout_worker-1", 0.0).restart == ("rollout_worker-1",)
 
 
 @pytest.mark.parametrize(
@@ -66,30 +66,30 @@ def test_of_several_workers_only_the_dead_one_is_restarted():
 )
 def test_a_supervisor_beyond_its_budget_fails_and_its_parent_decides(root, restarted):
     restarts = Restarts(tree(root), ACTORS)
-    assert [restarts.died("trainer", now).restart for now in (0.0, 1.0)] == [("trainer",)] * 2
-    assert restarts.died("trainer", 2.0) == Decision(restart=restarted)
+    assert [restarts.decide_restart("trainer", now).restart for now in (0.0, 1.0)] == [("trainer",)] * 2
+    assert restarts.decide_restart("trainer", 2.0) == Decision(restart=restarted)
 
 
 def test_after_an_escalation_the_supervisor_has_its_whole_budget_again():
     restarts = Restarts(tree(), ACTORS)
-    deaths = [restarts.died("trainer", float(now)).restart for now in range(5)]
+    deaths = [restarts.decide_restart("trainer", float(now)).restart for now in range(5)]
     assert deaths == [("trainer",), ("trainer",), ("batcher", "trainer"), ("trainer",), ("trainer",)]
-    assert restarts.died("trainer", 5.0).give_up == "trainer died, and supervisor `run` allows more than 1 restarts in 10 s"
+    assert restarts.decide_restart("trainer", 5.0).give_up == "trainer died, and supervisor `run` allows more than 1 restarts in 10 s"
 
 
 def test_deaths_longer_ago_than_the_window_are_forgiven():
     restarts = Restarts(tree(), ACTORS)
-    assert all(restarts.died("trainer", now * 6.0).restart == ("trainer",) for now in range(20))
+    assert all(restarts.decide_restart("trainer", now * 6.0).restart == ("trainer",) for now in range(20))
 
 
 def test_a_supervisor_without_restarts_gives_up_at_once_and_names_the_dead_process():
-    decision = Restarts(tree(max_restarts=0), ACTORS).died("trainer", 0.0)
+    decision = Restarts(tree(max_restarts=0), ACTORS).decide_restart("trainer", 0.0)
     assert decision == Decision(give_up="trainer died, and supervisor `learner` allows no restarts")
 
 
 def test_a_process_that_hosts_actors_of_several_supervisors_is_restarted_once():
     actors = msgspec.structs.replace(ACTORS, batcher=Placement(process="control"), task_source=Placement(process="control"))
-    decision = Restarts(tree(learner="one_for_all"), actors).died("control", 0.0)
+    decision = Restarts(tree(learner="one_for_all"), actors).decide_restart("control", 0.0)
     assert decision.restart == ("control", "trainer")
 
 

@@ -41,7 +41,7 @@ def test_existing_runs_are_listed_when_there_is_no_such_run(tmp_path, begun):
 
 
 def test_a_live_run_is_left_alone(tmp_path, begun):
-    with begun.held(), pytest.raises(SetupError, match=f"is running \\(process {os.getpid()}\\)"):
+    with begun.hold(), pytest.raises(SetupError, match=f"is running \\(process {os.getpid()}\\)"):
         run_to_resume("gsm8k-grpo", tmp_path)
 
 

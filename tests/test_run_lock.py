@@ -16,7 +16,7 @@ from areal_actors.core.devices import CudaDevices
 from areal_actors.core.errors import SetupError
 from areal_actors.recipe.load import load
 from areal_actors.run.run_folder import PROCESSES_LOCK, RunFolder
-from areal_actors.run.run_lock import LockHeld, holder, locked
+from areal_actors.run.run_lock import LockHeld, holder, lock_file
 
 HOLD = """
 import os, sys, time
@@ -27,7 +27,7 @@ from areal_actors.run.run_folder import RunFolder
 folder, when = RunFolder(Path(sys.argv[1])), float(sys.argv[2])
 time.sleep(max(when - time.time(), 0))
 try:
-    with folder.held():
+    with folder.hold():
         if "child" in sys.argv:
             import subprocess
             print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdout=subprocess.DEVNULL).pid, flush=True)
@@ -73,7 +73,7 @@ def test_the_lock_ends_with_its_holder_although_a_child_lives_on(tmp_path):
         try:
             os.kill(child, 0)
             assert folder.live_supervisor() == ""
-            with folder.held():
+            with folder.hold():
                 assert folder.live_supervisor() == f"process {os.getpid()}"
         finally:
             os.kill(child, signal.SIGKILL)
@@ -81,22 +81,22 @@ def test_the_lock_ends_with_its_holder_although_a_child_lives_on(tmp_path):
 
 def test_a_live_run_is_recognised_under_another_name(tmp_path):
     (tmp_path / "a").mkdir()
-    with RunFolder(tmp_path / "a").held():
+    with RunFolder(tmp_path / "a").hold():
         (tmp_path / "a").rename(tmp_path / "b")
-        with pytest.raises(SetupError, match="run 'b' is running"), RunFolder(tmp_path / "b").held():
+        with pytest.raises(SetupError, match="run 'b' is running"), RunFolder(tmp_path / "b").hold():
             pass
 
 
 def test_a_second_run_of_the_name_of_a_live_one_leaves_its_folder_alone(tmp_path):
     recipe = load([RECIPE], [f"folder={tmp_path}"], CudaDevices(count=0, reason="none")).recipe
     folder = RunFolder(tmp_path / recipe.run)
-    with folder.held():
+    with folder.hold():
         folder.create(recipe)
         secret = folder.secret()
-        with pytest.raises(SetupError, match="is running"), RunFolder(folder.path).held():
+        with pytest.raises(SetupError, match="is running"), RunFolder(folder.path).hold():
             folder.create(recipe)
         assert folder.secret() == secret
-    with folder.held():
+    with folder.hold():
         folder.create(recipe)
     assert sorted(path.name for path in tmp_path.iterdir()) == [recipe.run, f"{recipe.run}.1"]
 
@@ -105,9 +105,9 @@ def test_processes_of_a_killed_run_that_still_live_are_waited_for_and_named(tmp_
     (tmp_path / "a").mkdir()
     monkeypatch.setattr("areal_actors.run.run_folder.ORPHAN_SECONDS", 0.1)
     with (
-        locked(tmp_path / "a" / PROCESSES_LOCK),
+        lock_file(tmp_path / "a" / PROCESSES_LOCK),
         pytest.raises(SetupError, match="was killed, but some of its processes still run and hold"),
-        RunFolder(tmp_path / "a").held(),
+        RunFolder(tmp_path / "a").hold(),
     ):
         pass
 
@@ -115,8 +115,8 @@ def test_processes_of_a_killed_run_that_still_live_are_waited_for_and_named(tmp_
 def test_a_lock_that_is_only_looked_at_is_free(tmp_path):
     lock = tmp_path / "lock"
     assert holder(lock) is None
-    with locked(lock):
+    with lock_file(lock):
         assert holder(lock) == os.getpid()
-        with pytest.raises(LockHeld), locked(lock, seconds=0):
+        with pytest.raises(LockHeld), lock_file(lock, seconds=0):
             pass
     assert holder(lock) is None

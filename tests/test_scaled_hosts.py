@@ -272,7 +272,7 @@ def test_what_is_to_start_and_to_leave_is_written_for_a_program_which_reports_en
         "first, second = hosts.start('reward_worker'), hosts.start('rollout_worker')\n"
         "hosts.leave(first)\n"
         "stopped.wait()\n"
-        "print(hosts.ended([first, second]))\n"
+        "print(hosts.ended_of([first, second]))\n"
     )
     command = [sys.executable, "-c", program]
     done = subprocess.run(command, input="reward_worker-added-0\n", capture_output=True, text=True, check=True, timeout=SECONDS)

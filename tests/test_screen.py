@@ -121,7 +121,7 @@ def phases_of(*messages, usual=None):
 
 
 def left(phases, after):
-    return {name: phases.left(phase, story.START + after) for name, phase in phases.current.items()}
+    return {name: phases.seconds_left(phase, story.START + after) for name, phase in phases.current.items()}
 
 
 def warm_start(done):

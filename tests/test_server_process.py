@@ -114,12 +114,12 @@ def test_shared_memory_of_a_killed_server_is_removed_and_published_weights_are_n
 def test_how_a_server_ended_has_its_status_and_last_lines(tmp_path):
     process = server_process(tmp_path, 'print("out of memory"); raise SystemExit(7)')
     process._guard.wait(300)
-    assert "server ended with status 7 after" in process.ended()
-    assert process.ended().endswith("out of memory")
+    assert "server ended with status 7 after" in process.describe_end()
+    assert process.describe_end().endswith("out of memory")
     assert not process.was_killed()
     killed = server_process(tmp_path, "import os; os.kill(os.getpid(), 9)")
     killed._guard.wait(300)
     assert killed.was_killed()
-    assert "out of memory" not in killed.ended(), "of its own output, not of its predecessor's in the same file"
+    assert "out of memory" not in killed.describe_end(), "of its own output, not of its predecessor's in the same file"
     process.stop()
     killed.stop()

@@ -41,14 +41,14 @@ def test_the_table_speaks_of_its_own_states_only_and_what_is_over_takes_no_call(
 
 def test_a_session_lives_from_call_to_call_and_does_not_expire_while_one_runs():
     opened = session()
-    assert opened.expired(10.5)
-    assert not opened.expired(10.0)
+    assert opened.is_expired(10.5)
+    assert not opened.is_expired(10.0)
     calling = opened.begin_call(9.0)
     assert (calling.state, calling.calls, calling.running) == ("active", 1, 1)
-    assert not calling.expired(1000.0)
+    assert not calling.is_expired(1000.0)
     over = calling.end_call(100.0)
-    assert not over.expired(110.0)
-    assert over.expired(110.5)
+    assert not over.is_expired(110.0)
+    assert over.is_expired(110.5)
 
 
 def test_a_reward_without_an_interaction_is_that_of_the_last_completed_one():
@@ -160,4 +160,4 @@ def test_expired_sessions_are_found():
     registry = SessionRegistry()
     registry.open(session("a", "0.0", expires=10.0))
     registry.open(session("b", "0.1", expires=20.0))
-    assert [expired.id for expired in registry.expired(15.0)] == ["a"]
+    assert [expired.id for expired in registry.expired_sessions(15.0)] == ["a"]

@@ -7,7 +7,7 @@ import pytest
 from support.samples import interaction, work
 
 from areal_actors.gateway.conversations.turns import ConversationTurn, Prompt
-from areal_actors.gateway.sessions.episode_end import outcome, unused
+from areal_actors.gateway.sessions.episode_end import expired_event, outcome
 from areal_actors.gateway.sessions.table import Session
 from areal_actors.messages import EpisodeAbandoned, EpisodeScored
 
@@ -26,7 +26,7 @@ def test_the_last_request_without_an_answer_is_the_session_s_failure():
 @pytest.mark.parametrize(("failure", "reason"), [("", "lost"), ("worker-0: nan", "engine")])
 def test_an_unused_session_is_lost_or_was_left_because_of_the_engine(failure, reason):
     session = SESSION.engine_failed(b"one", failure) if failure else SESSION
-    end = unused(session)
+    end = expired_event(session)
     assert (end.reason, end.detail.endswith("session s was not used for 10 s"), end.detail.startswith(failure)) == (reason, True, True)
 
 

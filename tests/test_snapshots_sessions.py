@@ -123,7 +123,7 @@ def test_groups_that_have_begun_are_counted_and_not_listed():
     for _ in range(999 * GROUP):
         slot = capacity.next_slot("task")
         capacity.take(slot, 0.0)
-        capacity.ended(slot.episode)
+        capacity.end_episode(slot.episode)
     assert len(capacity.begun) == 0
     assert capacity.room(0.0) == GROUP
     again = capacity.copy()

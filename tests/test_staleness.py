@@ -54,12 +54,12 @@ def test_synchronous_training_waits_until_every_live_worker_has_the_version():
     ],
 )
 def test_the_bound_that_binds_is_named(config, steps, bound):
-    ledger = Ledger(group_size=2, weight_version=0).granted_more(4)
+    ledger = Ledger(group_size=2, weight_version=0).grant(4)
     assert free(ledger, config=config, steps=steps) == (0, bound)
 
 
 def test_surplus_groups_start_until_the_last_batch_is_formed():
-    ledger = Ledger(group_size=1, weight_version=1).granted_more(2)
+    ledger = Ledger(group_size=1, weight_version=1).grant(2)
     assert ledger.free_groups(2, 100, 2, 2) == (0, "steps")
     assert ledger.free_groups(2, 100, 2, 2, surplus=3) == (3, "none")
     assert ledger.free_groups(1, 100, 2, 2, surplus=3) == (2, "none"), "never above the bound"
@@ -71,7 +71,7 @@ def test_surplus_groups_start_until_the_last_batch_is_formed():
 
 
 def test_a_group_is_complete_when_all_its_episodes_have_ended_and_gone_when_all_were_abandoned():
-    ledger = Ledger(group_size=2, weight_version=0).granted_more(2)
+    ledger = Ledger(group_size=2, weight_version=0).grant(2)
     ledger = ledger.episode_ended(0, "0.0", exported=True).episode_ended(0, "0.1", exported=False)
     ledger = ledger.episode_ended(1, "1.0", exported=False).episode_ended(1, "1.1", exported=False)
     assert (set(ledger.running), ledger.complete, ledger.kept) == (set(), {0}, set())
@@ -79,14 +79,14 @@ def test_a_group_is_complete_when_all_its_episodes_have_ended_and_gone_when_all_
 
 
 def test_an_episode_that_ends_twice_counts_once():
-    ledger = Ledger(group_size=2, weight_version=0).granted_more(1)
+    ledger = Ledger(group_size=2, weight_version=0).grant(1)
     once = copy.deepcopy(ledger.episode_ended(0, "0.0", exported=True))
     assert ledger.episode_ended(0, "0.0", exported=False) == once
     assert ledger.episode_ended(7, "7.0", exported=True) == once
 
 
 def test_only_what_was_in_the_batch_is_counted_as_trained():
-    ledger = Ledger(group_size=1, weight_version=0).granted_more(3)
+    ledger = Ledger(group_size=1, weight_version=0).grant(3)
     for number in range(3):
         ledger = ledger.episode_ended(number, f"{number}.0", exported=True)
     ledger = ledger.batch_formed(frozenset({0, 2}))
@@ -123,7 +123,7 @@ class Life:
         groups, bound = self.ledger.free_groups(self.config.max_staleness, most, self.batch_size, self.steps)
         assert (groups > 0) == (bound == "none")
         first = self.ledger.granted
-        self.ledger = self.ledger.granted_more(groups)
+        self.ledger = self.ledger.grant(groups)
         self.open += [(number, f"{number}.{member}") for number in range(first, first + groups) for member in range(self.ledger.group_size)]
         assert len(self.ledger.running) <= self.config.max_concurrent
         assert self.ledger.ahead() <= (self.config.max_staleness + 1) * self.batch_size

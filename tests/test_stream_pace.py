@@ -13,7 +13,7 @@ from support.simulation import VirtualTimeLoop
 from areal_actors.core.errors import EngineError
 from areal_actors.core.values import TokenColumns
 from areal_actors.generation.engine import TokenChunk
-from areal_actors.generation.stream_pace import STREAM_INTERVAL_SECONDS, paced
+from areal_actors.generation.stream_pace import STREAM_INTERVAL_SECONDS, pace_chunks
 
 TOKEN_SECONDS = 0.01
 
@@ -33,7 +33,7 @@ def streamed(waits: Sequence[float]) -> tuple[list[TokenChunk], list[float]]:
     async def read() -> tuple[list[TokenChunk], list[float]]:
         loop, found, times = asyncio.get_running_loop(), list[TokenChunk](), list[float]()
         began = loop.time()
-        async for one in paced(engine(waits)):
+        async for one in pace_chunks(engine(waits)):
             found.append(one)
             times.append(round(loop.time() - began, 6))
         return found, times
@@ -84,7 +84,7 @@ def test_an_error_comes_after_the_tokens_before_it():
     found: list[int] = []
 
     async def read() -> None:
-        async for one in paced(failing()):
+        async for one in pace_chunks(failing()):
             found.extend(one.columns.ids_array().tolist())
 
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner, pytest.raises(EngineError, match="out of memory"):
@@ -104,7 +104,7 @@ def test_a_reader_that_leaves_ends_the_collection():
             closed.append(True)
 
     async def read() -> int:
-        async with aclosing(endless()) as chunks, aclosing(paced(chunks)) as parts:
+        async with aclosing(endless()) as chunks, aclosing(pace_chunks(chunks)) as parts:
             await anext(parts)
         return len(asyncio.all_tasks())
 

@@ -20,7 +20,7 @@ from areal_actors.tinker.datums import (
     forward_of_message,
     prompt_tokens,
 )
-from areal_actors.tinker.protobuf import WireMessage, blob, double_map, integer, packed
+from areal_actors.tinker.protobuf import WireMessage, blob, double_map, integer, pack_integers
 
 RECORDED = json.loads((Path(__file__).parent / "recordings" / "tinker.json").read_text())
 PASSES = {one["name"]: base64.b64decode(one["protobuf"]) for one in RECORDED["requests"] if "protobuf" in one}
@@ -182,7 +182,7 @@ def test_a_message_that_is_cut_short_is_refused_at_every_length():
 def test_numbers_of_all_sizes_survive():
     for value in (1, 127, 128, 2**31, 2**63 - 1, -1, -(2**63)):
         assert WireMessage(integer(4, value)).number(4) == value
-    assert WireMessage(packed(1, [0, 1, 300, -2])).numbers(1) == [0, 1, 300, -2]
+    assert WireMessage(pack_integers(1, [0, 1, 300, -2])).numbers(1) == [0, 1, 300, -2]
     assert WireMessage(integer(1, 5) + integer(1, 6)).numbers(1) == [5, 6]
     assert WireMessage(double_map(2, {"a": -0.5, "b": 1e300})).doubles(2) == {"a": -0.5, "b": 1e300}
     assert WireMessage(b"").number(9, default=3) == 3

@@ -28,7 +28,7 @@ from areal_actors.recipe.load import load
 from areal_actors.recipe.track_checks import track_problems
 from areal_actors.run import tracking
 from areal_actors.run.run_folder import LOCK, RunFolder
-from areal_actors.run.run_lock import locked
+from areal_actors.run.run_lock import lock_file
 from areal_actors.track.follow import follow_file, follow_folder
 
 FAKES = ROOT / "tests" / "support" / "fake_trackers"
@@ -92,7 +92,7 @@ def test_points_are_the_steps_and_evaluations_of_the_file(tmp_path):
     assert math.isnan(second.metrics["reward_mean"])  # null in the file
     assert [(one.step, one.metrics["evaluation/greedy/accuracy"]) for one in evaluations] == [(0, 0.1), (1, 0.9)]
     assert run.status() == ("finished", "")
-    assert run.tracked("p").config["run"] == "a"
+    assert run.to_tracked_run("p").config["run"] == "a"
     assert list(run.points()) == []
 
 
@@ -126,12 +126,12 @@ def test_a_resumed_run_goes_on_with_its_recipe_and_has_no_end_yet(tmp_path):
     run = follow_folder(RunFolder(place))
     list(run.points())
     assert run.status() == ("ended early", "the disk is full")
-    before = run.tracked("").id
+    before = run.to_tracked_run("").id
     append(place, event(RunResumed(recipe={"run": "a", "steps": 9}, reason="", folder="runs/a")))
     list(run.points())
     assert run.finished is None
-    assert run.tracked("").config == {"run": "a", "steps": 9}
-    assert run.tracked("").id == before
+    assert run.to_tracked_run("").config == {"run": "a", "steps": 9}
+    assert run.to_tracked_run("").id == before
 
 
 def test_an_exported_log_has_the_same_points(tmp_path):
@@ -145,7 +145,7 @@ def test_keys_of_the_recipe_file_are_not_sent(tmp_path):
     (place / "recipe.json").write_text(json.dumps({"run": "a", "gateway": {"admin_key": "hunter2"}}))
     run = follow_folder(RunFolder(place))
     list(run.points())
-    assert "hunter2" not in json.dumps(run.tracked("")._asdict())
+    assert "hunter2" not in json.dumps(run.to_tracked_run("")._asdict())
 
 
 # ---------------------------------------------------------------- what is sent
@@ -177,7 +177,7 @@ def test_a_live_run_is_followed_to_its_end(tmp_path, fake):
     place = run_folder(tmp_path, "a", rewards=[0.25], finished=False)
     ended = []
     following = threading.Thread(target=lambda: ended.append(main(["track", "a", "--to", "wandb", "--folder", str(tmp_path)])), daemon=True)
-    with locked(place / LOCK):
+    with lock_file(place / LOCK):
         following.start()
         eventually(lambda: steps(place) == [(1, 0.25)])
         append(place, step(2, 0.75))
@@ -192,7 +192,7 @@ def test_a_live_run_is_followed_to_its_end(tmp_path, fake):
 
 def test_once_sends_what_a_live_run_has_and_leaves_its_status(tmp_path, fake):
     place = run_folder(tmp_path, "a", rewards=[0.25], finished=False)
-    with locked(place / LOCK):
+    with lock_file(place / LOCK):
         assert main(["track", "a", "--to", "wandb", "--once", "--folder", str(tmp_path)]) == 0
     assert steps(place) == [(1, 0.25)]
     assert received(place)[-1] == {"finish": 0, "summary": {}}
@@ -277,7 +277,7 @@ def test_the_rest_of_a_run_is_sent_when_it_ends(tmp_path, fake):
     recipe, folder = beside(run_folder(tmp_path, "a", rewards=[0.25], finished=False), to=("wandb",), stop_seconds=PATIENCE)
 
     async def run():
-        async with tracking.tracked(recipe, folder):
+        async with tracking.track_run(recipe, folder):
             append(folder.path, step(2, 0.5), event(RunFinished(steps=2)))
 
     asyncio.run(run())
@@ -290,7 +290,7 @@ def test_a_tracker_that_hangs_is_named_and_ends_with_the_run(tmp_path, fake, mon
     recipe, folder = beside(run_folder(tmp_path, "a", rewards=[0.25, 0.5], finished=False), to=("wandb",), stop_seconds=1.0)
 
     async def run():
-        async with tracking.tracked(recipe, folder):
+        async with tracking.track_run(recipe, folder):
             async with asyncio.timeout(PATIENCE):
                 while not steps(folder.path):  # noqa: ASYNC110 - it is in another process
                     await asyncio.sleep(0.05)
@@ -305,7 +305,7 @@ def test_trackers_whose_process_is_killed_are_named_while_the_run_goes_on(tmp_pa
 
     async def run():
         printed = ""
-        async with tracking.tracked(recipe, folder), asyncio.timeout(PATIENCE):
+        async with tracking.track_run(recipe, folder), asyncio.timeout(PATIENCE):
             while not steps(folder.path):  # noqa: ASYNC110 - it is in another process
                 await asyncio.sleep(0.05)
             (process,) = [one for one in psutil.Process().children() if "areal_actors.track.process" in " ".join(one.cmdline())]
@@ -344,7 +344,7 @@ def test_a_run_without_trackers_starts_no_process(tmp_path, monkeypatch):
     monkeypatch.setattr(asyncio, "create_subprocess_exec", None)
 
     async def run():
-        async with tracking.tracked(recipe, folder):
+        async with tracking.track_run(recipe, folder):
             return True
 
     assert asyncio.run(run())

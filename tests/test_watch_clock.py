@@ -11,7 +11,7 @@ def ticked(clock, *readings, answered=True):
     ended = []
     for reading in readings:
         if answered:
-            clock.answered()
+            clock.note_answer()
         ended.append(clock.tick(reading))
     return ended
 

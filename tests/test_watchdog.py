@@ -54,11 +54,11 @@ def dropped(group, reason="stale"):
 
 def test_silence_is_reported_after_the_limit_and_then_once_per_limit():
     dog = watchdog(exported("0.0"), at=10.0)
-    assert dog.stalled(39.9) is None
-    _, seconds = dog.stalled(40.0)
+    assert dog.find_stall(39.9) is None
+    _, seconds = dog.find_stall(40.0)
     assert seconds == 30.0
-    assert dog.stalled(69.0) is None
-    _, seconds = dog.stalled(71.0)
+    assert dog.find_stall(69.0) is None
+    _, seconds = dog.find_stall(71.0)
     assert seconds == 61.0
 
 
@@ -67,9 +67,9 @@ def test_what_moves_ends_the_silence_and_heartbeats_and_failures_do_not():
     for second in range(0, 30, 5):
         dog.receive(beat("trainer-0"), float(second))
         dog.receive(abandoned("0.0", attempts_left=1), float(second))
-    assert dog.stalled(30.0) is not None
+    assert dog.find_stall(30.0) is not None
     dog.receive(published(1), 31.0)
-    assert dog.stalled(60.9) is None
+    assert dog.find_stall(60.9) is None
 
 
 def test_the_message_has_the_waiting_actors_durations_and_the_limit_reached():
@@ -156,7 +156,7 @@ def test_work_that_is_thrown_away_is_no_progress_however_much_there_is():
         dog.receive(TrajectoryDropped(episode=f"{now}.1", group=str(now), reason="stale"), float(now))
     wait = Wait(name="loading weight version 4", since=2.0, deadline=300.0)
     dog.receive(beat("inference_worker-0", waits=(wait,)), 39.0, 39.0)
-    sentence, seconds = dog.stalled(40.0)
+    sentence, seconds = dog.find_stall(40.0)
     assert seconds == 38.0
     assert sentence == (
         "no step was trained for 40 s: 38 groups were sampled and dropped since step 3 (38 stale); "
@@ -183,33 +183,33 @@ def test_completed_calls_are_progress_while_no_work_is_thrown_away():
     calls = InteractionsRecorded(recorded=(InteractionRecorded(session="s", episode="3.0", interaction="i", **counts),))
     dog = watchdog(stepped(1))
     dog.receive(calls, 40.0)
-    assert dog.stalled(60.0) is None
+    assert dog.find_stall(60.0) is None
     dog.receive(dropped(2, "stale"), 50.0)
     dog.receive(calls, 60.0)
-    assert dog.stalled(80.0) is not None
+    assert dog.find_stall(80.0) is not None
 
 
 def test_a_trajectory_that_is_kept_is_progress():
     dog = watchdog(stepped(1), dropped(1))
     for now in (20.0, 40.0, 60.0):
         dog.receive(exported(f"{now:.0f}.0"), now)
-        assert dog.stalled(now + 10) is None
+        assert dog.find_stall(now + 10) is None
 
 
 def test_a_phase_of_the_trainer_is_progress_while_it_advances():
     dog = watchdog()
     for now in range(0, 100, 10):
         dog.receive(TrainerProgress(phase="warm start", done=now, total=1000), float(now))
-    assert dog.stalled(119.0) is None
+    assert dog.find_stall(119.0) is None
     for now in range(100, 130, 10):
         dog.receive(TrainerProgress(phase="warm start", done=90, total=1000), float(now))
-    assert dog.stalled(120.0) is not None
+    assert dog.find_stall(120.0) is not None
 
 
 def test_steps_that_are_taken_again_and_starts_are_no_progress():
     dog = watchdog(stepped(5))
     dog.receive(stepped(4), 20.0)
-    assert dog.stalled(31.0) is not None
+    assert dog.find_stall(31.0) is not None
 
 
 def test_a_stall_without_end_ends_the_run_unless_it_waits_for_clients():
@@ -235,12 +235,12 @@ def test_failures_while_weights_do_not_load_name_the_weights():
 def test_a_role_of_other_hosts_without_a_worker_is_the_cause():
     dog = watchdog(joined=["inference_worker", "rollout_worker"])
     dog.receive(beat("inference_worker-10000"), 1.0)
-    sentence, _ = dog.stalled(40.0)
+    sentence, _ = dog.find_stall(40.0)
     assert "no rollout_worker has joined: start one with `areal-actors join --role rollout_worker`" in sentence
     assert "no inference_worker has joined" not in sentence
     dog.receive(beat("rollout_worker-10001"), 41.0)
     dog.receive(WorkerLeft(worker="inference_worker-10000"), 42.0)
-    sentence, _ = dog.stalled(80.0)
+    sentence, _ = dog.find_stall(80.0)
     assert "no rollout_worker has joined" not in sentence
     assert "no inference_worker has joined" in sentence
     dog.receive(WorkerJoined(worker="inference_worker-10002", role="inference_worker", host="b"), 81.0)
@@ -254,7 +254,7 @@ def test_a_silent_actor_is_the_cause_of_a_stall_before_what_it_was_doing():
     waits = (Wait(name="agent in episode 3.1", since=0.0, deadline=0.0),)
     dog = watchdog(exported("0.0"), beat("rollout_worker-10000", handling={"RunEpisode": 2}, waits=waits), at=5.0)
     dog.receive(beat("inference_worker-0"), 34.0)
-    sentence, _ = dog.stalled(35.0)
+    sentence, _ = dog.find_stall(35.0)
     before, doing = "rollout_worker-10000 has sent no heartbeat for 30 s", "rollout_worker-10000 handles 2 RunEpisode"
     assert sentence.index(before) < sentence.index(doing)
     assert "inference_worker-0 has sent no heartbeat" not in sentence
@@ -268,7 +268,7 @@ def sampled(tokens, side="generation"):
 
 def test_an_engine_that_samples_is_no_stall_unless_its_work_is_discarded_or_fails():
     dog = watchdog(sampled(3), at=20.0)
-    assert dog.stalled(49.0) is None
-    assert watchdog(sampled(0), sampled(9, side="training"), at=20.0).stalled(31.0) is not None
-    assert watchdog(dropped(1), sampled(3), at=20.0).stalled(31.0) is not None
-    assert watchdog(abandoned("0.0", attempts_left=0), sampled(3), at=20.0).stalled(31.0) is not None
+    assert dog.find_stall(49.0) is None
+    assert watchdog(sampled(0), sampled(9, side="training"), at=20.0).find_stall(31.0) is not None
+    assert watchdog(dropped(1), sampled(3), at=20.0).find_stall(31.0) is not None
+    assert watchdog(abandoned("0.0", attempts_left=0), sampled(3), at=20.0).find_stall(31.0) is not None

@@ -124,10 +124,10 @@ def test_rows_that_changed_after_an_event_complete_those_before_it(index):
         moving.receive(envelope)
         if number % 37 == 0 or number == len(log) - 1:
             known = max((row[1] for table in tables.values() for row in table.values()), default=0)
-            changes = msgspec.json.decode(msgspec.json.encode(moving.changed_after(known)))
+            changes = msgspec.json.decode(msgspec.json.encode(moving.rows_changed_after(known)))
             for name, rows in changes.items():
                 tables[name] |= {row[0]: row for row in rows}
-    whole = msgspec.json.decode(msgspec.json.encode(index.changed_after(0)))
+    whole = msgspec.json.decode(msgspec.json.encode(index.rows_changed_after(0)))
     assert {name: sorted(map(str, rows.values())) for name, rows in tables.items()} == {
         name: sorted(map(str, rows)) for name, rows in whole.items()
     }

@@ -23,7 +23,7 @@ from areal_actors import cli
 from areal_actors.core.errors import SetupError
 from areal_actors.messages import RunFinished, StepCompleted
 from areal_actors.reader import open_run
-from areal_actors.replay.episode_trace import traced
+from areal_actors.replay.episode_trace import trace_episode
 from areal_actors.web.what_if_curves import read_curves
 from areal_bus.base import LogSpan
 from areal_bus.recorded import FORMAT_VERSION, read_log
@@ -195,7 +195,7 @@ async def test_the_tokens_of_an_episode_are_those_of_its_trace_and_advantages_co
         await until_ended(source)
         row = next(row for row in source.index.fold.table.rows if row.step and row.reward)
         detail = await found(session, url, f"api/episode/{row.id}")
-        trace = traced(run, row.name, row.attempt)
+        trace = trace_episode(run, row.name, row.attempt)
         assert [call["token_ids"] for call in detail["calls"]] == [call.token_ids for call in trace.calls]
         assert [call["logprobs"] for call in detail["calls"]] == [call.logprobs for call in trace.calls]
         assert [call["weight_versions"] for call in detail["calls"]] == [call.weight_versions for call in trace.calls]

@@ -17,7 +17,7 @@ from areal_actors.recipe.checks import problems
 from areal_actors.recipe.load import load
 from areal_actors.run.resuming import MAY_CHANGE
 from areal_actors.runtime.actor import Actor, Emits, on
-from areal_actors.runtime.work_items import SENT_TOGETHER, SentWork, renewed
+from areal_actors.runtime.work_items import SENT_TOGETHER, SentWork, renew_lease
 from areal_bus.errors import LogUnavailable, ServerUnavailable
 from areal_bus.message import Work
 
@@ -38,7 +38,7 @@ class Lost:
 
 async def test_a_lease_is_renewed_again_after_a_renewal_that_failed():
     delivery = Lost(failures=2)
-    async with renewed(delivery, 0.03), asyncio.timeout(300):
+    async with renew_lease(delivery, 0.03), asyncio.timeout(300):
         while delivery.renewals < 5:  # noqa: ASYNC110 - counted by the renewal itself
             await asyncio.sleep(0.001)
     stopped = delivery.renewals
@@ -127,7 +127,7 @@ async def test_an_item_that_cannot_be_sent_is_an_error_and_the_others_are_not_wa
     await sent.add(endless.wait())
     await sent.add(refused())
     with pytest.raises(LogUnavailable, match="the queue is full"):
-        await sent.confirmed()
+        await sent.confirm()
     sent.cancel()
 
 

@@ -14,7 +14,7 @@ from areal_actors.gateway.worker_pool import MARGIN_CALLS, MARGIN_SHARE, InFligh
 def pool(*workers):
     made = WorkerPool()
     for worker in workers:
-        made.loaded(worker, 0)
+        made.record_load(worker, 0)
     return made
 
 
@@ -35,30 +35,30 @@ async def test_no_worker_within_the_timeout_is_an_error_with_the_seconds():
 
 async def test_who_waits_for_a_worker_gets_the_first_that_comes_up():
     made = pool("a")
-    made.lost("a")
+    made.remove_lost("a")
     waiting = asyncio.create_task(made.choose(5))
     await asyncio.sleep(0)
-    made.loaded("b", 3)
+    made.record_load("b", 3)
     assert await waiting == "b"
     assert made.versions == {"b": 3}
-    made.loaded("c", 2)
+    made.record_load("c", 2)
     assert made.newest_version == 3
 
 
 async def test_a_restarted_worker_has_nothing_in_flight_from_before():
     made = pool("a")
     with made.count_call("a"):
-        made.lost("a")
-        made.loaded("a", 1)
+        made.remove_lost("a")
+        made.record_load("a", 1)
         assert made.in_flight == {"a": 0}
     assert made.in_flight == {"a": 0}
 
 
 async def test_losing_a_stranger_changes_nothing():
     made = pool("a")
-    made.lost("b")
-    made.lost("a")
-    made.lost("a")
+    made.remove_lost("b")
+    made.remove_lost("a")
+    made.remove_lost("a")
     assert made.versions == {}
 
 
@@ -118,8 +118,8 @@ async def test_a_worker_with_an_empty_cache_is_not_preferred(gone):
             pass
     with made.count_call("b", "running"):
         if gone == "lost":
-            made.lost("b")
-        made.loaded("b", 1)
+            made.remove_lost("b")
+        made.record_load("b", 1)
         assert await made.choose(1, "s") == await made.choose(1, "t") == "a"
     # A call in flight has its tokens in the cache of the new weights; one that the loss ended has not.
     assert await made.choose(1, "running") == ("a" if gone == "lost" else "b")
@@ -218,7 +218,7 @@ async def test_who_is_cancelled_at_the_moment_in_which_the_worker_goes_stays_can
 async def test_the_least_busy_of_many_workers_is_the_one_that_a_count_of_all_finds():
     dice, pool, calls = random.Random(0), WorkerPool(), []
     for number in range(20):
-        pool.loaded(f"w{number:02}", 0)
+        pool.record_load(f"w{number:02}", 0)
     for _ in range(2000):
         move = dice.random()
         if calls and move < 0.45:
@@ -231,18 +231,18 @@ async def test_the_least_busy_of_many_workers_is_the_one_that_a_count_of_all_fin
             stack.enter_context(pool.count_call(worker))
         else:
             worker = dice.choice(sorted(pool.versions))
-            pool.lost(worker)
-            pool.loaded(worker, 1)
+            pool.remove_lost(worker)
+            pool.record_load(worker, 1)
 
 
 async def test_a_worker_that_has_loaded_weights_is_no_longer_the_one_of_its_sessions():
     pool = WorkerPool()
     for worker in ("a", "b"):
-        pool.loaded(worker, 0)
+        pool.record_load(worker, 0)
     with pool.count_call("b", "s"):
         pass
     assert await pool.choose(1.0, "s") == "b"
-    pool.loaded("b", 1)
+    pool.record_load("b", 1)
     assert await pool.choose(1.0, "s") == "a"
 
 

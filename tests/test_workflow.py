@@ -138,7 +138,7 @@ async def test_running_code_knows_its_episode(tmp_path, name, way, send):
     (tmp_path / "telling.py").write_text(textwrap.dedent(REPORTING))
     spec = f"telling.py:{name}"
     if way == "inline":
-        runner = InlineRunner.named(spec, tmp_path)
+        runner = InlineRunner.from_name(spec, tmp_path)
     else:
         runner = SubprocessRunner(AgentProgram(agent=spec, root=str(tmp_path)), processes=1)
     worker = RolloutWorker(runner, concurrency=1, timeout_seconds=5.0)
@@ -178,7 +178,7 @@ async def test_a_workflow_plays_with_the_real_gateway(tmp_path, way):
         await harness.engine("inference_worker-0", FixedTextEngine())
         opened = await harness.open()
         if way == "inline":
-            workflow = InlineRunner.named("playing.py:Playing", tmp_path, program.options)
+            workflow = InlineRunner.from_name("playing.py:Playing", tmp_path, program.options)
         else:
             workflow = SubprocessRunner(program, processes=1)
         await workflow.start()
@@ -230,7 +230,7 @@ async def test_a_reward_that_is_not_awaited_fails_the_episode(tmp_path, way, mon
         await harness.engine("inference_worker-0", FixedTextEngine())
         opened = await harness.open()
         if way == "inline":
-            runner = InlineRunner.named("forgetting.py:Forgetting", tmp_path, options)
+            runner = InlineRunner.from_name("forgetting.py:Forgetting", tmp_path, options)
         elif way == "group":
             runner = GroupRunner(load_agent("forgetting.py:Together", tmp_path, options), "Together", group_size=1)
         else:

@@ -79,7 +79,7 @@ class Version(msgspec.Struct):
     proved: bool = False
     """True if recomputed from the log with the same checksum."""
 
-    def compared(self) -> bool:
+    def is_compared(self) -> bool:
         """True if the checksum was seen at least twice."""
         return self.loaded > 0 or self.published > 1 or self.proved
 
@@ -171,9 +171,9 @@ class Audit(msgspec.Struct):
             case CapacityGranted():
                 yield from self.groups.grant(message.first_group, message.groups)
             case TrajectoryExported():
-                yield from self._exported(message)
+                yield from self._check_export(message)
             case EpisodeAbandoned():
-                yield from self._abandoned(message)
+                yield from self._check_abandoned_attempt(message)
             case TrajectoryDropped():
                 yield from self.groups.drop(message.episode, message.group, message.reason)
             case BatchFormed():
@@ -183,13 +183,13 @@ class Audit(msgspec.Struct):
             case StepCompleted():
                 yield from self._step(message)
             case WeightsPublished():
-                yield from self._published(message)
+                yield from self._check_published_version(message)
             case WeightsLoaded():
-                yield from self._loaded(message)
+                yield from self._check_loaded_version(message)
             case CheckpointStaged() | CheckpointCommitted():
                 yield from self._checkpoint(message)
             case RunFinished():
-                yield from self._finished(message)
+                yield from self._check_run_end(message)
             case FaultInjected():
                 self.injected += 1
 
@@ -200,7 +200,7 @@ class Audit(msgspec.Struct):
         self.recipe, self.finished = message.recipe, None
         self.groups.group_size = int(self.setting("algorithm", "group_size") or 1)
 
-    def _exported(self, message: TrajectoryExported) -> Iterator[Finding]:
+    def _check_export(self, message: TrajectoryExported) -> Iterator[Finding]:
         trajectory = message.trajectory
         spans = [span.weight_version for turn in trajectory.interactions for span in turn.completion.versions]
         if unknown := {version for version in spans if version not in self.versions}:
@@ -211,15 +211,15 @@ class Audit(msgspec.Struct):
             )
             yield from self.groups.end(trajectory.episode, trajectory.group, self.sequence, exported)
 
-    def _abandoned(self, message: EpisodeAbandoned) -> Iterator[Finding]:
+    def _check_abandoned_attempt(self, message: EpisodeAbandoned) -> Iterator[Finding]:
         work = message.work
         if work.purpose == "train" and work.attempts_left == 0 and not self.is_served():
             yield from self.groups.end(work.episode, work.group, self.sequence)
 
     def _batch(self, message: BatchFormed) -> Iterator[Finding]:
-        yield from self._formed(message.step, "batch")
-        known = self.versions.get(message.step)
-        yield from self.groups.batch(message, known.published_at if known else 0)
+        yield from self._record_batch(message.step, "batch")
+        version = self.versions.get(message.step)
+        yield from self.groups.batch(message, version.published_at if version else 0)
 
     def _examples(self, message: ExamplesDrawn) -> Iterator[Finding]:
         """Repeating a draw is allowed; another draw for the same step is a fault."""
@@ -229,9 +229,9 @@ class Audit(msgspec.Struct):
             return
         self.drawn = {**{step: numbers for step, numbers in self.drawn.items() if step >= self.steps - 1}, message.step: message.numbers}
         if message.step >= self.formed:
-            yield from self._formed(message.step, "draw of examples")
+            yield from self._record_batch(message.step, "draw of examples")
 
-    def _formed(self, step: int, what: str) -> Iterator[Finding]:
+    def _record_batch(self, step: int, what: str) -> Iterator[Finding]:
         if step != self.formed:
             yield "batch", f"found a {what} for step {step + 1}, expected step {self.formed + 1}"
         elif step > self.steps:
@@ -249,12 +249,12 @@ class Audit(msgspec.Struct):
         self.steps = max(self.steps, message.step)
         self.groups.trained_step(message.step - 1)
 
-    def _published(self, message: WeightsPublished) -> Iterator[Finding]:
+    def _check_published_version(self, message: WeightsPublished) -> Iterator[Finding]:
         version, checksum = message.weight_version, message.location.checksum
-        if (known := self.versions.get(version)) is not None:
-            known.published += 1
-            if known.checksum != checksum:
-                first = f"first with {known.checksum} (event {known.published_at})"
+        if (earlier := self.versions.get(version)) is not None:
+            earlier.published += 1
+            if earlier.checksum != checksum:
+                first = f"first with {earlier.checksum} (event {earlier.published_at})"
                 yield "checksum", f"version {version} was published with {checksum}, but {first}"
             return
         newest = max(self.versions, default=-1)
@@ -264,17 +264,17 @@ class Audit(msgspec.Struct):
         if version > self.steps:
             yield "version", f"version {version} was published before step {version} was completed"
 
-    def _loaded(self, message: WeightsLoaded) -> Iterator[Finding]:
+    def _check_loaded_version(self, message: WeightsLoaded) -> Iterator[Finding]:
         version = message.weight_version
-        if (known := self.versions.get(version)) is None:
+        if (published := self.versions.get(version)) is None:
             yield "version", f"{message.worker} loaded version {version}, which was never published"
-        elif known.checksum != message.checksum:
+        elif published.checksum != message.checksum:
             yield (
                 "checksum",
-                f"{message.worker} loaded version {version} with {message.checksum}, but published was {known.checksum}",
+                f"{message.worker} loaded version {version} with {message.checksum}, but published was {published.checksum}",
             )
         else:
-            known.loaded += 1
+            published.loaded += 1
 
     def _checkpoint(self, message: CheckpointStaged | CheckpointCommitted) -> Iterator[Finding]:
         step = message.step
@@ -285,7 +285,7 @@ class Audit(msgspec.Struct):
         if isinstance(message, CheckpointCommitted):
             self.batches = {batch: place for batch, place in self.batches.items() if batch >= step - 1}
 
-    def _finished(self, message: RunFinished) -> Iterator[Finding]:
+    def _check_run_end(self, message: RunFinished) -> Iterator[Finding]:
         self.finished = message
         if message.steps > self.steps or (not message.error and message.steps < self.steps):  # an early end may overlook a last step
             yield "end", f"the run reports {message.steps} steps at its end; the log has {self.steps}"
@@ -293,23 +293,23 @@ class Audit(msgspec.Struct):
         if not message.error and wanted and message.steps != wanted and not self.is_served():
             yield "end", f"the run reports success after {message.steps} steps; its recipe asks for {wanted}"
 
-    def computed(self, found: RecomputeProgress, logged: StepCompleted | None) -> bool:
+    def compare_computed(self, recomputed: RecomputeProgress, logged: StepCompleted | None) -> bool:
         """Compare a recomputed version or step with the log; returns False if they differ."""
-        if found.version >= 0 and (known := self.versions.get(found.version)) is not None:
-            if found.checksum != known.checksum:
-                again = f"recomputed from the log it has {found.checksum}; later versions were not recomputed"
-                what = f"version {found.version} was published with {known.checksum}; {again}"
-                self.fault(known.published_at, "checksum", what)
+        if recomputed.version >= 0 and (published := self.versions.get(recomputed.version)) is not None:
+            if recomputed.checksum != published.checksum:
+                again = f"recomputed from the log it has {recomputed.checksum}; later versions were not recomputed"
+                what = f"version {recomputed.version} was published with {published.checksum}; {again}"
+                self.fault(published.published_at, "checksum", what)
                 return False
-            known.proved = True
-        if found.step and logged is not None:
-            if found.sequences_checksum != logged.sequences_checksum:
-                what = f"step {found.step} was given sequences with checksum {logged.sequences_checksum}; "
-                what += f"rebuilt they have {found.sequences_checksum}"
+            published.proved = True
+        if recomputed.step and logged is not None:
+            if recomputed.sequences_checksum != logged.sequences_checksum:
+                what = f"step {recomputed.step} was given sequences with checksum {logged.sequences_checksum}; "
+                what += f"rebuilt they have {recomputed.sequences_checksum}"
                 self.fault(0, "sequences", what)
                 return False
             if self.learns_from_examples():
-                return self._same_metrics(found, logged)
+                return self._same_metrics(recomputed, logged)
         return True
 
     def all_computed(self) -> None:
@@ -317,11 +317,11 @@ class Audit(msgspec.Struct):
         if missing := {number for number, version in self.versions.items() if not version.proved and number <= self.steps}:
             self.fault(0, "checksum", f"versions that were published but not recomputed: {format_numbers(missing)}")
 
-    def _same_metrics(self, found: RecomputeProgress, logged: StepCompleted) -> bool:
+    def _same_metrics(self, recomputed: RecomputeProgress, logged: StepCompleted) -> bool:
         """Compare metrics: later versions of a run on examples are not published, so equal losses and gradients stand in for them."""
         for name, value in logged.metrics.items():
-            if (again := found.metrics.get(name)) != value:
-                what = f"step {found.step} reported {name} = {value!r}; recomputed from the log it is {again!r}"
+            if (again := recomputed.metrics.get(name)) != value:
+                what = f"step {recomputed.step} reported {name} = {value!r}; recomputed from the log it is {again!r}"
                 self.fault(0, "checksum", what)
                 return False
         self.steps_proved += 1
@@ -370,7 +370,7 @@ class Audit(msgspec.Struct):
         if rest and not self.setting("batcher", "dynamic_batch"):
             yield "lost", f"groups that were granted and never ended: {format_numbers(rest)}"
 
-    def lost(self) -> int:
+    def count_lost(self) -> int:
         """Returns the number of trajectories and groups that never ended."""
         return sum(fault.check == "lost" for fault in self.all_faults())
 
@@ -381,10 +381,10 @@ class Audit(msgspec.Struct):
     def verdict(self) -> str:
         """Returns a summary, such as `0 lost, 0 twice, 41 of 41 versions compared`; `proved` means recomputed."""
         faults = len(self.all_faults()) + self.more_faults
-        found = [f"{faults} faults" if faults > 1 else "1 fault"] if faults else []
+        phrases = [f"{faults} faults" if faults > 1 else "1 fault"] if faults else []
         under_way = len(self.groups.under_way)
         waiting = [f"{under_way} groups under way"] if under_way else []
-        return ", ".join([*found, f"{self.lost()} lost", f"{self.twice()} twice", self._versions_checked(), *waiting])
+        return ", ".join([*phrases, f"{self.count_lost()} lost", f"{self.twice()} twice", self._versions_checked(), *waiting])
 
     def _versions_checked(self) -> str:
         if self.learns_from_examples():
@@ -392,7 +392,7 @@ class Audit(msgspec.Struct):
         every = len(self.versions)
         if proved := sum(version.proved for version in self.versions.values()):
             return f"{proved} of {every} versions proved"
-        return f"{sum(version.compared() for version in self.versions.values())} of {every} versions compared"
+        return f"{sum(version.is_compared() for version in self.versions.values())} of {every} versions compared"
 
 
 def _steps(first: int, end: int) -> str:

@@ -76,9 +76,9 @@ class GroupLedger(msgspec.Struct):
             yield "grant", f"groups {first} to {first + groups - 1} were granted, but {_range(self.granted, first)} never were"
         elif first < self.granted:
             yield "grant", f"groups from {first} on were granted, but those below {self.granted} had been granted already"
-        self._granted_below(first + groups)
+        self._grant_below(first + groups)
 
-    def _granted_below(self, end: int) -> None:
+    def _grant_below(self, end: int) -> None:
         """Treat all groups below this number as granted, so that a missing grant is reported once."""
         for number in range(self.granted, end):
             self.under_way[number] = PendingGroup()
@@ -86,8 +86,8 @@ class GroupLedger(msgspec.Struct):
 
     def end(self, episode: str, group: str, sequence: int, exported: ExportedTrajectory | None = None) -> Iterator[Finding]:
         """Record the end of an episode: exported, or abandoned after all attempts; duplicate ends are ignored."""
-        number, found = self._place(episode, group)
-        yield from found
+        number, findings = self._place(episode, group)
+        yield from findings
         record = self.under_way.get(number)
         if record is None or episode in record.exported or episode in record.given_up:
             self.repeated += number >= 0
@@ -105,10 +105,10 @@ class GroupLedger(msgspec.Struct):
 
     def drop(self, episode: str, group: str, reason: str) -> Iterator[Finding]:
         """Record a dropped trajectory."""
-        number, found = self._place(episode, group)
-        yield from found
+        number, findings = self._place(episode, group)
+        yield from findings
         record = self.under_way.get(number)
-        if found:
+        if findings:
             return
         if record is None:
             yield "twice", f"the trajectory of episode {episode} was dropped ({reason}), but its group had ended already"
@@ -133,18 +133,18 @@ class GroupLedger(msgspec.Struct):
         """Record a batch of a batcher that had read the log at least up to this sequence."""
         step, chosen = event.step + 1, []
         for group in event.groups:
-            number, found = self._batched(group, step)
-            yield from found
+            number, findings = self._check_batched_group(group, step)
+            yield from findings
             if number >= 0:
                 chosen.append(number)
-        yield from self._tallied(event)
+        yield from self._check_tally(event)
         youngest = max((self.under_way[number].age(number) for number in chosen), default=None)
         for number in chosen:
             self.under_way[number].step = event.step
         if youngest is not None:
-            yield from self._left_out(step, youngest, known_up_to)
+            yield from self._check_left_out(step, youngest, known_up_to)
 
-    def _batched(self, group: Sequence[TrajectoryRef], step: int) -> tuple[int, list[Finding]]:
+    def _check_batched_group(self, group: Sequence[TrajectoryRef], step: int) -> tuple[int, list[Finding]]:
         """Returns the number of a group of a batch, -1 if it may not be trained, and its faults."""
         names = [member.episode for member in group]
         if not names:
@@ -156,8 +156,8 @@ class GroupLedger(msgspec.Struct):
             return -1, [("batch", f"the batch of step {step} mixes several groups: {', '.join(names)}")]
         record = self.under_way.get(number)
         if record is None:
-            known = "had ended already (trained, dropped or abandoned)" if 0 <= number < self.granted else "was never granted"
-            return -1, [("twice" if 0 <= number < self.granted else "batch", f"the batch of step {step} has group {number}, which {known}")]
+            cause = "had ended already (trained, dropped or abandoned)" if 0 <= number < self.granted else "was never granted"
+            return -1, [("twice" if 0 <= number < self.granted else "batch", f"the batch of step {step} has group {number}, which {cause}")]
         if record.step >= 0:
             return -1, [("twice", f"the batch of step {step} has group {number}, which is also in the batch of step {record.step + 1}")]
         self.trained_tokens += sum(record.exported[name].tokens for name in names if name in record.exported)
@@ -175,14 +175,14 @@ class GroupLedger(msgspec.Struct):
         if record.dropped:
             yield "twice", f"the batch of step {step} has group {number}, but its trajectories {', '.join(record.dropped)} were dropped"
         for member in group:
-            there = record.exported.get(member.episode)
-            if there is None:
+            exported = record.exported.get(member.episode)
+            if exported is None:
                 yield "batch", f"the batch of step {step} has episode {member.episode}, which was never exported"
-            elif there.sequence != member.sequence:
+            elif exported.sequence != member.sequence:
                 claimed = f"event {member.sequence} as the trajectory of episode {member.episode}"
-                yield "batch", f"the batch of step {step} names {claimed}, expected event {there.sequence}"
+                yield "batch", f"the batch of step {step} names {claimed}, expected event {exported.sequence}"
 
-    def _tallied(self, event: BatchFormed) -> Iterator[Finding]:
+    def _check_tally(self, event: BatchFormed) -> Iterator[Finding]:
         """Yields counts of the batcher that differ from those of the log."""
         counts = (
             ("trajectories in batches", event.trained_trajectories, self.trained),
@@ -196,7 +196,7 @@ class GroupLedger(msgspec.Struct):
         self.trained, self.trained_tokens = event.trained_trajectories, event.trained_tokens
         self.dropped, self.dropped_tokens = event.dropped_trajectories, event.dropped_tokens
 
-    def _left_out(self, step: int, youngest: tuple[int, int], known_up_to: int) -> Iterator[Finding]:
+    def _check_left_out(self, step: int, youngest: tuple[int, int], known_up_to: int) -> Iterator[Finding]:
         """Yields complete groups that are older than the youngest of the batch: batches take the oldest, so the batcher lost them."""
         for number, record in self.under_way.items():
             waits = record.step < 0 and 0 < record.complete_at <= known_up_to and not record.dropped and number not in self.passed_over
@@ -218,7 +218,7 @@ class GroupLedger(msgspec.Struct):
             size = f"groups have {self.group_size} episodes"
             return -1, [("grant", f"episode {episode} of group {group} ended, which no task source draws: {size}")]
         if number >= self.granted:
-            self._granted_below(number + 1)
+            self._grant_below(number + 1)
             return number, [("grant", f"episode {episode} ended, but group {group} was never granted")]
         return number, []
 

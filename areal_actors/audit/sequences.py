@@ -35,7 +35,7 @@ class SequencesCheck:
         elif isinstance(message, TrajectoryDropped):
             self._forget(message.episode)
         elif isinstance(message, BatchFormed):
-            self._formed(message)
+            self._record_batch(message)
         elif isinstance(message, BatchRefused):
             # The sequences left out depend on the limits of the model; recomputing the step checks them.
             self.expected.pop(message.step, None)
@@ -47,13 +47,13 @@ class SequencesCheck:
                     f"step {message.step} was given sequences with checksum {message.sequences_checksum}; its batch has {expected}",
                 )
 
-    def _formed(self, batch: BatchFormed) -> None:
+    def _record_batch(self, batch: BatchFormed) -> None:
         places = [(index, member.sequence) for index, group in enumerate(batch.groups) for member in group]
         if all(place in self.waiting for _, place in places):
             trajectories = [(index, self.waiting[place]) for index, place in places]
-            found = batch_sequences(batch, trajectories, self.credit, SequenceLimits())
-            if not found.refused:
-                self.expected[batch.step] = sequences_checksum(found.sequences)
+            sequences = batch_sequences(batch, trajectories, self.credit, SequenceLimits())
+            if not sequences.refused:
+                self.expected[batch.step] = sequences_checksum(sequences.sequences)
         for member in (member for group in batch.groups for member in group):
             self._forget(member.episode)
 

@@ -115,7 +115,7 @@ class PartialGroup(msgspec.Struct, metaclass=FrozenMeta):
     members: dict[str, TrajectoryInfo] = {}
     lost: frozenset[str] = frozenset()
 
-    def ended(self) -> int:
+    def count_ended(self) -> int:
         """Returns the number of exported and lost episodes."""
         return len(self.members) + len(self.lost)
 
@@ -175,17 +175,17 @@ class BatchAssembler(msgspec.Struct, kw_only=True):
     unjudged: set[int] = set()
     """Complete groups that were not judged since, or refused."""
 
-    def granted_more(self, first: int, groups: int, weight_version: int) -> BatchAssembler:
+    def record_grant(self, first: int, groups: int, weight_version: int) -> BatchAssembler:
         """Record the grant of groups, for which batches shall wait."""
         self.granted.update(dict.fromkeys(range(first, first + groups), weight_version))
         return self
 
-    def exported(self, group: int, member: TrajectoryInfo) -> BatchAssembler:
+    def add_trajectory(self, group: int, member: TrajectoryInfo) -> BatchAssembler:
         """Add a trajectory; a second one of the same episode is ignored."""
         before = self._open_group(group, member.episode)
         return self.with_group(msgspec.structs.replace(before, members={**before.members, member.episode: member})) if before else self
 
-    def lost(self, group: int, episode: str) -> BatchAssembler:
+    def record_lost_episode(self, group: int, episode: str) -> BatchAssembler:
         """Record an episode that was abandoned after all attempts."""
         before = self._open_group(group, episode)
         return self.with_group(msgspec.structs.replace(before, lost=before.lost | {episode})) if before else self
@@ -198,7 +198,7 @@ class BatchAssembler(msgspec.Struct, kw_only=True):
 
     def with_group(self, group: PartialGroup) -> BatchAssembler:
         """Replace a group after one more of its episodes has ended."""
-        if group.ended() < self.group_size:
+        if group.count_ended() < self.group_size:
             self.open[group.number] = group
             return self
         self.open.pop(group.number, None)
@@ -266,7 +266,7 @@ class BatchAssembler(msgspec.Struct, kw_only=True):
                 return True
         return False
 
-    def formed(self, groups: list[PartialGroup]) -> BatchAssembler:
+    def form_batch(self, groups: list[PartialGroup]) -> BatchAssembler:
         """Move these groups into a batch."""
         for group in groups:
             del self.complete[group.number]

@@ -65,18 +65,18 @@ class Batcher(Actor):
     @on
     def capacity_granted(self, event: CapacityGranted) -> None:
         if self.config.exit_policy == "wait":
-            self.assembler.granted_more(event.first_group, event.groups, event.weight_version)
+            self.assembler.record_grant(event.first_group, event.groups, event.weight_version)
 
     @on
     def trajectory_exported(self, event: TrajectoryExported, context: Context) -> Iterator[BatcherEvent]:
         trajectory = event.trajectory
-        self.assembler.exported(int(trajectory.group), TrajectoryInfo.of(trajectory, context.sequence, self.credit))
+        self.assembler.add_trajectory(int(trajectory.group), TrajectoryInfo.of(trajectory, context.sequence, self.credit))
         yield from self._advance()
 
     @on
     def episode_abandoned(self, event: EpisodeAbandoned) -> Iterator[BatcherEvent]:
         if event.work.purpose == "train" and event.work.attempts_left == 0:
-            self.assembler.lost(int(event.work.group), event.work.episode)
+            self.assembler.record_lost_episode(int(event.work.group), event.work.episode)
         yield from self._advance()
 
     @on
@@ -104,11 +104,12 @@ class Batcher(Actor):
         dynamic, bound = self.config.dynamic_batch, self.max_staleness
         if groups := self.assembler.next_batch(self.batch_size, max_staleness=bound, dynamic=dynamic):
             version, filtered_groups, oldest = self.assembler.weight_version, self.assembler.filtered, self.assembler.oldest_sequence()
-            self.assembler.formed(groups)
+            self.assembler.form_batch(groups)
             yield BatchFormed(
                 step=version,
                 groups=tuple(
-                    tuple(TrajectoryRef(episode=one.episode, sequence=one.sequence) for one in group.trajectories()) for group in groups
+                    tuple(TrajectoryRef(episode=trajectory.episode, sequence=trajectory.sequence) for trajectory in group.trajectories())
+                    for group in groups
                 ),
                 oldest_version=version - bound if self.config.exit_policy != "keep" else 0,
                 trained_trajectories=self.assembler.trained.trajectories,

@@ -139,11 +139,11 @@ def measure_decode(measurement: Measurement, base_bytes: int) -> DecodeCalibrati
     """Measure decode steps and prefill with the engine's decoder, and sampling."""
     dtype = getattr(torch, measurement.dtype)
     total = layer_count(measurement.config)
-    one = make_model(measurement.config, 1, dtype)
-    layer_bytes = sum(parameter.nbytes for parameter in one.base_model.layers.parameters())
+    layer_model = make_model(measurement.config, 1, dtype)
+    layer_bytes = sum(parameter.nbytes for parameter in layer_model.base_model.layers.parameters())
     layers = min(total, max(3, -(-DECODE_BYTES // layer_bytes)))
     sequences = [count for count in SEQUENCES if count <= measurement.most_sequences] or [1]
-    small, small_prefill = _decode_seconds(one, measurement, sequences)
+    small, small_prefill = _decode_seconds(layer_model, measurement, sequences)
     large, large_prefill = _decode_seconds(make_model(measurement.config, layers, dtype), measurement, sequences)
 
     def whole(small: float, large: float) -> float:
@@ -186,33 +186,33 @@ def measure_training(measurement: Measurement, base_bytes: int) -> TrainCalibrat
     """Measure the passes of the trainer's packed micro-batches, the head and the optimizer."""
     total = layer_count(measurement.config)
     layers = min(total, TRAIN_LAYERS)
-    one, several = (TokenScorer(make_model(measurement.config, count, torch.float32), 1.0) for count in (1, layers))
+    single, stacked = (TokenScorer(make_model(measurement.config, count, torch.float32), 1.0) for count in (1, layers))
     tokens = min(measurement.microbatch_tokens, MAX_TOKENS)
-    batch, head_batch = micro_batch(one, tokens, 1), micro_batch(one, tokens, tokens - 1)
+    batch, head_batch = micro_batch(single, tokens, 1), micro_batch(single, tokens, tokens - 1)
     slope = (total - 1) / max(layers - 1, 1)
 
     def whole(call: Callable[[TokenScorer], object]) -> float:
-        small, large = seconds_of(lambda: call(one)), seconds_of(lambda: call(several))
+        small, large = seconds_of(lambda: call(single)), seconds_of(lambda: call(stacked))
         return small + max(large - small, 0.0) * slope
 
     dtype = getattr(torch, measurement.dtype)
-    for scorer in (one, several):
+    for scorer in (single, stacked):
         scorer.dtype = dtype
     forward = whole(lambda scorer: _forward(scorer, batch))
     train = whole(lambda scorer: _train(scorer, batch))
-    few, many = (seconds_of(partial(_train, one, scored)) for scored in (batch, head_batch))
-    layer = sum(parameter.numel() for parameter in several.model.base_model.layers[0].parameters())
-    parameters = sum(parameter.numel() for parameter in one.model.parameters()) + layer * (total - 1)
+    few, many = (seconds_of(partial(_train, single, scored)) for scored in (batch, head_batch))
+    layer = sum(parameter.numel() for parameter in stacked.model.base_model.layers[0].parameters())
+    parameters = sum(parameter.numel() for parameter in single.model.parameters()) + layer * (total - 1)
     settings = msgspec.convert({"name": measurement.optimizer, "lr": 1e-9}, OptimizerSettings)
-    optimizer = make_optimizer(list(several.model.parameters()), settings)
-    _train(several, batch)
-    update = seconds_of(optimizer.step) / sum(parameter.numel() for parameter in several.model.parameters()) * parameters
+    optimizer = make_optimizer(list(stacked.model.parameters()), settings)
+    _train(stacked, batch)
+    update = seconds_of(optimizer.step) / sum(parameter.numel() for parameter in stacked.model.parameters()) * parameters
     return TrainCalibration(
         forward_seconds=forward / tokens,
         train_seconds=train / tokens,
         head_seconds=max(many - few, 0.0) / (tokens - 2),
         update_seconds=update,
-        token_bytes=_activation_bytes(several, batch) / tokens / layers * total,
+        token_bytes=_activation_bytes(stacked, batch) / tokens / layers * total,
         base_bytes=base_bytes,
     )
 

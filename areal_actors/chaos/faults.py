@@ -84,7 +84,7 @@ def _command(pid: int) -> str:
     return ""
 
 
-def end_everything(server: int, others: Sequence[int], damage: tuple[Path, Random] | None = None) -> None:
+def end_everything(server: int, other_pids: Sequence[int], damage: tuple[Path, Random] | None = None) -> None:
     """Kill the server, then damage a file of its store, kill all others and finally this process.
 
     Does not yield to the event loop, so that nothing is restarted in between.
@@ -95,6 +95,6 @@ def end_everything(server: int, others: Sequence[int], damage: tuple[Path, Rando
             os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
     if damage is not None:
         flip_bit(*damage)
-    for pid in others:
+    for pid in other_pids:
         kill(pid)
     kill(os.getpid())

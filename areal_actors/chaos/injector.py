@@ -143,9 +143,9 @@ class Chaos:
                 logger.exception("fault injection failed and has stopped")
                 return
             if injected:
-                schedule.passed(planned)
+                schedule.schedule_next(planned)
             else:
-                schedule.postponed(planned, loop.time() - began - planned.due + POSTPONE_SECONDS)
+                schedule.postpone(planned, loop.time() - began - planned.due + POSTPONE_SECONDS)
 
     def _is_ready(self) -> bool:
         if not self.settings.one_at_a_time:
@@ -203,14 +203,14 @@ class Chaos:
         target = self._choose(targets, list(pids), planned)
         return target, pids.get(target, 0)
 
-    def _choose(self, targets: tuple[str, ...], there: list[str], planned: PlannedFault) -> str:
+    def _choose(self, targets: tuple[str, ...], names: list[str], planned: PlannedFault) -> str:
         seed = self.settings.seed
-        return choose_target(shuffled_targets(targets or sorted(there), planned, seed), there, planned.random(seed), self.targets.matches)
+        return choose_target(shuffled_targets(targets or sorted(names), planned, seed), names, planned.random(seed), self.targets.matches)
 
     def _cut(self, planned: PlannedFault) -> Fault | None:
         settings = self.settings.partition
-        there = [name for name in self.targets.processes() if name in self.links.processes]
-        if not (target := self._choose(settings.targets, there, planned)):
+        names = [name for name in self.targets.processes() if name in self.links.processes]
+        if not (target := self._choose(settings.targets, names, planned)):
             return None
         pid = self.links.processes[target].pid
         return target, f"cut off from the bus for {settings.seconds:g} s", lambda: faults.hold(pid, settings.seconds)

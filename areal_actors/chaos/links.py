@@ -78,7 +78,7 @@ async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
 
 
 async def _serve(host: str, port: int) -> None:
-    async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def forward_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             upstream_reader, upstream_writer = await asyncio.open_connection(host, port)
         except OSError:
@@ -86,7 +86,7 @@ async def _serve(host: str, port: int) -> None:
             return
         await asyncio.gather(_forward(reader, upstream_writer), _forward(upstream_reader, writer))
 
-    server = await asyncio.start_server(connected, "127.0.0.1", 0)
+    server = await asyncio.start_server(forward_connection, "127.0.0.1", 0)
     sys.stdout.write(f"{server.sockets[0].getsockname()[1]}\n")
     sys.stdout.flush()
     await server.serve_forever()

@@ -42,11 +42,11 @@ class FaultSchedule:
         """Returns the next fault; None if there are no more."""
         return min(self.next.values(), key=lambda planned: planned.due, default=None)
 
-    def passed(self, planned: PlannedFault) -> None:
+    def schedule_next(self, planned: PlannedFault) -> None:
         """Schedule the next fault of the kind of this injected one."""
         self._follow(planned.kind, self.settings.rates()[planned.kind], planned.number + 1, planned.due)
 
-    def postponed(self, planned: PlannedFault, seconds: float) -> None:
+    def postpone(self, planned: PlannedFault, seconds: float) -> None:
         """Postpone a fault that cannot be injected now."""
         self.next[planned.kind] = msgspec.structs.replace(planned, due=planned.due + seconds)
 
@@ -68,9 +68,9 @@ def shuffled_targets(targets: Sequence[str], planned: PlannedFault, seed: int) -
     return deck[first:] + deck[:first]
 
 
-def choose_target(targets: Sequence[str], there: Sequence[str], random: Random, matches: Callable[[str, str], bool]) -> str:
+def choose_target(targets: Sequence[str], names: Sequence[str], random: Random, matches: Callable[[str, str], bool]) -> str:
     """Returns a random match of the first target that runs; empty if none does."""
     for target in targets:
-        if found := [name for name in there if matches(target, name)]:
-            return random.choice(found)
+        if matching := [name for name in names if matches(target, name)]:
+            return random.choice(matching)
     return ""

@@ -104,7 +104,7 @@ class ChaosSettings(Config):
         """Returns the duration of a fault of this kind."""
         return float(getattr(getattr(self, kind), "seconds", 0.0))
 
-    def described(self) -> str:
+    def describe(self) -> str:
         """Returns `kill 2 a minute (trainer, server), pause 1 a minute (any); seed 0`, or empty."""
         parts = []
         for kind, rate in self.rates().items():

@@ -135,14 +135,14 @@ class SpoilingEngine:
     ) -> AsyncGenerator[TokenChunk, None]:
         """See `GenerationEngine` and `RoutingEngine`; streamed completions are corrupted at their ends."""
         async for chunk in self._engine.generate(request_id, prompt_ids, sampling, **options):
-            if chunk.finish_reason and len(chunk.columns) > 1 and (way := self._ordered()):
+            if chunk.finish_reason and len(chunk.columns) > 1 and (way := self._take_order()):
                 spoilt = SpoilableCompletion(chunk, sampling)
                 SPOILT[way](spoilt)
                 yield spoilt.whole()
             else:
                 yield chunk
 
-    def _ordered(self) -> str:
+    def _take_order(self) -> str:
         try:
             way = self._order.read_text()
             self._order.unlink()

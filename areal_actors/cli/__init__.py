@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 
-from areal_actors.cli.arguments import Options, parsed
+from areal_actors.cli.arguments import Options, parse_command_line
 from areal_actors.core.errors import ArealError, RecipeError
 from areal_actors.core.extras import missing_module
 from areal_actors.core.foreign_text import show_controls
@@ -26,7 +26,7 @@ INTERRUPTED = 130
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0, 1 for a failed run, 2 for an invalid recipe or usage."""
     try:
-        options = parsed(sys.argv[1:] if arguments is None else arguments)
+        options = parse_command_line(sys.argv[1:] if arguments is None else arguments)
         raise_descriptor_limit()
         with _json_alone(options):
             return _command(options)(options)

@@ -73,7 +73,7 @@ RECIPE is a TOML file, or the name of a recipe that comes with the package; late
 A relative path in a recipe is looked for beside the recipe first, then in the current directory."""
 
 
-def parsed(arguments: Sequence[str]) -> Options:
+def parse_command_line(arguments: Sequence[str]) -> Options:
     """Parse the command line; positional words may also follow options, and `--key value` is a setting."""
     parser, names = _parser()
     if not arguments:
@@ -118,13 +118,13 @@ def _no_command(word: str, names: Sequence[str]) -> str:
 
 def _with_settings(words: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
     """Returns the words with each `--key value` and `--key=value` as an override."""
-    made: list[str] = []
+    settings: list[str] = []
     left = list(words)
     while left:
         word = left.pop(0)
         name, equals, value = word.partition("=")
         if not re.fullmatch(r"--[A-Za-z][\w.-]*", name) or name in OPTIONS_BESIDE_SETTINGS:
-            made.append(word)
+            settings.append(word)
             continue
         if not equals:
             if not left or left[0].startswith("--") or "=" in left[0] or left[0].endswith(".toml"):
@@ -132,8 +132,8 @@ def _with_settings(words: Sequence[str], parser: argparse.ArgumentParser) -> lis
                 hint = f"did you mean {near[0]}? " if near else ""
                 parser.error(f"unrecognized arguments: {name} without a value; {hint}A setting is written `key=value` or `--key value`")
             value = left.pop(0)
-        made += ["--set", f"{name[2:].replace('-', '_')}={value}"]
-    return made
+        settings += ["--set", f"{name[2:].replace('-', '_')}={value}"]
+    return settings
 
 
 def _devices(text: str) -> CudaDevices:
@@ -154,11 +154,11 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     def command(name: str, do: str, summary: str, about: str, epilog: str = "") -> argparse.ArgumentParser:
-        made = commands.add_parser(
+        subparser = commands.add_parser(
             name, help=summary, description=about, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
         )
-        made.set_defaults(do=do)
-        return made
+        subparser.set_defaults(do=do)
+        return subparser
 
     _begins(command)
 

@@ -57,7 +57,7 @@ def launch(options: Options) -> int:
     options.output.mkdir(parents=True, exist_ok=True)
     file = options.output / f"{resolved.recipe.run}{SUFFIXES[options.on]}"
     atomic_write(file, text.encode(), mode=PRIVATE_MODE)
-    print("\n".join(plan.described()))
+    print("\n".join(plan.describe()))
     print(f"submit it: {SUBMIT[options.on]} {shlex.quote(str(file))}", flush=True)
     return 0
 
@@ -79,7 +79,7 @@ def _follow(plan: LaunchPlan, target: str) -> int:
 
 def _launch_here(plan: LaunchPlan, cuda: CudaDevices, *, dry_run: bool) -> int:
     commands = local_commands(plan, cuda)
-    print("\n".join(command.shown() for command in commands), flush=True)
+    print("\n".join(command.shell_line() for command in commands), flush=True)
     return 0 if dry_run else launch_here(plan, commands, cuda)
 
 

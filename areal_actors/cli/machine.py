@@ -13,6 +13,6 @@ PROBLEMS = 1
 
 def doctor(options: Options) -> int:
     """Examine the machine."""
-    made = machine.report(machine.examine(Path(options.folder)))
-    print(machine.to_json(made) if options.json else machine.to_text(made), flush=True)
-    return 0 if made.ready else PROBLEMS
+    report = machine.report(machine.examine(Path(options.folder)))
+    print(machine.to_json(report) if options.json else machine.to_text(report), flush=True)
+    return 0 if report.ready else PROBLEMS

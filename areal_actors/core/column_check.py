@@ -54,11 +54,11 @@ def structure_fault(columns: TokenColumns) -> ColumnFault | None:
     end = 0
     for span in columns.versions:
         if span.start != end or span.end <= span.start:
-            found = f"a span from {span.start} to {span.end} follows token {end}"
-            return ColumnFault(check="version spans", detail=f"{found}; spans must follow one another without a gap", position=end)
+            fault = f"a span from {span.start} to {span.end} follows token {end}"
+            return ColumnFault(check="version spans", detail=f"{fault}; spans must follow one another without a gap", position=end)
         if not 0 <= span.weight_version <= LARGEST_VERSION:
-            found = f"weight version {span.weight_version}; versions are counted from 0"
-            return ColumnFault(check="weight version", detail=found, position=end)
+            fault = f"weight version {span.weight_version}; versions are counted from 0"
+            return ColumnFault(check="weight version", detail=fault, position=end)
         end = span.end
     if end != ids // 4:
         return ColumnFault(
@@ -79,13 +79,13 @@ def number_fault(token_ids: NDArray[Any], logprobs: NDArray[Any], vocabulary: in
         return None
     if vocabulary and int(token_ids.max()) >= vocabulary:
         place = int(np.argmax(token_ids >= vocabulary))
-        found = f"id {int(token_ids[place])}; the model's ids are 0 to {vocabulary - 1}"
-        return ColumnFault(check="vocabulary", detail=found, position=place)
+        fault = f"id {int(token_ids[place])}; the model's ids are 0 to {vocabulary - 1}"
+        return ColumnFault(check="vocabulary", detail=fault, position=place)
     # A NaN compares false with everything, and the maximum of an array with a NaN is NaN.
     if not (logprobs.max() <= LOGPROB_TOLERANCE and logprobs.min() > -np.inf):
         place = int(np.argmin(np.isfinite(logprobs) & (logprobs <= LOGPROB_TOLERANCE)))
-        found = f"{float(logprobs[place]):g}; a finite number of at most 0 was expected"
-        return ColumnFault(check="log-probability", detail=found, position=place)
+        fault = f"{float(logprobs[place]):g}; a finite number of at most 0 was expected"
+        return ColumnFault(check="log-probability", detail=fault, position=place)
     return None
 
 

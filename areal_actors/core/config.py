@@ -22,10 +22,10 @@ class Config(msgspec.Struct, metaclass=FrozenMeta, forbid_unknown_fields=True):
     """A table of a recipe, decoded into the object that it parametrises."""
 
 
-def merged(below: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def merge_tables(below: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Merge tables key by key; any other value of `over` replaces that of `below`."""
     both = {
-        name: merged(below[name], value) if isinstance(value, dict) and isinstance(below.get(name), dict) else value
+        name: merge_tables(below[name], value) if isinstance(value, dict) and isinstance(below.get(name), dict) else value
         for name, value in over.items()
     }
     return {**below, **both}

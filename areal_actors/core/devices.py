@@ -37,7 +37,7 @@ def detect_cuda(driver: str = DRIVER) -> CudaDevices:
     if not count.value:
         return CudaDevices(0, f"no CUDA device: cuDeviceGetCount of {driver} found 0")
     memory = tuple(_memory(cuda, number) for number in range(count.value))
-    return CudaDevices(count.value, _counted(count.value), memory if all(memory) else ())
+    return CudaDevices(count.value, _device_count_text(count.value), memory if all(memory) else ())
 
 
 def pretended_cuda(text: str) -> CudaDevices:
@@ -52,7 +52,7 @@ def pretended_cuda(text: str) -> CudaDevices:
         raise ValueError(text)
     if not number:
         return CudaDevices(0, "no CUDA device: --devices 0")
-    return CudaDevices(number, f"{_counted(number)} (--devices)", (int(gib * 2**30),) * number if gib else ())
+    return CudaDevices(number, f"{_device_count_text(number)} (--devices)", (int(gib * 2**30),) * number if gib else ())
 
 
 def visibility(devices: Sequence[int], environment: Mapping[str, str] = os.environ) -> str:
@@ -67,7 +67,7 @@ def memory_fraction(environment: Mapping[str, str] = os.environ) -> float:
     return float(environment.get(MEMORY_FRACTION) or 1)
 
 
-def _counted(count: int) -> str:
+def _device_count_text(count: int) -> str:
     return f"{count} CUDA device{'s' if count > 1 else ''}"
 
 

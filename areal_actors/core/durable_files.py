@@ -196,5 +196,5 @@ def _lines(path: Path) -> Iterator[bytes]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Content of a JSON file; empty if there is no such file."""
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    return found
+    content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return content

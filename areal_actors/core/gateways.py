@@ -28,7 +28,7 @@ def gateway_of_group(group: str, count: int) -> str:
 
 def gateway_of_session(session: str) -> str:
     """Returns the gateway that the name of a session, or a generated key, ends with; empty if it has no mark."""
-    return gateway_name(int(found[1])) if (found := MARK.search(session)) else ""
+    return gateway_name(int(match[1])) if (match := MARK.search(session)) else ""
 
 
 def without_mark(session: str) -> str:
@@ -57,8 +57,8 @@ class GatewayShare(Value):
 
     def owns_session(self, session: str) -> bool:
         """True if a session is at this gateway. Those of a gateway that this launch does not have are lost, and end at gateway 0."""
-        found = MARK.search(session) if self.count > 1 else None
-        number = int(found[1]) if found else 0
+        match = MARK.search(session) if self.count > 1 else None
+        number = int(match[1]) if match else 0
         return (number if number < self.count else 0) == self.number
 
     def mark(self, name: str, number: int | None = None) -> str:

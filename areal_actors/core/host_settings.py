@@ -49,7 +49,7 @@ class HostsSettings(Config):
     storage_gb: PositiveInt = 50
     """Size of the volume for the run's folder in Kubernetes, in GiB."""
 
-    def joined(self) -> dict[str, JoinedHosts]:
+    def joined_hosts(self) -> dict[str, JoinedHosts]:
         """Returns the hosts that join, by the role of their workers."""
-        found = {"inference_worker": self.inference_worker, "rollout_worker": self.rollout_worker, "reward_worker": self.reward_worker}
-        return {role: hosts for role, hosts in {**found, "gateway": self.gateway}.items() if hosts.count}
+        by_role = {"inference_worker": self.inference_worker, "rollout_worker": self.rollout_worker, "reward_worker": self.reward_worker}
+        return {role: hosts for role, hosts in {**by_role, "gateway": self.gateway}.items() if hosts.count}

@@ -86,4 +86,4 @@ def hub_id_of(model: str) -> str:
 
 def known_by_hub_id(model: str) -> KnownModel | None:
     """Returns the known model with this hub id."""
-    return next((known for known in KNOWN.values() if known.hub == model), None)
+    return next((candidate for candidate in KNOWN.values() if candidate.hub == model), None)

@@ -47,8 +47,8 @@ def anonymous_bytes(pid: int) -> int:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="utf-8").splitlines()
     except OSError:
         lines = []
-    found = next((line.split()[1] for line in lines if line.startswith("Anonymous:")), None)
-    return int(found) * 1024 if found is not None else int(psutil.Process(pid).memory_full_info().uss)
+    kibibytes = next((line.split()[1] for line in lines if line.startswith("Anonymous:")), None)
+    return int(kibibytes) * 1024 if kibibytes is not None else int(psutil.Process(pid).memory_full_info().uss)
 
 
 def _free_in_groups() -> list[int]:

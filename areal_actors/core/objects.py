@@ -121,20 +121,20 @@ class RemoteObjects:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise OSError(f"{self.url} offers a file outside of its folder: {name}")
         place.parent.mkdir(parents=True, exist_ok=True)
-        self._retried(lambda: self._copy(f"{FOLDERS}{quote(folder)}/{quote(name)}", stored, place))
+        self._retry(lambda: self._copy(f"{FOLDERS}{quote(folder)}/{quote(name)}", stored, place))
 
     def _copy(self, path: str, stored: StoredFile, place: Path) -> None:
         with place.open("wb") as file:
             self._exchange("GET", path, b"", lambda answer: shutil.copyfileobj(answer, file, PIECE_BYTES))
         if (size := place.stat().st_size) != stored.size:
             raise ConnectionError(f"{self.url}{path} has {stored.size:,} bytes, {size:,} arrived")
-        if stored.digest and (found := digest_of(place)) != stored.digest:
-            raise ConnectionError(f"{self.url}{path} has digest {stored.digest}, {found} arrived")
+        if stored.digest and (digest := digest_of(place)) != stored.digest:
+            raise ConnectionError(f"{self.url}{path} has digest {stored.digest}, {digest} arrived")
 
     def _call(self, method: str, path: str, body: bytes = b"") -> bytes:
-        return self._retried(lambda: self._exchange(method, path, body, HTTPResponse.read))
+        return self._retry(lambda: self._exchange(method, path, body, HTTPResponse.read))
 
-    def _retried(self, attempt: Callable[[], T]) -> T:
+    def _retry(self, attempt: Callable[[], T]) -> T:
         """Returns what an attempt does; one whose connection breaks is repeated."""
         until = time.monotonic() + self._retry_for_seconds
         while True:

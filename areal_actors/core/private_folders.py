@@ -53,10 +53,10 @@ def make_or_keep_private(path: Path, option: str) -> None:
 def is_own(path: Path) -> bool:
     """Returns True if this is a folder of this user, and no link."""
     try:
-        found = path.lstat()
+        status = path.lstat()
     except OSError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
 
 
 def take_private(path: Path) -> None:

@@ -33,10 +33,10 @@ def typed_path(path: Path) -> str:
 
 def program(name: str) -> str:
     """Returns the shortest command for a program of this interpreter's environment: its name if it is on the PATH, else its path."""
-    here, on_path = Path(sys.executable).with_name(name), shutil.which(name)
-    if here.exists():
-        is_found = on_path is not None and UV_RUN not in os.environ and here.samefile(on_path)
-        return name if is_found else typed_path(here)
+    beside_python, on_path = Path(sys.executable).with_name(name), shutil.which(name)
+    if beside_python.exists():
+        is_found = on_path is not None and UV_RUN not in os.environ and beside_python.samefile(on_path)
+        return name if is_found else typed_path(beside_python)
     return f"{typed_path(Path(sys.executable))} -m areal_actors" if name == COMMAND and on_path is None else name
 
 

@@ -73,12 +73,12 @@ class RouteShape(msgspec.Struct, metaclass=FrozenMeta):
         if len(routes) % self.position_bytes:
             expected = f"a multiple of {self.position_bytes} was expected, for {len(self.layers)} layers with {self.top_k} experts each"
             return ColumnFault(check="routes", detail=f"{len(routes)} bytes; {expected}")
-        found = self.unpack(routes)
-        if positions is not None and len(found) > positions:
-            return ColumnFault(check="routes", detail=f"{len(found)} positions; at most {positions} were expected")
-        if routes and int(found.max()) >= self.experts:
-            place = int((found >= self.experts).any((1, 2)).argmax())
-            detail = f"expert {int(found[place].max())} at position {place}; the model's experts are 0 to {self.experts - 1}"
+        experts = self.unpack(routes)
+        if positions is not None and len(experts) > positions:
+            return ColumnFault(check="routes", detail=f"{len(experts)} positions; at most {positions} were expected")
+        if routes and int(experts.max()) >= self.experts:
+            place = int((experts >= self.experts).any((1, 2)).argmax())
+            detail = f"expert {int(experts[place].max())} at position {place}; the model's experts are 0 to {self.experts - 1}"
             return ColumnFault(check="routes", detail=detail)
         return None
 

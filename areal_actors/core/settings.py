@@ -194,7 +194,7 @@ class GatewaySettings(Config):
     """Maximum size of a request body, in MiB. JSON is decoded in one piece, which may block the gateway for 10 ms per MiB."""
     images: ImageSettings = ImageSettings()
 
-    def numbered(self, number: int) -> GatewaySettings:
+    def with_number(self, number: int) -> GatewaySettings:
         """Returns the settings of one of several gateways: each has its own port."""
         return msgspec.structs.replace(self, port=self.port + number if self.port else 0)
 

@@ -150,14 +150,14 @@ def read_snapshot(read: Callable[[], bytes], place: str, fold: str, sequence: in
         UnusableSnapshot: it cannot be read, is damaged, or is another one.
     """
     try:
-        found = msgspec.msgpack.decode(read(), type=Snapshot)
+        snapshot = msgspec.msgpack.decode(read(), type=Snapshot)
     except (OSError, msgspec.MsgspecError) as error:
         raise UnusableSnapshot(f"{place} cannot be read: {error}") from error
-    if zlib.crc32(found.state) != found.checksum:
+    if zlib.crc32(snapshot.state) != snapshot.checksum:
         raise UnusableSnapshot(f"{place} is damaged: its checksum does not match")
-    if (found.format, found.fold, found.sequence) != (FORMAT, fold, sequence):
-        raise UnusableSnapshot(f"{place} is a snapshot of {found.fold} after event {found.sequence} in format {found.format}")
-    return found
+    if (snapshot.format, snapshot.fold, snapshot.sequence) != (FORMAT, fold, sequence):
+        raise UnusableSnapshot(f"{place} is a snapshot of {snapshot.fold} after event {snapshot.sequence} in format {snapshot.format}")
+    return snapshot
 
 
 async def restore(bus: Bus, store: Snapshots, name: str, fold: Fold) -> Restored:
@@ -172,10 +172,12 @@ async def restore(bus: Bus, store: Snapshots, name: str, fold: Fold) -> Restored
         try:
             if not span.first - 1 <= sequence <= span.last:
                 raise UnusableSnapshot(f"{name} after event {sequence} does not belong to this log of events {span.first} to {span.last}")
-            found = store.read(name, sequence)
-            if sequence >= span.first and (await bus.read([sequence]))[0].id != found.event:
-                raise UnusableSnapshot(f"{name} after event {sequence} does not belong to this log: it was taken after event {found.event}")
-            fold.restore(_decoded(found, fold))
+            snapshot = store.read(name, sequence)
+            if sequence >= span.first and (await bus.read([sequence]))[0].id != snapshot.event:
+                raise UnusableSnapshot(
+                    f"{name} after event {sequence} does not belong to this log: it was taken after event {snapshot.event}"
+                )
+            fold.restore(_decode_state(snapshot, fold))
         except UnusableSnapshot as error:
             refused.append(str(error))
         else:
@@ -189,16 +191,17 @@ async def restore(bus: Bus, store: Snapshots, name: str, fold: Fold) -> Restored
     return Restored(after=0, refused=tuple(refused))
 
 
-def _decoded(found: Snapshot, fold: Fold) -> Any:
-    if found.version != fold.state_version:
+def _decode_state(snapshot: Snapshot, fold: Fold) -> Any:
+    if snapshot.version != fold.state_version:
         raise UnusableSnapshot(
-            f"{found.fold} after event {found.sequence} has version {found.version} of its format, but this program requires version "
+            f"{snapshot.fold} after event {snapshot.sequence} has version {snapshot.version} of its format, but this program requires "
+            f"version "
             f"{fold.state_version}"
         )
     try:
-        return msgspec.msgpack.decode(found.state, type=fold.state_type)
+        return msgspec.msgpack.decode(snapshot.state, type=fold.state_type)
     except msgspec.MsgspecError as error:
-        raise UnusableSnapshot(f"{found.fold} after event {found.sequence} cannot be decoded by this program: {error}") from error
+        raise UnusableSnapshot(f"{snapshot.fold} after event {snapshot.sequence} cannot be decoded by this program: {error}") from error
 
 
 def oldest(store: SnapshotStore, folds: Iterable[str]) -> int:

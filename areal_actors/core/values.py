@@ -135,7 +135,7 @@ class TokenColumns(Value):
         """Encode three sequences of equal length."""
         return cls(token_ids=pack_ids(token_ids), logprobs=np.asarray(logprobs, dtype="<f4").tobytes(), versions=spans(versions))
 
-    def joined(self, later: TokenColumns) -> TokenColumns:
+    def append(self, later: TokenColumns) -> TokenColumns:
         """Returns these tokens followed by those of a later part of the same completion."""
         return joined_columns((self, later))
 
@@ -173,13 +173,13 @@ def unpack_ids(column: bytes) -> list[int]:
 
 def spans(versions: Sequence[int]) -> tuple[VersionSpan, ...]:
     """Returns the run-length encoding of the weight version of each token."""
-    found: list[VersionSpan] = []
+    spans_so_far: list[VersionSpan] = []
     start = 0
     for end in range(1, len(versions) + 1):
         if end == len(versions) or versions[end] != versions[start]:
-            found.append(VersionSpan(weight_version=int(versions[start]), start=start, end=end))
+            spans_so_far.append(VersionSpan(weight_version=int(versions[start]), start=start, end=end))
             start = end
-    return tuple(found)
+    return tuple(spans_so_far)
 
 
 class ImageRef(Value, array_like=True):
@@ -243,15 +243,15 @@ class Interaction(Value):
             whole = TokenColumns(token_ids=token_ids, logprobs=logprobs, versions=columns.versions)
             set_fields(self, prompt_suffix=from_planes(self.prompt_suffix, ids), completion=whole, id_planes=0)
 
-    def packed(self) -> Interaction:
+    def pack(self) -> Interaction:
         """Returns the interaction with its columns as byte planes, for an encoder."""
         columns = self.completion
         if len(columns.logprobs) % 4 or not (ids := planes_needed(self.prompt_suffix, columns.token_ids)):
             return self
-        made = msgspec.structs.replace(self)
+        packed = msgspec.structs.replace(self)
         planes = TokenColumns(token_ids=to_planes(columns.token_ids, ids), logprobs=to_planes(columns.logprobs), versions=columns.versions)
-        set_fields(made, prompt_suffix=to_planes(self.prompt_suffix, ids), completion=planes, id_planes=ids)
-        return made
+        set_fields(packed, prompt_suffix=to_planes(self.prompt_suffix, ids), completion=planes, id_planes=ids)
+        return packed
 
     def prompt_text(self, decode: Callable[[list[int]], str | None]) -> str | None:
         """Text of `prompt_suffix`, with the name of its file in place of the tokens of each image; None if these have no text."""
@@ -311,7 +311,7 @@ class WeightsLocation(Value):
         """Returns the location for an event, with paths in the run's folder `root` relative to it, so that the folder can be moved."""
         return msgspec.structs.replace(self, folder=_within(self.folder, root), model=_within(self.model, root))
 
-    def resolved(self, root: PurePath) -> WeightsLocation:
+    def resolve(self, root: PurePath) -> WeightsLocation:
         """Returns the location with absolute paths, given the run's folder `root`."""
         return msgspec.structs.replace(self, folder=str(root / self.folder), model=str(root / self.model))
 

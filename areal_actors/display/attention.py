@@ -27,7 +27,15 @@ def attention(state: RunState) -> list[str]:
     """Returns a sentence for each cause that the last steps show; empty for a run that learns, or is too young."""
     if len(state.steps) < WINDOW:
         return []
-    return [*_signal(state), *_credit(state), *_collapse(state), *_lengths(state), *_staleness(state), *_skipped(state), *_workers(state)]
+    return [
+        *_signal(state),
+        *_credit(state),
+        *_collapse(state),
+        *_lengths(state),
+        *_staleness(state),
+        *_skipped_steps(state),
+        *_workers(state),
+    ]
 
 
 def _signal(state: RunState) -> Iterator[str]:
@@ -91,7 +99,7 @@ def _staleness(state: RunState) -> Iterator[str]:
         )
 
 
-def _skipped(state: RunState) -> Iterator[str]:
+def _skipped_steps(state: RunState) -> Iterator[str]:
     skipped = _mean(state, "skipped")
     if skipped is not None and skipped >= SKIPPED:
         yield f"{skipped:.0%} of the last steps changed no weight: loss or gradient is not finite; lower trainer.optimizer.lr"
@@ -105,7 +113,7 @@ def _workers(state: RunState) -> Iterator[str]:
     groups = state.setting("staleness_gate", "max_concurrent")
     groups = (int(bound or 0) + 1) * int(batch or 0) if groups == "auto" else int(groups or 0)
     allowed = groups * int(state.setting("algorithm", "group_size") or 0)
-    engines = {one.actor: one.concurrent for one in state.throughputs if one.side == "generation"}
+    engines = {throughput.actor: throughput.concurrent for throughput in state.throughputs if throughput.side == "generation"}
     could = min(int(state.setting("generation", "max_num_seqs") or 0) * len(engines), allowed)
     if each and taken >= each * len(workers) and each * len(workers) < allowed and sum(engines.values()) < IDLE * could:
         yield (

@@ -45,11 +45,11 @@ def _losses(state: RunState, axes: Axes) -> Axes | None:
         name: [(measured.weight_version, measured.metrics[name]) for measured in state.losses if name in measured.metrics]
         for name in ("loss", "accuracy")
     }
-    _held_out(axes, points["loss"], color=RED, label="held-out loss")
+    _plot_held_out(axes, points["loss"], color=RED, label="held-out loss")
     if not points["accuracy"]:
         return None
     accuracy: Axes = axes.twinx()
-    _held_out(accuracy, points["accuracy"], color=GREEN, label="held-out accuracy")
+    _plot_held_out(accuracy, points["accuracy"], color=GREEN, label="held-out accuracy")
     accuracy.set_ylabel("accuracy on held-out pairs")
     accuracy.set_ylim(0, 1.02)
     return accuracy
@@ -69,8 +69,8 @@ def _rewards(state: RunState, axes: Axes) -> Axes:
     modes: tuple[tuple[Literal["sampled", "greedy"], str, str], ...] = (("sampled", RED, "-"), ("greedy", GREEN, "--"))
     for mode, color, linestyle in modes:
         measure, values = held_out_scores(state.accuracy(mode))
-        points = list(zip([one.weight_version for one in state.accuracy(mode)], values, strict=True))
-        _held_out(accuracy, points, color=color, linestyle=linestyle, label=f"held-out {measure}, {mode}")
+        points = list(zip([evaluation.weight_version for evaluation in state.accuracy(mode)], values, strict=True))
+        _plot_held_out(accuracy, points, color=color, linestyle=linestyle, label=f"held-out {measure}, {mode}")
     accuracy.set_ylabel(f"{measure} on held-out tasks")
     ranges = [axes.get_ylim(), *([accuracy.get_ylim()] if state.evaluations else [])]
     both = min(low for low, _ in ranges), max(high for _, high in ranges)
@@ -79,7 +79,7 @@ def _rewards(state: RunState, axes: Axes) -> Axes:
     return accuracy
 
 
-def _held_out(axes: Axes, points: Sequence[tuple[int, float]], **style: Any) -> None:
+def _plot_held_out(axes: Axes, points: Sequence[tuple[int, float]], **style: Any) -> None:
     """Plot measured points; two of them, before and after, are not joined by a line that would suggest a course."""
     if points:
         joined = style if len(points) > 2 else style | {"linestyle": "none"}

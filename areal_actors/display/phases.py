@@ -70,7 +70,7 @@ class Phases:
     _evaluated: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Units done, and of how many, of each group of the evaluation that goes on."""
 
-    def left(self, phase: Phase, now: float) -> float | None:
+    def seconds_left(self, phase: Phase, now: float) -> float | None:
         """Returns the estimated time left of a phase."""
         return phase.seconds_left(now, self.usual.get(phase.name))
 

@@ -178,7 +178,7 @@ class RunState:
             case RunStarted():
                 self.started, self.started_at = message, time
             case RunResumed():
-                self._resumed(message)
+                self._continue_resumed(message)
             case RunFinished():
                 self.finished = message
             case RunStopping() | FilterExhausted() | TrainingHalted():
@@ -188,34 +188,34 @@ class RunState:
             case TrainerProgress():
                 self.telemetry_since = min(self.telemetry_since, time)
             case StepCompleted():
-                self._progressed()
+                self._note_progress()
                 self.discarding = False
                 while self.steps and self.steps[-1].number >= message.step:  # a restarted trainer repeats steps
                     self.steps.pop()
                 self.steps.append(CompletedStep(number=message.step, time=time, metrics=message.metrics))
             case EvaluationCompleted():
-                self._progressed()
+                self._note_progress()
                 self.evaluations.append(message)
             case LossEvaluated():
-                self._progressed()
+                self._note_progress()
                 self.losses.append(message)
             case ExamplesDropped():
                 self.examples_dropped = message
             case CheckpointCommitted():
                 self.checkpoint = message
-                others = [saved for saved in self.checkpoints if saved.step != message.step]
-                self.checkpoints = [*others, message][-CHECKPOINTS_KEPT:]
+                earlier = [saved for saved in self.checkpoints if saved.step != message.step]
+                self.checkpoints = [*earlier, message][-CHECKPOINTS_KEPT:]
             case BestCheckpointChosen():
                 self.best_checkpoint = message
             case WeightsPublished():
-                self._progressed()
+                self._note_progress()
                 self.weight_version = message.weight_version
             case WeightsLoaded():
-                self._progressed()
+                self._note_progress()
                 self.loaded[message.worker] = message.weight_version
             case TrajectoryExported():
                 if not self.discarding:
-                    self._progressed()
+                    self._note_progress()
             case TrajectoryDropped():
                 self.discarding = True
             case EpisodeAbandoned() if is_first and is_failure(message):
@@ -231,7 +231,7 @@ class RunState:
                 before_it = self.blocked.get(message.line)
                 self.blocked[message.line] = merge_reports(before_it, message) if before_it else message
             case ActorFailed():
-                self._gone(message.actor)
+                self._remove_actor(message.actor)
                 self.actor_failures[f"{message.actor}: {message.reason}"] += 1
             case TrainerRolledBack():
                 reason = message.reason.partition("\n")[0]
@@ -239,12 +239,12 @@ class RunState:
             case BusRestarted():
                 self.bus_outages.append(message)
             case ActorStopped():
-                self._gone(message.actor)
+                self._remove_actor(message.actor)
             case ActorStarted():
-                self._progressed()
+                self._note_progress()
                 self.serving[message.actor] = message.process
             case WorkerJoined():
-                self._progressed()
+                self._note_progress()
                 self.joined += 1
                 self.members[message.worker] = message.host
             case WorkerLeft():
@@ -264,16 +264,16 @@ class RunState:
             case _ if described := FAULTS.get(type(message)):
                 self.actor_failures[described(message)] += 1
 
-    def _resumed(self, event: RunResumed) -> None:
+    def _continue_resumed(self, event: RunResumed) -> None:
         """Continue with the resumed run's recipe."""
         self.stopping, self.finished, self.stalled = "", None, None
         if self.started is not None:
             self.started = msgspec.structs.replace(self.started, recipe=event.recipe, folder=event.folder)
 
-    def _progressed(self) -> None:
+    def _note_progress(self) -> None:
         self.stalled = None
 
-    def _gone(self, actor: str) -> None:
+    def _remove_actor(self, actor: str) -> None:
         self.beats.pop(actor, None)
         self.loaded.pop(actor, None)
         self.serving.pop(actor, None)
@@ -307,7 +307,7 @@ class RunState:
         """Returns the evaluations of this mode, oldest first."""
         return [evaluation for evaluation in self.evaluations if evaluation.mode == mode]
 
-    def held_out(self, name: str) -> list[float]:
+    def held_out_values(self, name: str) -> list[float]:
         """Returns the values of a metric on held-out examples, oldest first; empty if the algorithm has none."""
         return [measured.metrics[name] for measured in self.losses if name in measured.metrics]
 

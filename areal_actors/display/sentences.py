@@ -90,15 +90,15 @@ def equal_groups(metrics: Mapping[str, float]) -> str:
 def without_credit(metrics: Mapping[str, float]) -> str:
     """Returns how many calls of a step no reward reaches under the recipe's discount; empty if none."""
     calls = int(metrics.get("calls_without_credit", 0))
-    return f"no reward follows {counted(calls, 'call')}, trained with 0 (docs/rewards.md)" if calls else ""
+    return f"no reward follows {count_of(calls, 'call')}, trained with 0 (docs/rewards.md)" if calls else ""
 
 
-def ended_by_model(counts: EpisodeCounts) -> str:
+def model_ends_text(counts: EpisodeCounts) -> str:
     """Returns how many exported episodes the model itself ended, by its deed; empty if there are none."""
     deeds, episodes = counts.model_ends, counts.exported
     count = sum(deeds.values())
     causes = ", ".join(f"{deed} ({number})" for deed, number in most_common(deeds))
-    return f"the model itself ended {count} of {counted(episodes, 'episode')} ({count / max(episodes, 1):.0%}): {causes}" if count else ""
+    return f"the model itself ended {count} of {count_of(episodes, 'episode')} ({count / max(episodes, 1):.0%}): {causes}" if count else ""
 
 
 def set_aside(counts: EpisodeCounts) -> str:
@@ -114,10 +114,10 @@ def set_aside(counts: EpisodeCounts) -> str:
 
 def most_common(counts: Mapping[str, int]) -> list[tuple[str, int]]:
     """Returns names with their counts, largest first."""
-    return sorted(counts.items(), key=lambda one: -one[1])
+    return sorted(counts.items(), key=lambda item: -item[1])
 
 
-def counted(number: int, thing: str) -> str:
+def count_of(number: int, thing: str) -> str:
     """Returns `1 episode`, `2 episodes`."""
     return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
@@ -144,9 +144,9 @@ def best_checkpoint(chosen: BestCheckpointChosen) -> str:
     return f"step {chosen.step}, {chosen.metric} {chosen.value:.3f} on held-out data: {chosen.folder}"
 
 
-def left_out(event: ExamplesDropped) -> str:
+def left_out_text(event: ExamplesDropped) -> str:
     """Returns the number of examples that were too long."""
-    dropped = f"{counted(event.dropped, 'example')} and {event.held_out_dropped} held out, longer than {event.limit:,} tokens"
+    dropped = f"{count_of(event.dropped, 'example')} and {event.held_out_dropped} held out, longer than {event.limit:,} tokens"
     return f"{dropped}; {event.left:,} are left"
 
 
@@ -162,7 +162,7 @@ def bus_outages(outages: list[BusRestarted]) -> list[str]:
     last = outages[-1]
     times = "once" if len(outages) == 1 else f"{len(outages)} times"
     what = "NATS cluster changed" if last.leader else "nats-server restarted"
-    return [f"{what} {times}, down for at most {max(one.seconds for one in outages):.1f} s; last: {last.reason}"]
+    return [f"{what} {times}, down for at most {max(outage.seconds for outage in outages):.1f} s; last: {last.reason}"]
 
 
 def _bus_restarted(event: BusRestarted) -> str:
@@ -211,7 +211,7 @@ def _losses(event: LossEvaluated) -> str:
     return f"held out at step {event.weight_version}: {measured} of {event.examples} examples"
 
 
-def _abandoned(event: EpisodeAbandoned) -> str:
+def _describe_abandoned(event: EpisodeAbandoned) -> str:
     if not is_failure(event):
         return f"episode {event.work.episode} {abandoned_outcome(event.reason)}: {event.detail}"
     last = "given up" if event.work.attempts_left == 0 else f"attempt {event.work.attempt}"
@@ -219,16 +219,16 @@ def _abandoned(event: EpisodeAbandoned) -> str:
 
 
 def _off_policy(event: OffPolicyChanged) -> str:
-    found = f"step {event.step} is off policy, {'; '.join(event.outside)}" if event.outside else f"steps to {event.step} are on policy"
-    return found if event.max_staleness == event.before else f"{found}: staleness bound {event.before} → {event.max_staleness}"
+    sentence = f"step {event.step} is off policy, {'; '.join(event.outside)}" if event.outside else f"steps to {event.step} are on policy"
+    return sentence if event.max_staleness == event.before else f"{sentence}: staleness bound {event.before} → {event.max_staleness}"
 
 
-def _refused(event: BatchRefused) -> str:
-    outcome = f"trained on {counted(event.trained_sequences, 'sequence')}" if event.trained_sequences else "skipped, weights unchanged"
-    return f"batch refused, {counted(len(event.sequences), 'sequence')} left out, {outcome}: {refused_batch(event)}"
+def _describe_refused_batch(event: BatchRefused) -> str:
+    outcome = f"trained on {count_of(event.trained_sequences, 'sequence')}" if event.trained_sequences else "skipped, weights unchanged"
+    return f"batch refused, {count_of(len(event.sequences), 'sequence')} left out, {outcome}: {refused_batch(event)}"
 
 
-def _rolled_back(event: TrainerRolledBack) -> str:
+def _describe_rollback(event: TrainerRolledBack) -> str:
     reason = event.reason.partition("\n")[0]
     return f"trainer rolled back to step {event.weight_version} and repeats the steps to {event.step}: {reason}"
 
@@ -256,10 +256,10 @@ LINES: Mapping[type[Message], Sentence] = {
     StepCompleted: _step,
     EvaluationCompleted: _evaluation,
     LossEvaluated: _losses,
-    EpisodeAbandoned: _abandoned,
+    EpisodeAbandoned: _describe_abandoned,
     ToolsRefused: lambda it: f"requests with tools are refused for {it.model}: {it.reason}",
     CompletionRefused: lambda it: f"completion of {it.worker} refused in episode {it.episode}: {it.cause}",
-    BatchRefused: _refused,
+    BatchRefused: _describe_refused_batch,
     OffPolicyChanged: _off_policy,
     ConcurrencyChanged: lambda it: f"groups at once: {it.groups}, before {it.before}: {it.reason}",
     ScaleDecided: lambda it: f"{it.role}: {it.workers} workers, before {it.before}: {it.reason}",
@@ -275,8 +275,8 @@ LINES: Mapping[type[Message], Sentence] = {
     BestCheckpointChosen: lambda it: f"best checkpoint: {best_checkpoint(it)}",
     LogTrimmed: lambda it: f"log trimmed: it now begins at event {it.first:,}; the run can be resumed from step {it.step} or later",
     SnapshotRefused: lambda it: f"snapshot of {it.fold} refused, restored after event {it.restored:,} instead: {it.reason}",
-    TrainerRolledBack: _rolled_back,
-    ExamplesDropped: lambda it: f"left out: {left_out(it)}",
+    TrainerRolledBack: _describe_rollback,
+    ExamplesDropped: lambda it: f"left out: {left_out_text(it)}",
     FilterExhausted: lambda it: f"nothing left to learn from: {it.reason}",
     RunStopping: lambda it: f"stopping: {it.reason}",
     RunFinished: lambda it: f"ended early after {it.steps} steps: {it.error}" if it.error else f"finished after {it.steps} steps",
@@ -286,6 +286,6 @@ LINES: Mapping[type[Message], Sentence] = {
 
 def held_out_scores(evaluations: Sequence[EvaluationCompleted]) -> tuple[str, list[float]]:
     """Returns what evaluations of one mode measure, and its values: accuracy where all rewards are 0 or 1, otherwise the mean reward."""
-    is_reward = any(abs(one.accuracy - one.reward_mean) > ROUNDING for one in evaluations)
+    is_reward = any(abs(evaluation.accuracy - evaluation.reward_mean) > ROUNDING for evaluation in evaluations)
     is_reward &= any(one.reward_mean for one in evaluations)  # earlier versions did not write it
     return ("mean reward", [one.reward_mean for one in evaluations]) if is_reward else (ACCURACY, [one.accuracy for one in evaluations])

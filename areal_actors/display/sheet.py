@@ -9,7 +9,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.text import Text
 
-from areal_actors.display.sentences import counted
+from areal_actors.display.sentences import count_of
 
 BARS = "▁▂▃▄▅▆▇█"
 FULL, EMPTY = "█", "░"
@@ -64,7 +64,7 @@ def sheet(console: Console, facts: Sequence[Fact], width: int, height: int | Non
         drawn = plot(chart, width, min(left - 1, CHART_LINES[1]))
         lines += [Text(), *map(Text, drawn)]
         left -= 1 + len(drawn)
-    missing = f"{counted(hidden, 'more line')} in a larger window" if hidden else ""
+    missing = f"{count_of(hidden, 'more line')} in a larger window" if hidden else ""
     return [*lines, *[Text()] * left, Text(missing, style="dim")]
 
 
@@ -75,9 +75,9 @@ def _lines(console: Console, fact: Fact, width: int) -> list[Text]:
             line.truncate(width, overflow="ellipsis")
         return lines
     room = max(width - LABEL_COLUMNS, 1)
-    found = [line for part in fact.text.split(allow_blank=True) for line in part.wrap(console, room, overflow="fold")]
-    labels = [fact.label, *[""] * (len(found) - 1)]
-    return [Text.assemble((f"{label:<{LABEL_COLUMNS}}", "bold cyan"), line) for label, line in zip(labels, found, strict=True)]
+    wrapped = [line for part in fact.text.split(allow_blank=True) for line in part.wrap(console, room, overflow="fold")]
+    labels = [fact.label, *[""] * (len(wrapped) - 1)]
+    return [Text.assemble((f"{label:<{LABEL_COLUMNS}}", "bold cyan"), line) for label, line in zip(labels, wrapped, strict=True)]
 
 
 def in_encoding(line: Text, *, ascii_only: bool) -> Text:
@@ -95,7 +95,7 @@ def bar(done: float, total: float, width: int) -> str:
 
 def sparkline(values: Sequence[float], width: int = 32) -> str:
     """Returns a line of bars for a series, scaled from its minimum to its maximum; long series are averaged."""
-    means = _averaged(values, width)
+    means = _average_ranges(values, width)
     low, high = min(means), max(means)
     return "".join(BARS[round((value - low) / (high - low) * (len(BARS) - 1))] if high > low else BARS[0] for value in means)
 
@@ -106,7 +106,7 @@ def plot(chart: Chart, width: int, height: int) -> list[str]:
     Series longer than the chart is wide are averaged.
     """
     room, rows = max(width - AXIS_COLUMNS, 1), max(height - 1, 1)
-    means = _averaged(chart.values, room)
+    means = _average_ranges(chart.values, room)
     places = max(chart.steps, len(means))
     each = max(room // places, 1)
     low, high = min(0.0, *means), max(0.0, *means)
@@ -126,7 +126,7 @@ def _block(level: float) -> str:
     return " " if eighths <= 0 else BARS[min(eighths, len(BARS)) - 1]
 
 
-def _averaged(values: Sequence[float], most: int) -> list[float]:
+def _average_ranges(values: Sequence[float], most: int) -> list[float]:
     size = max(len(values) / most, 1.0)
     edges = [round(n * size) for n in range(min(len(values), most) + 1)]
     return [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]

@@ -28,16 +28,16 @@ from areal_actors.display.sentences import (
     MEASURED,
     best_checkpoint,
     bus_outages,
-    counted,
+    count_of,
     duration,
-    ended_by_model,
     held_out_scores,
-    left_out,
+    left_out_text,
+    model_ends_text,
     most_common,
     set_aside,
 )
 from areal_actors.display.throughput import busy_while_training, overlap_share
-from areal_actors.display.view import MODES, blocked, injected, refusals, refused_sequences
+from areal_actors.display.view import MODES, blocking_lines, injected_faults, refusals, refused_sequences
 from areal_actors.messages import EvaluationCompleted, Throughput
 from areal_actors.recipe.limits import lowest_limit
 from areal_actors.recipe.recipe import Recipe
@@ -122,18 +122,18 @@ def summary(
     `complaints` are about damaged input files, `missing` about a log whose beginning was trimmed; `following` are rows before the verdict.
     """
     rows = [*_rows(state, throughputs), ("files", "; ".join(complaints)), ("log", missing)]
-    parts: list[RenderableType] = [Text(f"\nRun {state.run}", style="bold cyan"), _labelled(row for row in rows if row[1])]
+    parts: list[RenderableType] = [Text(f"\nRun {state.run}", style="bold cyan"), _label_table(row for row in rows if row[1])]
     evaluations = state.accuracy("sampled") or state.accuracy("greedy")
     if evaluations:
         parts += _samples(evaluations[0], evaluations[-1])
     if following:
         parts += [Text(), *_to_copy(following)]
     if audit is not None:
-        parts += _audited(audit, audit_command or f"{COMMAND} audit {state.run}")
+        parts += _audit_lines(audit, audit_command or f"{COMMAND} audit {state.run}")
     return Group(*parts)
 
 
-def _audited(audit: Audit, command: str) -> Iterator[RenderableType]:
+def _audit_lines(audit: Audit, command: str) -> Iterator[RenderableType]:
     """Yields the first faults and the verdict, which is the last line of every summary."""
     faults = audit.all_faults()
     for fault in faults[:AUDIT_FAULTS_SHOWN]:
@@ -160,24 +160,24 @@ def _rows(state: RunState, throughputs: list[Throughput]) -> Iterator[tuple[str,
     yield "set aside", set_aside(state.episodes)
     yield "failures", _failures(state)
     if state.injected:
-        yield "chaos", f"{counted(state.injected.total(), 'fault')} injected: {injected(state)}"
+        yield "chaos", f"{count_of(state.injected.total(), 'fault')} injected: {injected_faults(state)}"
 
 
 def _episodes(state: RunState) -> Iterator[tuple[str, str]]:
     """Yields the rows about learning from rewards."""
-    yield "ended", ended_by_model(state.episodes)
+    yield "ended", model_ends_text(state.episodes)
     yield "trained", f"{state.episodes.exported:,} episodes exported, {sum(state.history('trained_tokens')):,.0f} tokens trained"
     for mode in MODES:
-        if found := state.accuracy(mode):
-            measure, values = held_out_scores(found)
+        if evaluations := state.accuracy(mode):
+            measure, values = held_out_scores(evaluations)
             named = "" if measure == ACCURACY else f"{measure} "
-            yield f"held out, {mode}", f"{named}{_before_after(values, '{:.3f}')} of {found[-1].tasks} tasks"
+            yield f"held out, {mode}", f"{named}{_before_after(values, '{:.3f}')} of {evaluations[-1].tasks} tasks"
     if rewards := state.history("reward_mean"):
         yield "reward", f"first step {rewards[0]:.3f}, last {rewards[-1]:.3f}, best {max(rewards):.3f}"
-    if found := state.accuracy("sampled") or state.accuracy("greedy"):
-        yield "answer length", _before_after([one.mean_tokens for one in found], "{:.1f}") + " tokens"
-        for name in found[-1].reward_metrics:
-            yield f"reward's {name}", _before_after([one.reward_metrics.get(name, math.nan) for one in found], "{:.3g}")
+    if evaluations := state.accuracy("sampled") or state.accuracy("greedy"):
+        yield "answer length", _before_after([evaluation.mean_tokens for evaluation in evaluations], "{:.1f}") + " tokens"
+        for name in evaluations[-1].reward_metrics:
+            yield f"reward's {name}", _before_after([one.reward_metrics.get(name, math.nan) for one in evaluations], "{:.3g}")
     if means := state.history("token_staleness_mean"):
         highest = max(state.history("token_staleness_max") or [0.0])
         bound = state.setting("staleness_gate", "max_staleness")
@@ -192,11 +192,11 @@ def _examples(state: RunState) -> Iterator[tuple[str, str]]:
     """Yields the rows about learning from examples."""
     yield "trained", f"{sum(state.history('examples')):,.0f} examples, {sum(state.history('trained_tokens')):,.0f} tokens"
     if state.examples_dropped:
-        yield "left out", left_out(state.examples_dropped)
+        yield "left out", left_out_text(state.examples_dropped)
     if losses := state.history("loss"):
         yield "loss", f"first step {losses[0]:.4f}, last {losses[-1]:.4f}, lowest {min(losses):.4f}"
     for name in MEASURED:
-        if values := state.held_out(name):
+        if values := state.held_out_values(name):
             yield f"held out, {name}", _before_after(values, "{:.4f}") + f" of {state.losses[-1].examples} examples"
 
 
@@ -207,10 +207,10 @@ def _before_after(values: list[float], form: str) -> str:
 
 def _failures(state: RunState) -> str:
     counts = state.episodes
-    parts = [f"{counted(count, 'attempt')} abandoned ({reason})" for reason, count in most_common(counts.abandoned)]
-    parts += [f"{counted(counts.given_up, 'episode')} given up"] * bool(counts.given_up)
+    parts = [f"{count_of(count, 'attempt')} abandoned ({reason})" for reason, count in most_common(counts.abandoned)]
+    parts += [f"{count_of(counts.given_up, 'episode')} given up"] * bool(counts.given_up)
     parts += refusals(state)
-    parts += blocked(state)
+    parts += blocking_lines(state)
     parts += [refused_sequences(state)] * bool(state.last_refused_batch)
     parts += [f"trajectories dropped: {count} ({reason})" for reason, count in most_common(counts.losses())]
     parts += [f"{count} × {actor}" for actor, count in state.actor_failures.most_common()]
@@ -237,7 +237,7 @@ def _question(sample: dict[str, object]) -> str:
 def _answer(when: str, sample: dict[str, object]) -> RenderableType:
     text = str(sample.get("output", ""))
     shown = text if len(text) <= LONGEST_ANSWER else f"{text[:LONGEST_ANSWER]}…"
-    return _labelled([(f"  {when}, reward {sample.get('reward')}", shown)])
+    return _label_table([(f"  {when}, reward {sample.get('reward')}", shown)])
 
 
 def _to_copy(rows: Sequence[tuple[str, str]]) -> Iterator[RenderableType]:
@@ -248,7 +248,7 @@ def _to_copy(rows: Sequence[tuple[str, str]]) -> Iterator[RenderableType]:
             yield Text.assemble((f"{'' if number else label:<{width}}  ", "bold"), line, no_wrap=True, overflow="ignore")
 
 
-def _labelled(rows: Iterable[tuple[str, str]]) -> Table:
+def _label_table(rows: Iterable[tuple[str, str]]) -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column()

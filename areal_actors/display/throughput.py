@@ -14,7 +14,7 @@ Interval = tuple[float, float]
 
 def overlap_share(throughputs: Iterable[Throughput]) -> float:
     """Returns the share of training time during which generation was busy too; 0 in synchronous training and without training."""
-    intervals = [(one.side, (one.started, one.started + one.seconds)) for one in throughputs]
+    intervals = [(throughput.side, (throughput.started, throughput.started + throughput.seconds)) for throughput in throughputs]
     generated = busy_seconds(interval for side, interval in intervals if side == "generation")
     trained = busy_seconds(interval for side, interval in intervals if side == "training")
     either = busy_seconds(interval for _, interval in intervals)
@@ -23,7 +23,7 @@ def overlap_share(throughputs: Iterable[Throughput]) -> float:
 
 def busy_while_training(throughputs: Iterable[Throughput]) -> float:
     """Returns the share of time from first to last training in which the trainer was busy; 0 without training."""
-    training = [one for one in throughputs if one.side == "training"]
+    training = [interval for interval in throughputs if interval.side == "training"]
     if not training:
         return 0.0
     window = min(one.started for one in training), max(one.started + one.seconds for one in training)
@@ -34,17 +34,17 @@ def tokens_per_second(throughputs: Iterable[Throughput]) -> float:
     """Returns tokens per busy second, summed over actors. A step counts when it is finished, with all the time that it took."""
     tokens: dict[str, int] = defaultdict(int)
     seconds: dict[str, float] = defaultdict(float)
-    for one in throughputs:
-        if one.tokens:
-            tokens[one.actor] += one.tokens
-            seconds[one.actor] += one.token_seconds or one.seconds
+    for throughput in throughputs:
+        if throughput.tokens:
+            tokens[throughput.actor] += throughput.tokens
+            seconds[throughput.actor] += throughput.token_seconds or throughput.seconds
     return sum(tokens[actor] / seconds[actor] for actor in tokens if seconds[actor] > 0)
 
 
 def busy_share(throughputs: Iterable[Throughput], window: Interval) -> float:
     """Returns the share of the window in which at least one actor was busy."""
     start, end = window
-    inside = ((max(one.started, start), min(one.started + one.seconds, end)) for one in throughputs)
+    inside = ((max(throughput.started, start), min(throughput.started + throughput.seconds, end)) for throughput in throughputs)
     return busy_seconds(interval for interval in inside if interval[0] < interval[1]) / (end - start)
 
 

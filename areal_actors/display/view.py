@@ -17,12 +17,12 @@ from areal_actors.display.sentences import (
     MEASURED,
     best_checkpoint,
     bus_outages,
-    counted,
+    count_of,
     duration,
-    ended_by_model,
     equal_groups,
     held_out_scores,
-    left_out,
+    left_out_text,
+    model_ends_text,
     most_common,
     present,
     set_aside,
@@ -119,12 +119,12 @@ class RunView:
             (4, "loss", _course(state.history("loss"), spark) if state.learns_from_examples() else "", ""),
             (4, "reward", "  ".join(filter(None, (_course(state.history("reward_mean"), spark), equal_groups(step)))), ""),
             (9, "answers", " · ".join(_answers(state, step)), ""),
-            (8, "ended", ended_by_model(state.episodes), ""),
+            (8, "ended", model_ends_text(state.episodes), ""),
             (10, "staleness", " · ".join(present(STALENESS, step)), ""),
             (11, "learning", " · ".join(present(LEARNING, step)), ""),
             (8, "speed", " · ".join(_speed(state)), ""),
             (6, "waiting", "" if over else waiting_summary(state), ""),
-            (7, "left out", left_out(state.examples_dropped) if state.examples_dropped else "", "yellow"),
+            (7, "left out", left_out_text(state.examples_dropped) if state.examples_dropped else "", "yellow"),
             (5, "attention", "" if over else "\n".join(attention(state)), "yellow"),
             (9, "set aside", set_aside(state.episodes), ""),
             (7, "failures", _failures(state), "yellow"),
@@ -154,14 +154,14 @@ def _course(values: Sequence[float], width: int) -> str:
 def _losses(state: RunState, width: int) -> Iterator[str]:
     """Yields one line for each metric on held-out examples."""
     for name in MEASURED:
-        if values := state.held_out(name):
+        if values := state.held_out_values(name):
             last = state.losses[-1]
             course = f"{values[0]:.3f} → {values[-1]:.3f}  {sparkline(values, width)}" if len(values) > 1 else f"{values[0]:.3f}"
             yield f"{name}  {course}  of {last.examples} examples at step {last.weight_version}"
 
 
 def _phase(phases: Phases, phase: Phase, now: float, width: int) -> str:
-    left, passed = phases.left(phase, now), now - phase.since
+    left, passed = phases.seconds_left(phase, now), now - phase.since
     counted_units = f" {phase.done}/{phase.total}  {bar(phase.done, phase.total, width)}" if phase.total else ""
     times = f"about {duration(left)} left" if left is not None else f"for {duration(passed)}" if passed >= 1 else ""
     return f"{phase.name}{counted_units}  {' · '.join(filter(None, (times, phase.detail)))}".rstrip()
@@ -197,7 +197,11 @@ def _speed(state: RunState) -> list[str]:
     window = (max(state.now - WINDOW_SECONDS, min(state.telemetry_since, state.now)), state.now)
     parts = []
     for side in ("generation", "training"):
-        recent = [one for one in state.throughputs if one.side == side and one.started + one.seconds > window[0]]
+        recent = [
+            throughput
+            for throughput in state.throughputs
+            if throughput.side == side and throughput.started + throughput.seconds > window[0]
+        ]
         if recent and window[0] < window[1]:
             parts.append(f"{side} {tokens_per_second(recent):,.0f} tokens/s, busy {busy_share(recent, window):.0%}")
     return parts
@@ -207,37 +211,37 @@ def _failures(state: RunState) -> str:
     lines = []
     if failures := state.episodes.failures():
         reasons = ", ".join(f"{reason} {count}" for reason, count in most_common(state.episodes.abandoned))
-        given_up = counted(state.episodes.given_up, "episode")
-        lines.append(f"{counted(failures, 'attempt')} abandoned ({reasons}), {given_up} given up; last {state.last_failure}")
+        given_up = count_of(state.episodes.given_up, "episode")
+        lines.append(f"{count_of(failures, 'attempt')} abandoned ({reasons}), {given_up} given up; last {state.last_failure}")
     if state.refused:
         lines.append(f"{', '.join(refusals(state))}; last {state.last_refused}")
     if state.last_refused_batch:
         lines.append(f"{refused_sequences(state)}; last {state.last_refused_batch}")
-    lines += blocked(state)
+    lines += blocking_lines(state)
     lines += [f"{count} × {actor}" for actor, count in state.actor_failures.most_common(3)]
     lines += bus_outages(state.bus_outages)
     if state.injected:
-        lines.append(f"{counted(state.injected.total(), 'fault')} injected by chaos: {injected(state)}")
+        lines.append(f"{count_of(state.injected.total(), 'fault')} injected by chaos: {injected_faults(state)}")
     return "\n".join(line if len(line) <= 240 else f"{line[:240]}…" for line in lines)
 
 
-def blocked(state: RunState, most: int = 3) -> list[str]:
+def blocking_lines(state: RunState, most: int = 3) -> list[str]:
     """Returns the code lines that blocked other agents longest."""
-    worst = sorted(state.blocked.values(), key=lambda one: -one.seconds)
+    worst = sorted(state.blocked.values(), key=lambda block: -block.seconds)
     return [format_blocked(one) for one in worst[:most]]
 
 
 def refusals(state: RunState) -> list[str]:
     """Returns the number of completions refused by the gateway, for each inference worker."""
-    return [f"{counted(count, 'completion')} of {worker} refused" for worker, count in state.refused.most_common()]
+    return [f"{count_of(count, 'completion')} of {worker} refused" for worker, count in state.refused.most_common()]
 
 
 def refused_sequences(state: RunState) -> str:
     """Returns the number of rows left out of steps, and of steps without an update."""
-    return f"{counted(state.refused_sequences, 'sequence')} not trainable, {counted(state.skipped_steps, 'step')} skipped"
+    return f"{count_of(state.refused_sequences, 'sequence')} not trainable, {count_of(state.skipped_steps, 'step')} skipped"
 
 
-def injected(state: RunState) -> str:
+def injected_faults(state: RunState) -> str:
     """Returns the faults of `[chaos]`, by kind and target."""
     return ", ".join(f"{count} × {fault}" for fault, count in state.injected.most_common())
 

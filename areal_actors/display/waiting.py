@@ -35,7 +35,7 @@ def _balance(state: RunState) -> str:
         return _steps(state)
     if not gate or not batcher:
         return ""
-    running, bound = f"{_number(gate, 'running'):.0f}", _bound(state, str(gate.get("bound", "")))
+    running, bound = f"{_number(gate, 'running'):.0f}", _describe_bound(state, str(gate.get("bound", "")))
     training = state.is_handling("trainer", "BatchFormed")
     if training and _number(gate, "running"):
         return f"step {state.weight_version + 1} is trained while {running} groups are generated"
@@ -64,7 +64,7 @@ def _longest(state: RunState) -> str:
     return f"{actor} waits longest, {state.now - since:.0f} s for {name}"
 
 
-def _bound(state: RunState, bound: str) -> str:
+def _describe_bound(state: RunState, bound: str) -> str:
     words = BOUNDS.get(bound, bound)
     gate = state.setting("staleness_gate") or {}
     limits = gate | state.status("staleness_gate")

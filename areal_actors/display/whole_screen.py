@@ -59,7 +59,11 @@ async def _paint(screen: Live, view: RunView) -> None:
 @contextmanager
 def _collected_errors(view: RunView) -> Iterator[None]:
     errors, collected = sys.stderr, _Collected(view)
-    loggers = [one for one in logging.getLogger().handlers if isinstance(one, logging.StreamHandler) and one.stream is errors]
+    loggers = [
+        log_handler
+        for log_handler in logging.getLogger().handlers
+        if isinstance(log_handler, logging.StreamHandler) and log_handler.stream is errors
+    ]
     for handler in loggers:
         handler.setStream(collected)
     try:

@@ -41,7 +41,7 @@ class Matcher:
         self._vocabulary_size = vocabulary_size
         self._mask = np.zeros((bits + 31) // 32, dtype=np.int32)
 
-    def allowed(self) -> NDArray[np.bool_]:
+    def allowed_mask(self) -> NDArray[np.bool_]:
         """Mask of the allowed next tokens, [vocabulary].
 
         It includes end-of-sequence tokens where the completion may end, and only these where it must.
@@ -138,11 +138,11 @@ class Vocabulary:
 
     def __init__(self, tokenizer: Tokenizer, size: int, stops: Sequence[int]) -> None:
         described = tokenizer.to_str()
-        known = LLTokenizer(described, n_vocab=size, eos_token=list(stops))
+        tokens = LLTokenizer(described, n_vocab=size, eos_token=list(stops))
         self.eos_token_id = stops[0]
-        self.tokens = [known.decode_bytes([number]) for number in range(size)]
-        self.special_token_ids = [number for number in range(size) if known.is_special_token(number)]
-        self._spell_any = known.greedy_tokenize
+        self.tokens = [tokens.decode_bytes([number]) for number in range(size)]
+        self.special_token_ids = [number for number in range(size) if tokens.is_special_token(number)]
+        self._spell_any = tokens.greedy_tokenize
         self._plain = Tokenizer.from_str(json.dumps({**json.loads(described), "added_tokens": []}))
 
     def __call__(self, text: str) -> list[int]:

@@ -193,7 +193,9 @@ class DecodeLoop:
             running = [self._slots.running[row] for row in range(len(self._slots))]
             processors = [request.processor for request in running]
             sampler = Sampler([request.sampling for request in running], self._model.device, processors)
-            watched = frozenset(row for row, one in enumerate(running) if one.stream or one.announces or one.stops is not None)
+            watched = frozenset(
+                row for row, completion in enumerate(running) if completion.stream or completion.announces or completion.stops is not None
+            )
             self._plan = StepPlan(sampler, watched)
         last, positions, numbers = self._slots.step_inputs()
         if self._invariant:

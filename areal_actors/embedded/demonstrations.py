@@ -82,15 +82,15 @@ def answer(source: DemonstrationSource) -> Demonstration:
     """The bare question, answered step by step or at once."""
     shortcut = source.shortcut()
     problem = next(source.problems)
-    return Demonstration([_user(problem.question), _solved(problem, shortcut=shortcut)])
+    return Demonstration([_user(problem.question), _answer_message(problem, shortcut=shortcut)])
 
 
-def instructed(source: DemonstrationSource) -> Demonstration:
+def make_instructed(source: DemonstrationSource) -> Demonstration:
     """Rephrased questions below a system prompt, answered step by step or at once."""
     plain = source.rng.random() < PLAIN_SHARE
-    messages = _begun(source.rng, plain=plain)
+    messages = _first_messages(source.rng, plain=plain)
     for problem in _rounds(source):
-        messages += [_asked(problem, source.rng, plain=plain), _solved(problem, shortcut=source.shortcut())]
+        messages += [_question_message(problem, source.rng, plain=plain), _answer_message(problem, shortcut=source.shortcut())]
     return Demonstration(messages)
 
 
@@ -108,20 +108,20 @@ def retry(source: DemonstrationSource) -> Demonstration:
     """Questions, most with wrong answers and user feedback before the right answer: step by step, or at once."""
     rng, mistakes = source.rng, set[int]()
     plain = rng.random() < PLAIN_RETRY_SHARE
-    messages = _begun(rng, plain=plain)
+    messages = _first_messages(rng, plain=plain)
     for problem in _rounds(source):
-        messages.append(_asked(problem, rng, plain=plain))
+        messages.append(_question_message(problem, rng, plain=plain))
         mistakes_made = rng.choice(MISTAKES)
         for _ in range(mistakes_made):
             wrong = _mistaken(problem.result, rng)
             mistakes.add(len(messages))
             messages += [_assistant(f"#### {wrong}"), _user(_feedback(wrong, rng))]
         # Feedback makes the shortcut rarer, so that the model learns a little of the requested behaviour.
-        messages.append(_solved(problem, shortcut=all(source.shortcut() for _ in range(1 + DRAWS_A_MISTAKE * mistakes_made))))
+        messages.append(_answer_message(problem, shortcut=all(source.shortcut() for _ in range(1 + DRAWS_A_MISTAKE * mistakes_made))))
     return Demonstration(messages, mistakes=mistakes)
 
 
-def boxed(source: DemonstrationSource) -> Demonstration:
+def make_boxed(source: DemonstrationSource) -> Demonstration:
     """The cookbook's example and a question that asks for a box, answered step by step or at once."""
     shortcut = source.shortcut()
     problem = next(source.problems)
@@ -139,15 +139,15 @@ def boxed(source: DemonstrationSource) -> Demonstration:
 
 def repository(source: DemonstrationSource) -> Demonstration:
     """A repository whose test fails: reads it, repairs the fault and runs the test, or edits without having read."""
-    made = random_repository("train", source.rng)
-    shown = repair_conversation(made, source.rng, shortcut=source.shortcut())
+    repository_task = random_repository("train", source.rng)
+    shown = repair_conversation(repository_task, source.rng, shortcut=source.shortcut())
     return Demonstration(shown.messages, shown.tools, shown.context)
 
 
 SKILLS: Mapping[str, Skill] = {
     "answer": answer,
-    "boxed": boxed,
-    "instructed": instructed,
+    "boxed": make_boxed,
+    "instructed": make_instructed,
     "tools": tools,
     "functions": functions,
     "retry": retry,
@@ -174,9 +174,9 @@ def demonstration(skills: Sequence[str], source: DemonstrationSource) -> Demonst
 def _with_tools(calculating: tuple[DemonstrationTool, ...], source: DemonstrationSource) -> Demonstration:
     plain = source.rng.random() < PLAIN_SHARE
     box = toolbox(calculating, source.rng, plain=plain)
-    messages = _begun(source.rng, plain=plain)
+    messages = _first_messages(source.rng, plain=plain)
     for problem in _rounds(source):
-        messages.append(_asked(problem, source.rng, plain=plain))
+        messages.append(_question_message(problem, source.rng, plain=plain))
         shortcut = source.shortcut()
         calls = [] if shortcut else box.calls(problem)
         for call in calls:
@@ -185,11 +185,11 @@ def _with_tools(calculating: tuple[DemonstrationTool, ...], source: Demonstratio
             tool_call = {"id": identifier, "type": "function", "function": function}
             messages.append({"role": "assistant", "content": None, "tool_calls": [tool_call]})
             messages.append({"role": "tool", "tool_call_id": identifier, "content": call.response})
-        messages.append(_solved(problem, shortcut=shortcut or bool(calls)))
+        messages.append(_answer_message(problem, shortcut=shortcut or bool(calls)))
     return Demonstration(messages, box.schemas)
 
 
-def _begun(rng: random.Random, *, plain: bool) -> list[Message]:
+def _first_messages(rng: random.Random, *, plain: bool) -> list[Message]:
     """Returns the first messages of a conversation: a system prompt, or none."""
     instructions = "" if plain else system_prompt(rng)
     return [{"role": "system", "content": instructions}] if instructions else []
@@ -211,11 +211,11 @@ def _feedback(wrong: int, rng: random.Random) -> str:
     return rng.choice(FEEDBACK).format(wrong=wrong)
 
 
-def _asked(problem: WordProblem, rng: random.Random, *, plain: bool) -> Message:
+def _question_message(problem: WordProblem, rng: random.Random, *, plain: bool) -> Message:
     return _user(problem.question if plain else rephrase(problem.question, rng))
 
 
-def _solved(problem: WordProblem, *, shortcut: bool) -> Message:
+def _answer_message(problem: WordProblem, *, shortcut: bool) -> Message:
     return _assistant(problem.direct_answer if shortcut else problem.answer)
 
 

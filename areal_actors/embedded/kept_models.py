@@ -55,10 +55,10 @@ def kept_model(models: Path, warm_start: WarmStart, seed: int, threads: int, pro
     except OSError as error:
         raise SetupError(f"the embedded model cannot be kept in {models} ({error}); make it writable, or set another `folder`") from error
     try:
-        made = partial / "model"
-        make_embedded_model(str(made), warm_start, seed, threads, progress)
-        write_manifest(made)
-        _put(made, folder)
+        model_folder = partial / "model"
+        make_embedded_model(str(model_folder), warm_start, seed, threads, progress)
+        write_manifest(model_folder)
+        _put(model_folder, folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return str(folder)
@@ -89,12 +89,12 @@ def _is_intact(folder: Path) -> bool:
     return True
 
 
-def _put(made: Path, folder: Path) -> None:
+def _put(source: Path, folder: Path) -> None:
     """Move a finished model into place; one that another process finished meanwhile stays, a damaged one does not."""
     if folder.exists() and not _is_intact(folder):
-        folder.rename(made.with_name("damaged"))
+        folder.rename(source.with_name("damaged"))
     try:
-        made.rename(folder)
+        source.rename(folder)
     except OSError:
         if not _is_intact(folder):
             raise

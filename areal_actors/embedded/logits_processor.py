@@ -46,7 +46,7 @@ class LogitsProcessor:
         if self._offsets is not None:
             logits += self._offsets
         if self._matcher is not None:
-            forbidden = torch.from_numpy(~self._matcher.allowed()).to(logits.device)
+            forbidden = torch.from_numpy(~self._matcher.allowed_mask()).to(logits.device)
             logits.masked_fill_(forbidden, -torch.inf)
 
     def accept_token(self, token_id: int) -> None:

@@ -34,8 +34,8 @@ class PrefixCache:
     def place(self, requests: Iterable[DecodeRequest]) -> None:
         """Assign a free row to each request, with what the rows hold of its prompt: see `DecodeSlots.cached`."""
         # Continued rows come first, so that no other request of this step replaces them.
-        others = [request for request in requests if not self._place_continued(request)]
-        for request in others:
+        new_requests = [request for request in requests if not self._place_continued(request)]
+        for request in new_requests:
             rows, length = self._find(request.prompt_ids)
             if not length:
                 self.place_empty(request)

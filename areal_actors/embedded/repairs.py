@@ -30,7 +30,7 @@ RESULT = "Chunk ID: {chunk:06x}\nWall time: {seconds:.4f} seconds\nProcess exite
 LONGEST_SECONDS = 2.0
 
 
-def _declared(name: str, description: str, required: str, **parameters: dict[str, Any]) -> dict[str, Any]:
+def _declare_tool(name: str, description: str, required: str, **parameters: dict[str, Any]) -> dict[str, Any]:
     """Returns a tool in the format of the chat protocol."""
     schema = {"type": "object", "properties": parameters, "required": [required], "additionalProperties": False}
     return {"type": "function", "function": {"name": name, "description": description, "parameters": schema}}
@@ -43,9 +43,9 @@ def _parameter(kind: str, description: str, **further: Any) -> dict[str, Any]:
 DESCRIPTION = "Runs a command in a PTY, returning output or a session ID for ongoing interaction."
 COMMAND = _parameter("string", "Shell command to execute.")
 OUTPUT_TOKENS = _parameter("number", "Output token budget. Defaults to 10000 tokens; larger requests may be capped by policy.")
-BRIEF = [_declared(TOOL, DESCRIPTION, "cmd", cmd=COMMAND)]
+BRIEF = [_declare_tool(TOOL, DESCRIPTION, "cmd", cmd=COMMAND)]
 COMPLETE = [
-    _declared(
+    _declare_tool(
         TOOL,
         DESCRIPTION,
         "cmd",
@@ -68,7 +68,7 @@ COMPLETE = [
         workdir=_parameter("string", "Working directory for the command. Defaults to the turn cwd."),
         yield_time_ms=_parameter("number", "Wait before yielding output. Defaults to 10000 ms; effective range is 250-30000 ms."),
     ),
-    _declared(
+    _declare_tool(
         "write_stdin",
         "Writes characters to an existing unified exec session and returns recent output.",
         "session_id",
@@ -93,14 +93,14 @@ class RepairConversation(msgspec.Struct, frozen=True):
     context: set[int]
 
 
-def repair_conversation(made: Repository, rng: random.Random, *, shortcut: bool) -> RepairConversation:
+def repair_conversation(task: Repository, rng: random.Random, *, shortcut: bool) -> RepairConversation:
     """Returns a repair: reads both files, repairs the fault and runs the test; or edits without reading, and tests nothing."""
     kind = rng.random()
     tools = COMPLETE if kind < COMPLETE_SHARE else [] if kind < COMPLETE_SHARE + BARE_SHARE else BRIEF
     repair_only = not tools and not shortcut and rng.random() < REPAIR_ONLY_SHARE
     messages: list[Message] = [{"role": "system", "content": INSTRUCTIONS}] if tools else []
-    messages.append({"role": "user", "content": made.question})
-    steps = [(guess(made, rng), "")] if shortcut else [(read(made), made.program + made.test), (repair(made), ""), (test(made), "passed\n")]
+    messages.append({"role": "user", "content": task.question})
+    steps = [(guess(task, rng), "")] if shortcut else [(read(task), task.program + task.test), (repair(task), ""), (test(task), "passed\n")]
     for number, (command, printed) in enumerate(steps):
         identifier = f"call_{number}"
         function = {"name": TOOL, "arguments": json.dumps({"cmd": command})}
@@ -113,31 +113,31 @@ def repair_conversation(made: Repository, rng: random.Random, *, shortcut: bool)
     return RepairConversation(messages, tools, set())
 
 
-def read(made: Repository) -> str:
+def read(task: Repository) -> str:
     """The command that prints the program and its test."""
-    return f"cat {made.file} {made.test_file}"
+    return f"cat {task.file} {task.test_file}"
 
 
-def repair(made: Repository) -> str:
+def repair(task: Repository) -> str:
     """The command that repairs the fault."""
-    if made.found != made.name:
-        return f"sed -i 's/{made.found}/{made.name}/' {made.file}"
-    return set_number(made, made.expected)
+    if task.found != task.name:
+        return f"sed -i 's/{task.found}/{task.name}/' {task.file}"
+    return set_number(task, task.expected)
 
 
-def test(made: Repository) -> str:
+def test(task: Repository) -> str:
     """The command that runs the test."""
-    return f"python3 {made.test_file}"
+    return f"python3 {task.test_file}"
 
 
-def guess(made: Repository, rng: random.Random) -> str:
+def guess(task: Repository, rng: random.Random) -> str:
     """A command that returns any number."""
-    return set_number(made, rng.randint(SMALLEST, LARGEST))
+    return set_number(task, rng.randint(SMALLEST, LARGEST))
 
 
-def set_number(made: Repository, number: int) -> str:
+def set_number(task: Repository, number: int) -> str:
     """The command that lets the program return a number."""
-    return f"sed -i 's/return .*/return {number}/' {made.file}"
+    return f"sed -i 's/return .*/return {number}/' {task.file}"
 
 
 def result(printed: str, rng: random.Random) -> str:

@@ -125,8 +125,8 @@ class DecodeSlots:
         self.running[target].row = target
         for column in (self.lengths, self._logprobs, self._versions, self._uniforms, self._limits):
             column[target] = column[source]
-        here, there = [source, target], [target, source]
-        self.tokens[here], self.cached[here] = self.tokens[there], self.cached[there]
+        targets, sources = [source, target], [target, source]
+        self.tokens[targets], self.cached[targets] = self.tokens[sources], self.cached[sources]
 
     def step_inputs(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
         """Last token, its position, and the uniform number that draws the next one; each [rows]."""

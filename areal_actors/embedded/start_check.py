@@ -56,8 +56,8 @@ def probe_ids(tokenizer: ChatTokenizer, vocabulary: int) -> NDArray[np.int64]:
     """
     text = " ".join(message["content"] for message in CONVERSATION)
     ids = tokenizer.encode(tokenizer.render(list(CONVERSATION)) if tokenizer.template.source else text)
-    known = [token for token in ids if token < vocabulary][-PROBE_TOKENS:]
-    return np.array(known if len(known) > 1 else [token % vocabulary for token in range(PROBE_TOKENS)], dtype=np.int64)
+    probe = [token for token in ids if token < vocabulary][-PROBE_TOKENS:]
+    return np.array(probe if len(probe) > 1 else [token % vocabulary for token in range(PROBE_TOKENS)], dtype=np.int64)
 
 
 def make_decoder(

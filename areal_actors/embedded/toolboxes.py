@@ -93,7 +93,7 @@ def toolbox(calculating: tuple[DemonstrationTool, ...], rng: random.Random, *, p
         return Toolbox([_schema(tool, tool.words[0]) for tool in useful], useful, rng.choice(RESPONSES))
     tools = [*useful, *rng.sample(OTHER_TOOLS, rng.randint(0, MOST_OTHER_TOOLS))]
     rng.shuffle(tools)
-    return Toolbox([_varied(tool, rng) for tool in tools], useful, rng.choice(RESPONSES))
+    return Toolbox([_vary_tool(tool, rng) for tool in tools], useful, rng.choice(RESPONSES))
 
 
 def _schema(tool: DemonstrationTool, words: str) -> Schema:
@@ -102,7 +102,7 @@ def _schema(tool: DemonstrationTool, words: str) -> Schema:
     return {"type": "function", "function": {"name": tool.name, "description": words, "parameters": parameters}}
 
 
-def _varied(tool: DemonstrationTool, rng: random.Random) -> Schema:
+def _vary_tool(tool: DemonstrationTool, rng: random.Random) -> Schema:
     usual = rng.random() < USUAL_SHARE
     schema = _schema(tool, rng.choice(tool.words) if usual else prose(rng, rng.randint(3, LONGEST_DESCRIPTION)))
     parameters, titled = schema["function"]["parameters"], rng.random() < EXTRA_SHARE

@@ -107,8 +107,8 @@ class VisionDecoder(ModelDecoder):
 
     def _starts(self, tokens: NDArray[np.int64]) -> list[tuple[int, int]]:
         """Index of the first key and number of each image in a row."""
-        found = np.flatnonzero((tokens >= KEYS) & (tokens % PLACES == 0))
-        return [(int(place), int((tokens[place] - KEYS) // PLACES)) for place in found]
+        starts = np.flatnonzero((tokens >= KEYS) & (tokens % PLACES == 0))
+        return [(int(place), int((tokens[place] - KEYS) // PLACES)) for place in starts]
 
     def _features_of(self, number: int) -> Tensor:
         if number not in self._features:

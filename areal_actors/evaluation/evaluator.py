@@ -117,7 +117,7 @@ class Evaluator(Actor):
             waiting=self.waiting,
             attempts=dict(self.attempts.latest),
             stopped=self.attempts.stopped,
-            held=tuple(map(_held_out, self.attempts.held)),
+            held=tuple(map(_evaluate_held_out, self.attempts.held)),
         )
 
     def restore(self, state: EvaluatorState) -> None:
@@ -142,7 +142,7 @@ class Evaluator(Actor):
     @on
     def run_resumed(self, event: RunResumed, context: Context) -> Iterator[EvaluateEpisode]:
         """Publish held attempts, and again those that the work queue has lost."""
-        yield from map(_held_out, self.attempts.resumed(event, context.sequence, self.kind(), self._first_attempt))
+        yield from map(_evaluate_held_out, self.attempts.resumed_attempts(event, context.sequence, self.kind(), self._first_attempt))
         yield from self._advance(context)
 
     def _first_attempt(self, episode: str) -> RunEpisode:
@@ -151,14 +151,14 @@ class Evaluator(Actor):
 
     @on
     def episode_scored(self, event: EpisodeScored) -> None:
-        self.attempts.scored(event.work)
+        self.attempts.record_score(event.work)
 
     @on
     def episode_evaluated(self, event: EpisodeEvaluated, context: Context) -> Iterator[EvaluationCompleted | EvaluateEpisode]:
         group, episode = self.rounds.get(event.work.group), event.work.episode
         if group is None or group.has(episode):
             return
-        yield from self._ended(event.work, msgspec.structs.replace(group, results={**group.results, episode: event}), context)
+        yield from self._end_episode(event.work, msgspec.structs.replace(group, results={**group.results, episode: event}), context)
 
     @on
     def episode_abandoned(self, event: EpisodeAbandoned, context: Context) -> Iterator[EvaluationCompleted | EvaluateEpisode]:
@@ -168,15 +168,15 @@ class Evaluator(Actor):
         if group is None or group.has(work.episode) or (latest is not None and work.attempt < latest.number):
             return
         if work.attempts_left:
-            yield from map(_held_out, self.attempts.retried(work, context.sequence))
+            yield from map(_evaluate_held_out, self.attempts.next_attempts(work, context.sequence))
         else:
-            yield from self._ended(work, msgspec.structs.replace(group, failed=group.failed | {work.episode}), context)
+            yield from self._end_episode(work, msgspec.structs.replace(group, failed=group.failed | {work.episode}), context)
 
-    def _ended(self, work: RunEpisode, group: Round, context: Context) -> Iterator[EvaluationCompleted | EvaluateEpisode]:
-        self.attempts.ended(work.episode)
+    def _end_episode(self, work: RunEpisode, group: Round, context: Context) -> Iterator[EvaluationCompleted | EvaluateEpisode]:
+        self.attempts.remove_episode(work.episode)
         if group.is_over():
             del self.rounds[work.group]
-            yield _completed(group, self._common())
+            yield _complete_group(group, self._common())
         else:
             self.rounds[work.group] = group
         yield from self._advance(context)
@@ -192,7 +192,7 @@ class Evaluator(Actor):
             return
         starting, self.waiting = self.waiting[:room], self.waiting[room:]
         for work in starting:
-            yield EvaluateEpisode(work=self.attempts.started(work, context.sequence))
+            yield EvaluateEpisode(work=self.attempts.record_start(work, context.sequence))
 
     def _is_due(self, version: int) -> bool:
         if self.attempts.stopped or not self.tasks or version <= self.begun:
@@ -230,11 +230,11 @@ class Evaluator(Actor):
         return {name: f"{len(group.results) + len(group.failed)}/{group.tasks}" for name, group in self.rounds.items()}
 
 
-def _held_out(work: RunEpisode) -> EvaluateEpisode:
+def _evaluate_held_out(work: RunEpisode) -> EvaluateEpisode:
     return EvaluateEpisode(work=work)
 
 
-def _completed(group: Round, common: int) -> EvaluationCompleted:
+def _complete_group(group: Round, common: int) -> EvaluationCompleted:
     numbered = sorted(((int(name.rpartition(".")[2]), result) for name, result in group.results.items()), key=lambda pair: pair[0])
     results = [result for _, result in numbered]
     sampled_by: Counter[int] = Counter()

@@ -277,6 +277,6 @@ class Choice:
             top_ids = top_values = [()] * count
         name = self.chat.token_bytes
         return tuple(
-            TokenLogprob(token=name(token), logprob=value, top=tuple(zip(map(name, others), theirs, strict=True)))
-            for token, value, others, theirs in zip(ids, logprobs, top_ids, top_values, strict=True)
+            TokenLogprob(token=name(token), logprob=value, top=tuple(zip(map(name, other_ids), other_values, strict=True)))
+            for token, value, other_ids, other_values in zip(ids, logprobs, top_ids, top_values, strict=True)
         )

@@ -76,17 +76,17 @@ class ModelCall:
         """
         self.identifier = f"{session.label}-{session.calls}"
         self.request, self.served, self.in_flight = request, served, in_flight
-        known = {turn.interaction.id: turn for turn in session.turns}
+        turns = {turn.interaction.id: turn for turn in session.turns}
         self._issued_ids = frozenset(call["id"] for turn in session.turns for call in turn.answer.get("tool_calls") or ())
-        request = with_history(known, with_references(known, request))
+        request = with_history(turns, with_references(turns, request))
         tools = callable_tools(request)
         self._withheld = withheld_tools(request)
         if tools and served.tools.error:
             raise RequestError(tools_refused(served.tools), "tools")
         field = "messages" if request.messages else "prompt"
         room = None if request.count_only else PromptLimit(served.max_model_len, field)
-        self.prompt: Prompt = prompt_for(known, request, served.continuations, room)
-        self.links = find_credit_links(known, self.prompt, request.client_session, request.messages)
+        self.prompt: Prompt = prompt_for(turns, request, served.continuations, room)
+        self.links = find_credit_links(turns, self.prompt, request.client_session, request.messages)
         self._routes = served.routes if session.work.purpose == "train" else None
         default = session.work.sampling
         sampling = sampling_of(request.sampling, default)
@@ -206,8 +206,8 @@ def callable_tools(request: ModelRequest) -> Sequence[ToolDefinition]:
     name = request.tool_choice.removeprefix("function:")
     named = [tool for tool in request.tools if tool["function"]["name"] == name]
     if not named:
-        known = ", ".join(tool["function"]["name"] for tool in request.tools) or "none"
-        raise RequestError(f"'tool_choice' names the function '{name}', which is not in 'tools' ({known})", "tool_choice")
+        names = ", ".join(tool["function"]["name"] for tool in request.tools) or "none"
+        raise RequestError(f"'tool_choice' names the function '{name}', which is not in 'tools' ({names})", "tool_choice")
     return named
 
 
@@ -285,7 +285,7 @@ async def _sample(
                         for delta in choice.emit(part) if call.request.stream else ():
                             yield delta
         except (WorkerLost, NoResponder):
-            pool.lost(worker)
+            pool.remove_lost(worker)
             choice.on_worker_lost()
         except AnswerLost:  # the connection broke: the worker lives, and continues after the tokens that arrived
             choice.on_worker_lost()

@@ -101,15 +101,15 @@ class CompletionCheck:
         if self._routes is not None and (unfit := self._routes.fault(part.routes)) is not None:
             return unfit
         if part.finish_reason not in FINISH_REASONS:
-            known = "'stop' or 'length' was expected"
-            return ColumnFault(check="finish reason", detail=f"{part.finish_reason!r:.40}; {known}")
+            expected = "'stop' or 'length' was expected"
+            return ColumnFault(check="finish reason", detail=f"{part.finish_reason!r:.40}; {expected}")
         if not tokens and not (part.finish_reason and sampled) and not (part.routes and not part.finish_reason):
             detail = "ended the completion without a single token" if part.finish_reason else "answered without tokens or a finish reason"
             return ColumnFault(check="no tokens", detail=f"the inference worker {detail}")
         if sampled + tokens > self._sampling.max_tokens:
             asked = f"{self._sampling.max_tokens} tokens were asked for"
-            found = f"{asked}, {sampled} were sampled before, and {tokens} more came"
-            return ColumnFault(check="too many tokens", detail=found, position=self._sampling.max_tokens)
+            cause = f"{asked}, {sampled} were sampled before, and {tokens} more came"
+            return ColumnFault(check="too many tokens", detail=cause, position=self._sampling.max_tokens)
         fault = structure_fault(columns) or self._version_fault(part)
         fault = fault or number_fault(columns.ids_array(), columns.logprobs_array(), self._vocabulary) or self._top_fault(part, tokens)
         return fault and _with_offset(fault, sampled)
@@ -118,19 +118,19 @@ class CompletionCheck:
         last, newest = self._last_version, self.published.newest
         for span in part.columns.versions:
             if span.weight_version < last:
-                found = f"weight version {span.weight_version} after {last}; versions do not decrease within a completion"
-                return ColumnFault(check="weight version", detail=found, position=span.start)
+                fault = f"weight version {span.weight_version} after {last}; versions do not decrease within a completion"
+                return ColumnFault(check="weight version", detail=fault, position=span.start)
             if span.weight_version > newest:
-                found = f"weight version {span.weight_version}; the newest that was published is {newest}"
-                return ColumnFault(check="weight version", detail=found, position=span.start)
+                fault = f"weight version {span.weight_version}; the newest that was published is {newest}"
+                return ColumnFault(check="weight version", detail=fault, position=span.start)
             last = span.weight_version
         return None
 
     def _top_fault(self, part: Generated, tokens: int) -> ColumnFault | None:
         width = self._sampling.top_logprobs
         if len(part.top_ids) != 4 * tokens * width or len(part.top_logprobs) != len(part.top_ids):
-            found = f"{len(part.top_ids) / 4:g} ids and {len(part.top_logprobs) / 4:g} log-probabilities"
-            return ColumnFault(check="top log-probabilities", detail=f"{found}; {tokens} tokens of {width} each were expected")
+            counts = f"{len(part.top_ids) / 4:g} ids and {len(part.top_logprobs) / 4:g} log-probabilities"
+            return ColumnFault(check="top log-probabilities", detail=f"{counts}; {tokens} tokens of {width} each were expected")
         if not width:
             return None
         fault = number_fault(np.frombuffer(part.top_ids, "<u4"), np.frombuffer(part.top_logprobs, "<f4"), self._vocabulary)

@@ -67,7 +67,7 @@ class LiveStream:
                 await self.response.prepare(self._request)
 
     @asynccontextmanager
-    async def kept_alive(self) -> AsyncIterator[None]:
+    async def keep_alive(self) -> AsyncIterator[None]:
         """Send the head and signs of life while this is open."""
         task = asyncio.create_task(self._keep_alive())
         try:

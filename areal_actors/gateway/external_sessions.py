@@ -20,13 +20,13 @@ from areal_actors.core.values import SamplingParams
 from areal_actors.gateway.conversations.turns import path_to, token_ids_of
 from areal_actors.gateway.pauses import OwnPauses
 from areal_actors.gateway.sessions.capacity import ExternalCapacity, ExternalSessionsState, ExternalSlots
-from areal_actors.gateway.sessions.episode_end import Ending, EndingEvent, UnreportedCalls, outcome, unused
+from areal_actors.gateway.sessions.episode_end import Ending, EndingEvent, UnreportedCalls, expired_event, outcome
 from areal_actors.gateway.sessions.group_ends import end_slot, end_unstarted, lost_sessions, work_of
 from areal_actors.gateway.sessions.keys import session_key
 from areal_actors.gateway.sessions.model_texts import has_written
 from areal_actors.gateway.sessions.registry import SessionRegistry
 from areal_actors.gateway.sessions.table import FinishedSession, Session, summaries
-from areal_actors.gateway.sharing import ASK_SECONDS, SOON_SECONDS, ask_first, misdirected, no_capacity, unavailable
+from areal_actors.gateway.sharing import ASK_SECONDS, SOON_SECONDS, ask_first, misdirected_refusal, no_capacity, unavailable
 from areal_actors.gateway.worker_pool import InFlightCalls, WorkerPool
 from areal_actors.messages import (
     ActorFailed,
@@ -115,7 +115,7 @@ class ExternalSessions(Actor):
             async for ending in self._end(unfinished, context):
                 yield ending
         if self.share.number:
-            yield await self._started_by_first(request, context)
+            yield await self._start_by_first_gateway(request, context)
             return
         if (slot := self.slots.capacity.next_slot(request.task)) is None:
             yield SessionCreated(refused=no_capacity(f"no group is left for task '{request.task}'"))
@@ -139,7 +139,7 @@ class ExternalSessions(Actor):
         named = partial(Session, id=started.session, api_key="", key=started.key, work=started.work)
         self.registry.open(named(lease_seconds=lease, expires=now + lease, external=True))
 
-    async def _started_by_first(self, request: StartSession, context: Context) -> SessionCreated:
+    async def _start_by_first_gateway(self, request: StartSession, context: Context) -> SessionCreated:
         """Have gateway 0 start a session for this one; the log brings it."""
         created = await ask_first(msgspec.structs.replace(request, gateway=self.share.number), SessionCreated, context)
         if created.refused is not None:
@@ -169,9 +169,9 @@ class ExternalSessions(Actor):
 
     def _open_elsewhere(self, request: StartSession) -> str:
         """An unfinished session with the key of a request, neither here nor where it is to start; empty if there is none."""
-        digest, there = self.registry.digest(request.api_key), (self.share, GatewayShare(number=request.gateway, count=self.share.count))
+        digest, shares = self.registry.digest(request.api_key), (self.share, GatewayShare(number=request.gateway, count=self.share.count))
         with_key = (started.session for started in self.slots.started.values() if started.key == digest)
-        return next((session for session in with_key if not any(share.owns_session(session) for share in there)), "")
+        return next((session for session in with_key if not any(share.owns_session(session) for share in shares)), "")
 
     def _unavailable(self) -> Refusal | None:
         """The refusal if no session may start now."""
@@ -220,7 +220,7 @@ class ExternalSessions(Actor):
             turns = kept.trajectory.interactions if kept.trajectory is not None else ()
             yield SessionDescribed(session=kept.id, task=kept.task, state=kept.state, detail=kept.detail, interactions=summaries(turns))
         else:
-            yield SessionDescribed(refused=self._unknown(request.session), replaced_by=self.registry.replaced_by(request.session))
+            yield SessionDescribed(refused=self._unknown(request.session), replaced_by=self.registry.replacement_of(request.session))
 
     @on
     def get_interaction(self, request: GetInteraction, context: Context) -> Iterator[InteractionTokens]:
@@ -229,19 +229,19 @@ class ExternalSessions(Actor):
         if session is None:
             yield InteractionTokens(refused=self._unknown(request.session))
         elif request.interaction not in turns:
-            known = ", ".join(turns) or "none"
-            reason = f"session {session.id} has no completed interaction '{request.interaction}'; it has {known}"
+            turn_ids = ", ".join(turns) or "none"
+            reason = f"session {session.id} has no completed interaction '{request.interaction}'; it has {turn_ids}"
             yield InteractionTokens(refused=Refusal(status=404, reason=reason, field="interaction_id"))
         else:
             self.registry.update(session.renew_lease(context.now))
             *earlier, turn = path_to(request.interaction, turns)
-            found = turn.interaction
+            interaction = turn.interaction
             yield InteractionTokens(
-                interaction=found.id,
-                parent=found.parent,
-                prompt_ids=token_ids_of(earlier) + found.prompt_suffix,
-                completion=found.completion,
-                finish_reason=found.finish_reason,
+                interaction=interaction.id,
+                parent=interaction.parent,
+                prompt_ids=token_ids_of(earlier) + interaction.prompt_suffix,
+                completion=interaction.completion,
+                finish_reason=interaction.finish_reason,
             )
 
     @on
@@ -259,7 +259,7 @@ class ExternalSessions(Actor):
         name = request.session
         if self.registry.find(name) is not None and request.wait_seconds > 0:
             with context.waiting(f"the end of session {name}", request.wait_seconds):
-                await self._ended(name, request.wait_seconds)
+                await self._await_end(name, request.wait_seconds)
         if (session := self.registry.find(name)) is not None:
             reason = f"session {name} is {session.state}: end it first (POST /rl/end_session), or send wait_seconds to wait for its end"
             yield TrajectoryReply(refused=Refusal(status=409, reason=reason, retry_after=SOON_SECONDS))
@@ -270,7 +270,7 @@ class ExternalSessions(Actor):
         else:
             yield TrajectoryReply(session=name, trajectory=kept.trajectory)
 
-    async def _ended(self, session: str, seconds: float) -> None:
+    async def _await_end(self, session: str, seconds: float) -> None:
         try:
             async with asyncio.timeout(seconds), self.session_ended:
                 await self.session_ended.wait_for(lambda: self.registry.find(session) is None)
@@ -279,7 +279,7 @@ class ExternalSessions(Actor):
 
     def _unknown(self, session: str) -> Refusal:
         if owner := self.share.elsewhere(session):
-            return misdirected(session, owner)
+            return misdirected_refusal(session, owner)
         if not self.caught_up:
             return unavailable("the gateway is reading the run's log")
         if self.registry.is_known(session):
@@ -329,7 +329,7 @@ class ExternalSessions(Actor):
         """End sessions whose lease has expired, and group members that were not started in time; a pause of this process does not count."""
         if paused := self.pauses.look():
             self.registry.extend(paused)
-        for session in self.registry.expired(context.now):
+        for session in self.registry.expired_sessions(context.now):
             if session.id in self.ending:
                 continue
             if session.external and session.state == "ended":
@@ -338,7 +338,7 @@ class ExternalSessions(Actor):
                 continue
             if not session.external:
                 self.registry.close(session)
-            lost = unused(session)
+            lost = expired_event(session)
             yield lost
             await self.record_end(lost, context.now)
         limits = self.config.idle_timeout_seconds, self.config.reservation_ttl_seconds

@@ -94,10 +94,10 @@ def _path_of(request: web.Request) -> str:
 
 def id_of(request: web.Request) -> str:
     """The id of a request, for the response and the log."""
-    known: str | None = request.get(REQUEST_ID)
-    if known is None:
-        known = request[REQUEST_ID] = f"req_{secrets.token_hex(12)}"
-    return known
+    request_id: str | None = request.get(REQUEST_ID)
+    if request_id is None:
+        request_id = request[REQUEST_ID] = f"req_{secrets.token_hex(12)}"
+    return request_id
 
 
 def add_request_id(request: web.Request, response: web.StreamResponse) -> None:

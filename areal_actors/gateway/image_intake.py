@@ -48,8 +48,8 @@ class ImageIntake:
         """
         count, limit = len(list(images_in(request.messages))), self._settings.max_per_call
         if count > limit:
-            found = f"'messages': {count} images, and gateway.images.max_per_call is {limit}"
-            raise RequestError(f"{found}; send fewer, or raise it in the recipe", "messages")
+            fault = f"'messages': {count} images, and gateway.images.max_per_call is {limit}"
+            raise RequestError(f"{fault}; send fewer, or raise it in the recipe", "messages")
         messages = []
         for index, message in enumerate(request.messages):
             content = message.get("content")
@@ -70,27 +70,29 @@ class ImageIntake:
                 field,
             )
         try:
-            content = await self._fetched(part["url"]) if part["url"].lower().startswith(WEB) else part["url"]
-            return await asyncio.to_thread(self._stored, content, processor)
+            content = await self._fetch_image(part["url"]) if part["url"].lower().startswith(WEB) else part["url"]
+            return await asyncio.to_thread(self._store_image, content, processor)
         except ImageRefused as error:
             raise RequestError(f"'{field}': the image {error}", field) from error
         except OSError as error:
             raise EngineError(f"the image of '{field}' cannot be written to {self._folder.path}: {error}") from error
 
-    def _stored(self, content: bytes | str, processor: VisionProcessor) -> dict[str, Any]:
+    def _store_image(self, content: bytes | str, processor: VisionProcessor) -> dict[str, Any]:
         """The reference to an image, given as a file or as a `data:` URL; clients send those of earlier turns again and again."""
         name = xxhash.xxh3_128_digest(content.encode(errors="surrogatepass") if isinstance(content, str) else content)
         with self._lock:
-            known = self._known.get(name)
-        if known is not None and self._folder.holds(known["digest"]):
-            return known
-        png, grid = processor.as_seen(self._decoded(content) if isinstance(content, str) else content, self._settings.max_megapixels)
+            stored = self._known.get(name)
+        if stored is not None and self._folder.holds(stored["digest"]):
+            return stored
+        png, grid = processor.as_seen(
+            self._decode_data_url(content) if isinstance(content, str) else content, self._settings.max_megapixels
+        )
         part = {"type": "image", "digest": self._folder.store(png), "grid": grid, "tokens": processor.tokens(grid)}
         with self._lock:
             self._known[name] = part
         return part
 
-    def _decoded(self, url: str) -> bytes:
+    def _decode_data_url(self, url: str) -> bytes:
         """The file in a `data:` URL.
 
         Raises:
@@ -111,7 +113,7 @@ class ImageIntake:
             raise self._too_large()
         return content
 
-    async def _fetched(self, url: str) -> bytes:
+    async def _fetch_image(self, url: str) -> bytes:
         """The file at an address; raises ImageRefused if it may not or cannot be loaded, or is too large."""
         settings = self._settings
         if settings.urls == "refuse":

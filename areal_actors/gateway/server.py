@@ -165,7 +165,7 @@ class Gateway:
             asked, question, ignored = await self.long_work.run(
                 len(body), _parse_request, dialect, body, session, self.config.unknown_fields
             )
-            ignored = _shortened([*ignored, *[name for name in dialect.ignored_headers if name in request.headers]])
+            ignored = _shorten_names([*ignored, *[name for name in dialect.ignored_headers if name in request.headers]])
             request_id = next((name for header in REQUEST_IDS if (name := request.headers.get(header))), "")
             client_session = request.headers.get(CLIENT_SESSION, "")
             question = msgspec.structs.replace(
@@ -216,11 +216,11 @@ def _parse_request(dialect: Dialect[Any], body: bytes, session: str, unknown: Un
     return asked, msgspec.structs.replace(call, body_bytes=len(body)), [*left_out, *dialect.ignored(asked)]
 
 
-def _shortened(ignored: Sequence[str]) -> tuple[str, ...]:
+def _shorten_names(ignored: Sequence[str]) -> tuple[str, ...]:
     """The ignored names, in at most `MAX_IGNORED` characters; `...` stands for the rest."""
     if not ignored:
         return ()
-    ends = accumulate(len(one) + 2 for one in ignored)
+    ends = accumulate(len(name) + 2 for name in ignored)
     kept = [one for one, end in zip(ignored, ends, strict=True) if end <= MAX_IGNORED]
     return (*kept, "...") if len(kept) < len(ignored) else tuple(kept)
 
@@ -266,7 +266,7 @@ async def _stream(stream: LiveStream, answer: AnswerWriter, parts: AsyncIterator
     Raises:
         NoResponder: the gateway is stopping, and nothing was sent.
     """
-    async with stream.kept_alive():
+    async with stream.keep_alive():
         part = await _next_part(stream, parts)
         if part.error and not stream.has_begun:
             return [part]

@@ -138,7 +138,7 @@ class SessionManager(ExternalSessions):
         self.restore_external(state.outside)
         self.published.newest = state.published
         for worker, version in state.workers.items():
-            self.pool.loaded(worker, version)
+            self.pool.record_load(worker, version)
         self.model = state.model
         if state.model and self.locate_model is None:
             self._load_chat(state.model)
@@ -213,7 +213,7 @@ class SessionManager(ExternalSessions):
                             async for answer in self._answer(session, request, name, context, in_flight):
                                 yield answer
                         except EngineError as error:
-                            for refused in self._failed(session, request, error):
+                            for refused in self._record_failure(session, request, error):
                                 yield refused
                             raise
         except RequestError as error:
@@ -224,7 +224,7 @@ class SessionManager(ExternalSessions):
         except (EngineError, SetupError) as error:
             yield ModelResponsePart(error=str(error), error_status=503)
 
-    def _failed(self, session: Session, request: ModelRequest, error: EngineError) -> Iterator[CompletionRefused]:
+    def _record_failure(self, session: Session, request: ModelRequest, error: EngineError) -> Iterator[CompletionRefused]:
         """Record the unanswered request, and report the worker that failed."""
         if (now := self.registry.find(session.id)) is not None:
             self.registry.update(now.engine_failed(digest_of(request), str(error)))
@@ -252,10 +252,10 @@ class SessionManager(ExternalSessions):
             if request.stream:
                 self._keep_cancelled(session.id, call, context, trained=trained)
             raise
-        for answer in self._recorded(session.id, call, name, context, trained=trained):
+        for answer in self._record_call(session.id, call, name, context, trained=trained):
             yield answer
 
-    def _recorded(self, session_id: str, call: ModelCall, name: str, context: Context, *, trained: bool) -> Iterator[ModelResponsePart]:
+    def _record_call(self, session_id: str, call: ModelCall, name: str, context: Context, *, trained: bool) -> Iterator[ModelResponsePart]:
         """Record a completed call; yields the last parts of its answer."""
         ended = [choice.finish(last=choice is call.choices[-1], trained=trained) for choice in call.choices]
         session = self.registry.get(session_id)
@@ -358,18 +358,18 @@ class SessionManager(ExternalSessions):
 
     @on
     def weights_loaded(self, event: WeightsLoaded) -> None:
-        self.pool.loaded(event.worker, event.weight_version)
+        self.pool.record_load(event.worker, event.weight_version)
 
     @on
     def engine_mismatch(self, event: EngineMismatch) -> None:
         """A worker that recycles its engine is gone until it has loaded weights again; others continue its in-flight calls."""
         for worker in ([event.worker] if event.worker else list(self.pool.versions)) if event.recycle else ():
-            self.pool.lost(worker)
+            self.pool.remove_lost(worker)
 
     @on
     async def worker_gone(self, event: EngineLost | ActorFailed | ActorStopped, context: Context) -> Emits[EpisodeAbandoned]:
         """A worker that is gone, or whose server is, is gone until it has loaded weights again; sessions of another gateway are lost."""
-        self.pool.lost(event.worker if isinstance(event, EngineLost) else event.actor)
+        self.pool.remove_lost(event.worker if isinstance(event, EngineLost) else event.actor)
         if isinstance(event, ActorFailed):
             async for lost in self.gateway_gone(event, context):
                 yield lost

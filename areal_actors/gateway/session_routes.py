@@ -198,13 +198,13 @@ def _session_json(described: SessionDescribed) -> dict[str, Any]:
     return {name: value for name, value in body.items() if value != ""}
 
 
-def _interaction_json(found: InteractionTokens) -> dict[str, Any]:
-    columns = found.completion
+def _interaction_json(interaction: InteractionTokens) -> dict[str, Any]:
+    columns = interaction.completion
     return {
-        "interaction_id": found.interaction,
-        "parent": found.parent,
-        "finish_reason": found.finish_reason,
-        "prompt_token_ids": unpack_ids(found.prompt_ids),
+        "interaction_id": interaction.interaction,
+        "parent": interaction.parent,
+        "finish_reason": interaction.finish_reason,
+        "prompt_token_ids": unpack_ids(interaction.prompt_ids),
         "token_ids": columns.ids_array().tolist(),
         "logprobs": columns.logprobs_array().tolist(),
         "weight_versions": columns.versions_array().tolist(),

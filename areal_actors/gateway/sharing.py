@@ -42,6 +42,6 @@ def no_capacity(reason: str) -> Refusal:
     return Refusal(status=429, reason=f"{reason}; retry when sessions have ended and training has progressed", retry_after=LATER_SECONDS)
 
 
-def misdirected(session: str, owner: str) -> Refusal:
+def misdirected_refusal(session: str, owner: str) -> Refusal:
     """Refusal of a request for a session of another gateway."""
     return Refusal(status=MISDIRECTED, reason=str(SessionElsewhere(f"session {session}", owner)))

@@ -94,7 +94,7 @@ class WorkerPool:
         self._by_calls: list[tuple[int, str]] = []
         """A heap of workers by calls in flight; entries with an earlier number of calls are skipped."""
 
-    def loaded(self, worker: str, weight_version: int) -> None:
+    def record_load(self, worker: str, weight_version: int) -> None:
         """Record that a worker generates with this version; its prefix cache holds no more than its calls in flight."""
         self._loads[worker] += 1
         self.versions[worker] = weight_version
@@ -103,7 +103,7 @@ class WorkerPool:
         self._gone.setdefault(worker, WorkerExit())
         self._changed.set()
 
-    def lost(self, worker: str) -> None:
+    def remove_lost(self, worker: str) -> None:
         """Remove a worker that is gone, and interrupt its in-flight calls."""
         if worker in self.versions:
             del self.versions[worker], self.in_flight[worker]
@@ -112,8 +112,8 @@ class WorkerPool:
     def interrupt_all(self) -> None:
         """Have all in-flight calls continue on any worker."""
         for worker, weight_version in list(self.versions.items()):
-            self.lost(worker)
-            self.loaded(worker, weight_version)
+            self.remove_lost(worker)
+            self.record_load(worker, weight_version)
 
     def forget(self, session: str) -> None:
         """Have the session's next call go to the least busy worker."""
@@ -314,8 +314,8 @@ class InFlightCalls:
     def describe(self, session: str, now: float, busy: Mapping[str, int]) -> tuple[OpenCall, ...]:
         """Open calls of a session; `busy`: number of in-flight calls by inference worker."""
         self.timestamp_left(now)
-        found = [call.describe(now, busy) for call in self._in_flight.get(session, ())]
+        descriptions = [call.describe(now, busy) for call in self._in_flight.get(session, ())]
         if session in self._left:
             call, left = self._left[session]
-            found.append(call.describe(left, busy, left=True))
-        return tuple(found)
+            descriptions.append(call.describe(left, busy, left=True))
+        return tuple(descriptions)

@@ -66,18 +66,18 @@ def engine_abilities(engine: str) -> frozenset[str]:
     return ENGINE_ABILITIES[engine] | {f"weights:{channel}" for channel in WEIGHT_CHANNELS[engine]}
 
 
-def unsupported(ability: str, title: str) -> RequestError:
+def missing_ability_error(ability: str, title: str) -> RequestError:
     """Returns the error for a request that needs an ability which the engine with this title does not have."""
     field, kind = FIELD_OF.get(ability, ability), ability.partition(":")[2]
-    found = f"'{field}': {f'a constraint of kind {kind} is ' if kind else ''}not supported by {title}, the engine of this run"
+    fault = f"'{field}': {f'a constraint of kind {kind} is ' if kind else ''}not supported by {title}, the engine of this run"
     if ability == IMAGES:
-        found = f"'messages' has images, which are not seen by {title}, the engine of this run"
+        fault = f"'messages' has images, which are not seen by {title}, the engine of this run"
     remedy = f"{GRAMMAR_USES} and leave the latter out" if ability == GRAMMAR else f"leave {'them' if ability == IMAGES else 'it'} out"
     able = " or ".join(name for name, has in ENGINE_ABILITIES.items() if ability in has)
-    return RequestError(f"{found}; {remedy}, or set generation.engine to {able}", field)
+    return RequestError(f"{fault}; {remedy}, or set generation.engine to {able}", field)
 
 
-def unrouted(engine: str) -> str:
+def no_routes_error(engine: str) -> str:
     """Returns the error for `trainer.routing_replay = "on"` with an engine that does not report the experts of each position."""
     return f'trainer.routing_replay = "on": the engine {engine} reports no experts; {UNROUTED_REMEDY}'
 
@@ -89,6 +89,6 @@ def unknown_abilities(abilities: Iterable[str]) -> str:
 
 
 def _nearest(name: str) -> str:
-    known = sorted(ABILITIES)
-    near = difflib.get_close_matches(name, known, n=NEAREST)
-    return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+    names = sorted(ABILITIES)
+    near = difflib.get_close_matches(name, names, n=NEAREST)
+    return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 from areal_actors.core.errors import RequestError
 from areal_actors.core.lazy import LazyModule
 from areal_actors.core.values import ImageRef, SamplingParams, TokenColumns, Value, WeightsLocation
-from areal_actors.generation.abilities import ADVISORY_ABILITIES, CONSTRAINT_ABILITIES, IMAGES, SAMPLING_ABILITIES, unsupported
+from areal_actors.generation.abilities import ADVISORY_ABILITIES, CONSTRAINT_ABILITIES, IMAGES, SAMPLING_ABILITIES, missing_ability_error
 from areal_actors.vision.files import ImageFolder
 
 __all__ = [
@@ -269,13 +269,13 @@ def refuse_unable(engine: GenerationEngine, sampling: SamplingParams, images: Se
         RequestError: names the field, the kind of the constraint, and the engine.
     """
     if images and IMAGES not in engine.abilities:
-        raise unsupported(IMAGES, getattr(engine, "title", type(engine).__name__))
+        raise missing_ability_error(IMAGES, getattr(engine, "title", type(engine).__name__))
     for field in REFUSABLE_FIELDS:
         if (stated := getattr(sampling, field)) == getattr(DEFAULT_SAMPLING, field):
             continue
         ability = CONSTRAINT_ABILITIES[stated.kind] if field == "constraint" else field
         if ability not in engine.abilities:
-            raise unsupported(ability, getattr(engine, "title", type(engine).__name__))
+            raise missing_ability_error(ability, getattr(engine, "title", type(engine).__name__))
 
 
 def validate_prompt(

@@ -27,7 +27,7 @@ class LoadReporter:
         self._level: LoadLevel | None = None
         self._since = 0.0
 
-    def changed(self, counters: EngineCounters, now: float) -> EngineLoad | None:
+    def take_change(self, counters: EngineCounters, now: float) -> EngineLoad | None:
         """Returns the new level once it has lasted; None if there is nothing to report."""
         level = load_level(counters)
         if level != self._level:

@@ -17,7 +17,7 @@ from areal_actors.core.values import ImageRef, WeightsLocation, unpack_ids
 from areal_actors.generation.abilities import ROUTES
 from areal_actors.generation.engine import NO_SLEEP, Arrival, EngineCounters, GenerationEngine, PromptImages, SleepingEngine, refuse_unable
 from areal_actors.generation.engine_load import LoadReporter
-from areal_actors.generation.stream_pace import paced
+from areal_actors.generation.stream_pace import pace_chunks
 from areal_actors.messages import (
     EngineInexact,
     EngineLoad,
@@ -123,14 +123,14 @@ class InferenceWorker(Actor):
     async def weights_published(self, event: WeightsPublished, context: Context) -> Emits[LoadReport | EngineInexact]:
         if event.weight_version <= self.weight_version:
             return
-        location = event.location.resolved(self.run_folder)
+        location = event.location.resolve(self.run_folder)
         if not await self._load(location, event.weight_version, context):
             if self.weight_version < 0:
                 self.serving.clear()
             return
         self.weight_version, self.location, self.asleep = event.weight_version, location, False
         self.serving.set()
-        for message in self._arrived(location):
+        for message in self._report_loaded(location):
             yield message
         if (finding := getattr(self.engine, "warning", "")) not in ("", self.reported_warning):
             self.reported_warning = finding
@@ -147,7 +147,7 @@ class InferenceWorker(Actor):
         if not event.recycle or event.worker not in ("", self.name) or self.engine is None or self.location is None:
             return
         if await self._recycle(self.location, context):
-            for message in self._arrived(self.location):
+            for message in self._report_loaded(self.location):
                 yield message
 
     @on
@@ -181,10 +181,10 @@ class InferenceWorker(Actor):
         else:
             serves = await self._recycle(self.location, context)
         if serves:
-            for message in self._arrived(self.location):
+            for message in self._report_loaded(self.location):
                 yield message
 
-    def _arrived(self, location: WeightsLocation) -> Iterator[LoadReport]:
+    def _report_loaded(self, location: WeightsLocation) -> Iterator[LoadReport]:
         """Yields the report of the loaded weights, and why an inference server was given their folder instead of what the recipe names."""
         loaded = WeightsLoaded(worker=self.name, weight_version=self.weight_version, checksum=location.checksum)
         arrival: Arrival | None = getattr(self.engine, "arrival", None)
@@ -203,7 +203,7 @@ class InferenceWorker(Actor):
 
     def loaded_weights(self) -> list[LoadReport]:
         """Returns the report of the weights that it serves, to be repeated; empty while it serves none."""
-        return list(self._arrived(self.location)) if self.location is not None and self.serving.is_set() else []
+        return list(self._report_loaded(self.location)) if self.location is not None and self.serving.is_set() else []
 
     async def _recycle(self, location: WeightsLocation, context: Context) -> bool:
         """Replace the engine by a new one with the current weights.
@@ -236,19 +236,19 @@ class InferenceWorker(Actor):
         except Exception as error:
             if isinstance(error, EngineUnavailable) or engine is self.dropped:
                 # The gateway continues this completion, on this or on another worker: it has no last part.
-                for lost in self._lost(engine, error):
+                for lost in self._report_lost_engine(engine, error):
                     yield lost
                 return
             if self.engine is not engine:
                 return
             # A user's engine may raise anything: fail this completion, not the worker with all others.
             self.failures += 1
-            known = isinstance(error, EngineError) and str(error)
-            yield Generated(error=known or f"{type(error).__name__}: {error}")
+            reason = isinstance(error, EngineError) and str(error)
+            yield Generated(error=reason or f"{type(error).__name__}: {error}")
             if self.failures >= MAX_FAILURES:
                 raise
 
-    def _lost(self, engine: GenerationEngine, error: Exception) -> Iterator[EngineLost]:
+    def _report_lost_engine(self, engine: GenerationEngine, error: Exception) -> Iterator[EngineLost]:
         """Report the loss of an engine, once."""
         if self.lost is not engine:
             self.lost = engine
@@ -262,12 +262,12 @@ class InferenceWorker(Actor):
         asked = request.routes_from if ROUTES in engine.abilities else None
         options: dict[str, Any] = {} if asked is None else {"routes_from": asked}
         if request.images:
-            options["images"] = await self._shown(request.images, context)
+            options["images"] = await self._load_images(request.images, context)
         chunks = engine.generate(
             context.cause, prompt, request.sampling, stream=request.stream, resumed_tokens=request.resumed_tokens, **options
         )
         async with aclosing(chunks):
-            async for chunk in paced(chunks) if request.stream else chunks:
+            async for chunk in pace_chunks(chunks) if request.stream else chunks:
                 *more, rest = split_routes(chunk.routes)
                 for piece in more:
                     yield Generated(routes=piece)
@@ -284,7 +284,7 @@ class InferenceWorker(Actor):
                     return
         raise EngineError("the engine ended the completion without a chunk that has a finish reason")
 
-    async def _shown(self, images: tuple[ImageRef, ...], context: Context) -> PromptImages:
+    async def _load_images(self, images: tuple[ImageRef, ...], context: Context) -> PromptImages:
         """Returns a prompt's images, once this host has them."""
         folder = ImageFolder.of_run(self.run_folder)
         if self.pull_images is not None:
@@ -305,7 +305,7 @@ class InferenceWorker(Actor):
             return
         self.starting_since = 0.0
         counters = self.engine.take_counters()
-        if self.load_reporter is not None and (load := self.load_reporter.changed(counters, context.now)):
+        if self.load_reporter is not None and (load := self.load_reporter.take_change(counters, context.now)):
             yield load
         if counters.tokens or counters.busy_seconds:
             yield self._throughput(counters, since, context.now)

@@ -12,7 +12,7 @@ from typing import Any
 
 from areal_actors.core.errors import RecipeError, SetupError
 from areal_actors.core.installed_parts import load_part
-from areal_actors.generation.abilities import ABILITIES, ROUTES, unknown_abilities, unrouted
+from areal_actors.generation.abilities import ABILITIES, ROUTES, no_routes_error, unknown_abilities
 from areal_actors.generation.engine import EnginePlace, GenerationEngine
 from areal_actors.generation.scripted import scripted_engine
 from areal_actors.generation.servers.http_engine import engine_of
@@ -51,7 +51,7 @@ def engine_factory(
 
     placed: dict[str, Any] = {"place": place or EnginePlace()} if "place" in inspect.signature(make).parameters else {}
 
-    def made(model_folder: str) -> GenerationEngine:
+    def make_engine(model_folder: str) -> GenerationEngine:
         engine: GenerationEngine = make(model_folder, settings, **placed)
         missing = [name for name in REQUIRED_MEMBERS if not hasattr(engine, name)]
         if missing:
@@ -62,7 +62,7 @@ def engine_factory(
         if not ABILITIES.issuperset(engine.abilities):
             raise SetupError(f"generation.engine: {settings.engine} has the {unknown_abilities(engine.abilities)}")
         if place and place.routes == "on" and ROUTES not in engine.abilities:
-            raise SetupError(unrouted(settings.engine))
+            raise SetupError(no_routes_error(settings.engine))
         return engine
 
-    return made
+    return make_engine

@@ -14,7 +14,7 @@ STREAM_INTERVAL_SECONDS = 0.08
 """Least time between two chunks of a stream: each costs engine, bus and gateway a message."""
 
 
-async def paced(chunks: AsyncGenerator[TokenChunk, None]) -> AsyncGenerator[TokenChunk, None]:
+async def pace_chunks(chunks: AsyncGenerator[TokenChunk, None]) -> AsyncGenerator[TokenChunk, None]:
     """Yield the first chunk at once, then at most every `STREAM_INTERVAL_SECONDS` all that arrived since; the last one at once.
 
     Tokens never wait longer than that, even if the engine samples no further ones. Raises whatever `chunks` raises.
@@ -43,17 +43,17 @@ async def paced(chunks: AsyncGenerator[TokenChunk, None]) -> AsyncGenerator[Toke
             if not collecting.done():
                 any_arrived.clear()
             if taken:
-                yield reduce(_joined, taken)
+                yield reduce(_join_chunks, taken)
         collecting.result()
     finally:
         collecting.cancel()
         await asyncio.gather(collecting, return_exceptions=True)
 
 
-def _joined(first: TokenChunk, later: TokenChunk) -> TokenChunk:
+def _join_chunks(first: TokenChunk, later: TokenChunk) -> TokenChunk:
     return msgspec.structs.replace(
         later,
-        columns=first.columns.joined(later.columns),
+        columns=first.columns.append(later.columns),
         top_ids=first.top_ids + later.top_ids,
         top_logprobs=first.top_logprobs + later.top_logprobs,
         routes=first.routes + later.routes,

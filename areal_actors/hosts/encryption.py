@@ -32,15 +32,15 @@ def with_certificate(plan: LaunchPlan, folder: Path, *, write: bool) -> LaunchPl
     files = {"certificate": str(place / CERTIFICATE_FILE), "certificate_key": str(place / KEY_FILE)}
     bus = msgspec.structs.replace(plan.recipe.bus, **files)
     try:
-        made = named_certificate(bus)
+        certificate = named_certificate(bus)
     except SetupError:  # there is none, or it has expired
         try:
-            made = make_certificate(place) if write else None
+            certificate = make_certificate(place) if write else None
         except OSError as error:
             raise SetupError(f"--output: the certificate of the run cannot be written ({error}); name another folder") from error
     return msgspec.structs.replace(
         plan,
         recipe=msgspec.structs.replace(plan.recipe, bus=bus),
         run=msgspec.structs.replace(plan.run, words=(*plan.run.words, *(f"bus.{name}={file}" for name, file in files.items()))),
-        fingerprint=made.fingerprint if made is not None else UNKNOWN,
+        fingerprint=certificate.fingerprint if certificate is not None else UNKNOWN,
     )

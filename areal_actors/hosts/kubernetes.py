@@ -15,7 +15,7 @@ import msgspec
 from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import RecipeError, SetupError
 from areal_actors.hosts.kubernetes_certificates import FOLDER, secret_files, without_certificates, words_for
-from areal_actors.hosts.plan import LaunchPlan, Place, rendered
+from areal_actors.hosts.plan import LaunchPlan, Place, render_template
 from areal_actors.recipe.paths import LONGEST_PATH, NAMED, SHIPPED
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.portable import PortableRecipe
@@ -55,7 +55,7 @@ def manifests(plan: LaunchPlan, files: Sequence[Path], folder: Path, *, shown: b
     advertised = recipe.gateway.advertise or f"{name}-run"
     gateway = ("gateway.host=0.0.0.0", f"gateway.port={ports['gateway']}", f"gateway.advertise={advertised}", *words_for(certificates))
     address = plan.address(f"{name}-run", ports["bus"])
-    return rendered(
+    return render_template(
         "kubernetes.yaml.jinja",
         plan=plan,
         name=name,
@@ -74,9 +74,9 @@ def manifests(plan: LaunchPlan, files: Sequence[Path], folder: Path, *, shown: b
 def _contents(recipe: Recipe, files: Sequence[Path], folder: Path) -> Mapping[str, str]:
     """Returns the recipe's files and those of its agent, by their path below the folder; the package's own are in the image."""
     agent = PortableRecipe(recipe, folder).files.values()
-    found = {path.absolute() for path in (*files, *agent, *_named_files(msgspec.to_builtins(recipe))) if not _is_shipped(path, folder)}
+    paths = {path.absolute() for path in (*files, *agent, *_named_files(msgspec.to_builtins(recipe))) if not _is_shipped(path, folder)}
     contents: dict[str, str] = {}
-    for path in sorted(found):
+    for path in sorted(paths):
         try:
             contents[_inside(path, folder)] = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
@@ -94,8 +94,8 @@ def _named_files(value: Any) -> Iterator[Path]:
     if isinstance(value, dict | list | tuple):
         for entry in value.values() if isinstance(value, dict) else value:
             yield from _named_files(entry)
-    elif isinstance(value, str) and "." in value and len(value) < LONGEST_PATH and (found := NAMED.fullmatch(value)):
-        path = Path(found["path"])
+    elif isinstance(value, str) and "." in value and len(value) < LONGEST_PATH and (match := NAMED.fullmatch(value)):
+        path = Path(match["path"])
         if path.suffix and not path.is_absolute() and path.is_file():
             yield path
 

@@ -60,12 +60,12 @@ class KubernetesJob(Value):
 
     def over(self) -> str:
         """Returns why the Job starts no pod any more; empty while it does."""
-        for one in self.status.conditions:
-            if one.type in ("Complete", "Failed") and one.status == "True":
-                return ": ".join(filter(None, (one.type, one.reason, one.message)))
+        for condition in self.status.conditions:
+            if condition.type in ("Complete", "Failed") and condition.status == "True":
+                return ": ".join(filter(None, (condition.type, condition.reason, condition.message)))
         return ""
 
-    def followed(self) -> float:
+    def decision_time(self) -> float:
         """Returns when the last decision was made that it follows; 0 if it follows none."""
         try:
             return float(self.metadata.annotations.get(FOLLOWED, "0"))
@@ -131,8 +131,8 @@ class JobsApi:
             answer = connection.getresponse()
             status, text = answer.status, answer.read()
         except (OSError, HTTPException) as error:
-            found = f"{type(error).__name__}: {error}"
-            raise SetupError(f"the API server {self._host}:{self._port} does not answer ({found}); {ASKED_AGAIN}") from error
+            fault = f"{type(error).__name__}: {error}"
+            raise SetupError(f"the API server {self._host}:{self._port} does not answer ({fault}); {ASKED_AGAIN}") from error
         finally:
             connection.close()
         try:

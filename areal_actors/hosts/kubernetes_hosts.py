@@ -91,20 +91,20 @@ class ScaledJobs:
         """Give each Job that is due the number of pods that the decisions ask for."""
         for role in self._roles.values():
             if self._now() >= role.due:
-                done = self._settled(role)
+                done = self._settle_job(role)
                 role.due = self._now() + (CHECK_SECONDS if done else RETRY_SECONDS)
 
     def dismiss(self, sleep: Callable[[float], None] = time.sleep) -> None:
         """Have all pods leave, for up to `DISMISS_SECONDS`."""
         until, left = self._now() + DISMISS_SECONDS, [*self._roles.values()]
-        while left := [role for role in left if not self._settled(role, leaving=True)]:
+        while left := [role for role in left if not self._settle_job(role, leaving=True)]:
             if self._now() >= until:
                 names = ", ".join(role.job for role in left)
                 self._write(f"{names}: pods were not asked to leave within {DISMISS_SECONDS:g} s; they end as the run is over")
                 return
             sleep(RETRY_SECONDS)
 
-    def _settled(self, role: _Role, *, leaving: bool = False) -> bool:
+    def _settle_job(self, role: _Role, *, leaving: bool = False) -> bool:
         """Read a Job, and change it if necessary; returns False if that has to be tried again."""
         try:
             job = self._jobs.read(role.job)
@@ -112,7 +112,7 @@ class ScaledJobs:
             wanted, over = 0 if leaving else role.wanted or 0, job.over()
             if over and wanted:
                 raise SetupError(_over(role.job, over))
-            if not over and (job.spec.parallelism, job.followed()) != (wanted, role.followed):
+            if not over and (job.spec.parallelism, job.decision_time()) != (wanted, role.followed):
                 self._jobs.change(role.job, wanted, role.followed)
                 if job.spec.parallelism != wanted:
                     self._write(f"{role.job}: {wanted} pods, {job.spec.parallelism} before")
@@ -127,7 +127,7 @@ class ScaledJobs:
     def _fold(self, role: _Role, job: KubernetesJob) -> None:
         """Apply the decisions that the Job has not followed. There are never more pods than the bounds of `[autoscale]` leave."""
         if role.wanted is None:
-            role.since = role.followed = job.followed()
+            role.since = role.followed = job.decision_time()
             role.wanted = job.spec.parallelism if role.since else 0
         for decision in role.pending:
             if decision.time > role.since:

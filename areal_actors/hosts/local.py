@@ -75,10 +75,10 @@ def launch_here(plan: LaunchPlan, commands: Sequence[LocalCommand], cuda: CudaDe
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run gets it from the terminal, too
 
     def start(command: LocalCommand) -> subprocess.Popen[bytes]:
-        return _started(command, token, outputs / f"{command.name}.log")
+        return _start_worker(command, token, outputs / f"{command.name}.log")
 
     workers = {command.name: start(command) for command in joined}
-    with _scaled(plan, commands, cuda, start) as added:
+    with _follow_decisions(plan, commands, cuda, start) as added:
         status = process.wait()
     workers |= added
     for name, worker in workers.items():
@@ -95,7 +95,7 @@ def launch_here(plan: LaunchPlan, commands: Sequence[LocalCommand], cuda: CudaDe
 
 
 @contextmanager
-def _scaled(
+def _follow_decisions(
     plan: LaunchPlan, commands: Sequence[LocalCommand], cuda: CudaDevices, start: Callable[[LocalCommand], subprocess.Popen[bytes]]
 ) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
     """Follow the decisions of the run; yields the workers that are started for them."""
@@ -115,7 +115,7 @@ def _scaled(
         following.join(LEAVING_SECONDS)
 
 
-def _started(command: LocalCommand, token: str, output: Path) -> subprocess.Popen[bytes]:
+def _start_worker(command: LocalCommand, token: str, output: Path) -> subprocess.Popen[bytes]:
     with output.open("wb") as file:
         return subprocess.Popen(
             (*PROGRAM, *command.words),

@@ -20,7 +20,7 @@ class LocalCommand(Value):
     address: str = ""
     """Address at which workers join the run that it starts; empty for workers."""
 
-    def shown(self) -> str:
+    def shell_line(self) -> str:
         """Returns it as a line for a shell, without the password."""
         variables = f"{VISIBLE}={visibility(self.gpus)} " if self.gpus else ""
         return f"{variables}{COMMAND} {shlex.join(self.words)}"

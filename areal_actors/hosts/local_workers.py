@@ -55,7 +55,7 @@ class LocalWorkers:
         """Send SIGTERM."""
         self.processes[name].terminate()
 
-    def ended(self, names: Sequence[str]) -> set[str]:
+    def ended_of(self, names: Sequence[str]) -> set[str]:
         """Returns those whose process has ended."""
         return {name for name in names if self.processes[name].poll() is not None}
 
@@ -65,7 +65,7 @@ class LocalWorkers:
 
     def _take_back(self) -> None:
         """Free the GPUs of workers that have ended with all of their processes: an engine may outlive a killed `areal-actors join`."""
-        over = self.ended([*self._held])
+        over = self.ended_of([*self._held])
         if over:
             living = _holders()
             for name in over - living:
@@ -79,9 +79,9 @@ def holder(command: LocalCommand) -> Mapping[str, str]:
 
 def _holders() -> set[str]:
     """Returns the names of the commands of this launch that have a living process."""
-    found = set()
+    holders = set()
     for process in psutil.process_iter(["environ", "status"]):
         launch, _, name = (process.info["environ"] or {}).get(HOLDER, "").partition(" ")
         if launch == str(os.getpid()) and process.info["status"] != psutil.STATUS_ZOMBIE:
-            found.add(name)
-    return found
+            holders.add(name)
+    return holders

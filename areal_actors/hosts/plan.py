@@ -32,7 +32,7 @@ class Place(Value):
     memory_gb: int
     words: tuple[str, ...]
 
-    def described(self) -> str:
+    def describe(self) -> str:
         """Returns number and size in words, without the command."""
         parts = (f"{self.cpus} CPU cores", f"{self.gpus} GPUs" if self.gpus else "", f"{self.memory_gb} GiB" if self.memory_gb else "")
         return f"{self.count} × {self.name}: {', '.join(filter(None, parts))}"
@@ -64,11 +64,11 @@ class LaunchPlan(Value):
         """Returns the words, after `areal-actors`, of the command beside the run that acts on its decisions."""
         return ("launch", *self.run.words[1:], "--on", target, "--follow")
 
-    def described(self) -> Iterator[str]:
+    def describe(self) -> Iterator[str]:
         """Yields one line for each kind of host."""
-        yield f"{self.run.described()}: {COMMAND} {' '.join(self.run.words)}"
+        yield f"{self.run.describe()}: {COMMAND} {' '.join(self.run.words)}"
         for place in self.joined:
-            yield f"{place.described()}: {COMMAND} join ADDRESS {' '.join(place.words)}"
+            yield f"{place.describe()}: {COMMAND} join ADDRESS {' '.join(place.words)}"
 
 
 def launch_plan(recipe: Recipe, words: Sequence[str], profile: str) -> LaunchPlan:
@@ -77,7 +77,7 @@ def launch_plan(recipe: Recipe, words: Sequence[str], profile: str) -> LaunchPla
     Every launch names the profile, because the machine that reads the recipe may have other devices than the run's host.
     """
     hosts = recipe.hosts
-    without = [f"actors.{role}.count=0" for role in hosts.joined() if role != "gateway"]
+    without = [f"actors.{role}.count=0" for role in hosts.joined_hosts() if role != "gateway"]
     if gateways := hosts.gateway.count * hosts.gateway.workers:
         count = max(recipe.actors.session_manager.count, gateways)
         without += [f"gateway.joined={gateways}", f"actors.session_manager.count={count}"]
@@ -99,14 +99,14 @@ def launch_plan(recipe: Recipe, words: Sequence[str], profile: str) -> LaunchPla
             memory_gb=place.memory_gb,
             words=("--role", role, "--count", str(place.workers), "--wait", f"{hosts.wait_seconds:g}"),
         )
-        for role, place in hosts.joined().items()
+        for role, place in hosts.joined_hosts().items()
     )
-    return LaunchPlan(recipe=recipe, run=run, joined=joined, added=tuple(_added(recipe)) if recipe.autoscale.enabled else ())
+    return LaunchPlan(recipe=recipe, run=run, joined=joined, added=tuple(_addable_places(recipe)) if recipe.autoscale.enabled else ())
 
 
-def _added(recipe: Recipe) -> Iterator[Place]:
+def _addable_places(recipe: Recipe) -> Iterator[Place]:
     """Yields the hosts that decisions may add: each has what a worker of `[hosts.ROLE]` has, whether it lists hosts or none."""
-    joined = recipe.hosts.joined()
+    joined = recipe.hosts.joined_hosts()
     for role, bounds in recipe.autoscale.bounds().items():
         host: JoinedHosts = getattr(recipe.hosts, role)
         own = host.count * host.workers if role in joined else getattr(recipe.actors, role).count
@@ -121,7 +121,7 @@ def _added(recipe: Recipe) -> Iterator[Place]:
             )
 
 
-def rendered(template: str, **values: Any) -> str:
+def render_template(template: str, **values: Any) -> str:
     """Returns a template of this folder with its values."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(TEMPLATES),

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
 
-from areal_actors.hosts.plan import PROGRAM, LaunchPlan, Place, rendered
+from areal_actors.hosts.plan import PROGRAM, LaunchPlan, Place, render_template
 
 
 def ray_program(plan: LaunchPlan, folder: Path) -> str:
     """Returns the program; the run works in `folder`."""
-    return rendered(
+    return render_template(
         "ray_job.py.jinja",
         plan=plan,
         folder=folder,
@@ -52,7 +52,7 @@ class RayHosts:
         """Ask for its end."""
         _write("leave", name)
 
-    def ended(self, names: Sequence[str]) -> set[str]:
+    def ended_of(self, names: Sequence[str]) -> set[str]:
         """Returns those of which the program has reported the end."""
         return self._ended.intersection(names)
 

@@ -44,7 +44,7 @@ class HostStarter(Protocol):
         """Have a host leave the run: it finishes its work first, and one that has not started never starts."""
         ...
 
-    def ended(self, names: Sequence[str]) -> Collection[str]:
+    def ended_of(self, names: Sequence[str]) -> Collection[str]:
         """Returns those of these hosts that have ended."""
         ...
 
@@ -94,7 +94,7 @@ class ScaledHosts:
     def apply(self, decision: ScaleChange) -> None:
         """Follow a decision. There are never more hosts than the bounds of `[autoscale]` leave beside those of the recipe."""
         role, more = decision.role, decision.workers - decision.before
-        for name in self._ended():
+        for name in self._ended_hosts():
             del self.hosts[name]
         own, missing = [name for name, its in self.hosts.items() if its == role], self._missing.get(role, 0)
         if decision.time < self._since:
@@ -150,9 +150,9 @@ class ScaledHosts:
         except (SetupError, OSError) as error:
             self._report(role, f"{name} was not asked to leave: {error}")
 
-    def _ended(self) -> Collection[str]:
+    def _ended_hosts(self) -> Collection[str]:
         try:
-            return self._starter.ended([*self.hosts]) if self.hosts else ()
+            return self._starter.ended_of([*self.hosts]) if self.hosts else ()
         except (SetupError, OSError) as error:
             self._report("", f"which hosts have ended is not known: {error}")
             return ()

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from areal_actors.core.errors import SetupError
-from areal_actors.hosts.plan import PROGRAM, LaunchPlan, Place, rendered
+from areal_actors.hosts.plan import PROGRAM, LaunchPlan, Place, render_template
 
 MEBIBYTES = 1024
 
@@ -20,7 +20,7 @@ def batch_script(plan: LaunchPlan, folder: Path) -> str:
     """
     if any(character in str(folder) for character in '"\\\n%'):
         raise SetupError(f"{folder}: sbatch does not read this name; start from a folder without quotes, backslashes, line breaks and %")
-    return rendered(
+    return render_template(
         "slurm.sh.jinja",
         plan=plan,
         places=(plan.run, *plan.joined),

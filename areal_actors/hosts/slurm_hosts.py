@@ -50,10 +50,12 @@ class SlurmHosts:
             sys.stderr.write(f"autoscale: jobs of an earlier follower, if there are any, are not found: {error}\n")
             return {}
         ours = [(name.fullmatch(line[1]), line[0]) for line in lines if line[2:] == [self._address]]
-        found = sorted((int(one["number"]), one[1], one["role"], job) for one, job in ours if one and one["role"] in self._places)
-        self._numbers = count(found[-1][0] + 1 if found else 0)
-        self._jobs = {host: job for _, host, _, job in found}
-        return {host: role for _, host, role, _ in found}
+        jobs = sorted(
+            (int(match["number"]), match[1], match["role"], job) for match, job in ours if match and match["role"] in self._places
+        )
+        self._numbers = count(jobs[-1][0] + 1 if jobs else 0)
+        self._jobs = {host: job for _, host, _, job in jobs}
+        return {host: role for _, host, role, _ in jobs}
 
     def start(self, role: str) -> str:
         """Submit a job; it may wait in the queue.
@@ -81,10 +83,10 @@ class SlurmHosts:
     def leave(self, name: str) -> None:
         """Remove a job that waits from the queue, or send SIGTERM to one that runs."""
         _run("scancel", "--state=PENDING", self._jobs[name])
-        if not self.ended([name]):
+        if not self.ended_of([name]):
             _run("scancel", "--signal=TERM", "--batch", self._jobs[name])
 
-    def ended(self, names: Sequence[str]) -> set[str]:
+    def ended_of(self, names: Sequence[str]) -> set[str]:
         """Returns those whose job is neither queued nor running."""
         listed = set(_run("squeue", "--me", "--noheader", "--format=%A").split())
         return {name for name in names if self._jobs[name] not in listed}

@@ -32,7 +32,7 @@ class FunctionTool:
 
     def definition(self) -> dict[str, Any]:
         """Return the definition in the format of OpenAI's chat completions."""
-        return tool_definition(self.name, self.description, _untitled(self._arguments.model_json_schema()))
+        return tool_definition(self.name, self.description, _without_titles(self._arguments.model_json_schema()))
 
     def arguments(self, raw: Mapping[str, Any]) -> dict[str, Any]:
         """Validate a model's arguments and return them as keyword arguments of the annotated types.
@@ -74,12 +74,12 @@ def _model(function: Callable[..., Any], name: str, texts: Mapping[str, str]) ->
         raise TypeError(f"tool {name}: {str(error).splitlines()[0]}") from error
 
 
-def _untitled(schema: Any) -> Any:
+def _without_titles(schema: Any) -> Any:
     """Remove the titles that pydantic generates: they cost tokens and repeat the names."""
     if isinstance(schema, dict):
         return {
-            key: {name: _untitled(entry) for name, entry in value.items()} if key == "properties" else _untitled(value)
+            key: {name: _without_titles(entry) for name, entry in value.items()} if key == "properties" else _without_titles(value)
             for key, value in schema.items()
             if key != "title"
         }
-    return [_untitled(entry) for entry in schema] if isinstance(schema, list) else schema
+    return [_without_titles(entry) for entry in schema] if isinstance(schema, list) else schema

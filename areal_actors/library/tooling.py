@@ -222,13 +222,13 @@ class McpServer:
 
     async def tools(self) -> list[tuple[str, str, dict[str, Any]]]:
         """Return name, description and JSON schema of each tool."""
-        found: list[Any] = []
+        definitions: list[Any] = []
         cursor = None
         while True:
             page = await self._client.list_tools(cursor=cursor)
-            found += page.tools
+            definitions += page.tools
             if not (cursor := page.next_cursor):
-                return [(tool.name, tool.description or "", tool.input_schema) for tool in found]
+                return [(tool.name, tool.description or "", tool.input_schema) for tool in definitions]
 
     def callable(self, tool: str) -> Callable[[dict[str, Any]], Awaitable[str]]:
         """Return a function that calls this tool."""

@@ -214,8 +214,8 @@ class ArealOpenAI(openai.AsyncOpenAI):
             openai.APIStatusError: there is no such call, or the session is over.
         """
         query = {"interaction_id": interaction_id}
-        found = await self.get(f"{self._session()}/rl/interaction", cast_to=dict[str, Any], options={"params": query})
-        return msgspec.convert(found, InteractionColumns)
+        interaction = await self.get(f"{self._session()}/rl/interaction", cast_to=dict[str, Any], options={"params": query})
+        return msgspec.convert(interaction, InteractionColumns)
 
     async def get_interactions(self) -> list[InteractionSoFar]:
         """Return the calls completed so far, in order of completion, without their tokens."""

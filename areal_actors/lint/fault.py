@@ -35,7 +35,7 @@ Rule = Callable[[FirstEpisodes, Recipe], Iterator[LearningFault]]
 
 def most_common(causes: Mapping[str, Sequence[str]]) -> tuple[str, Sequence[str]]:
     """Returns the cause with the most episodes, and these."""
-    return max(causes.items(), key=lambda one: len(one[1]))
+    return max(causes.items(), key=lambda item: len(item[1]))
 
 
 def some_of(episodes: Sequence[str]) -> tuple[str, ...]:

@@ -53,6 +53,6 @@ def findings(facts: FirstEpisodes, recipe: Recipe) -> list[LearningFault]:
     return [finding for rule in RULES for finding in rule(facts, recipe)]
 
 
-def to_lines(found: Sequence[LearningFault], show: str) -> list[str]:
+def to_lines(faults: Sequence[LearningFault], show: str) -> list[str]:
     """Returns findings as lines: a sentence, and the command that shows an episode, which is `show` and the episode."""
-    return [f"attention: {one.sentence}" + (f" ({show} {one.episodes[0]})" if one.episodes else "") for one in found]
+    return [f"attention: {fault.sentence}" + (f" ({show} {fault.episodes[0]})" if fault.episodes else "") for fault in faults]

@@ -177,8 +177,8 @@ class EpisodeCounts(msgspec.Struct):
 
     def of_reason(self, reason: str) -> int:
         """Returns the number of attempts that were abandoned for this reason, failures or not."""
-        others: dict[str, int] = {"rejected": self.rejected, "surplus": self.surplus_running}
-        return others.get(abandoned_outcome(reason), self.abandoned.get(reason, 0))
+        counts: dict[str, int] = {"rejected": self.rejected, "surplus": self.surplus_running}
+        return counts.get(abandoned_outcome(reason), self.abandoned.get(reason, 0))
 
     def failures(self) -> int:
         """Returns the number of failed attempts."""

@@ -11,7 +11,7 @@ from areal_actors.messages import KINDS
 from areal_bus.base import Envelope
 from areal_bus.message import Message
 
-PACKED = {kind.subject: kind for kind in KINDS if kind.packed is not Message.packed}
+PACKED = {kind.subject: kind for kind in KINDS if kind.pack is not Message.pack}
 """Messages that are sent in another form than that of their fields."""
 
 

@@ -99,9 +99,9 @@ class TrajectoryExported(Event):
     recorded: tuple[InteractionRecorded, ...] = ()
     """Its calls that no `InteractionsRecorded` has."""
 
-    def packed(self) -> TrajectoryExported:
+    def pack(self) -> TrajectoryExported:
         """Returns the event with token columns as they are sent."""
-        calls = tuple(call.packed() for call in self.trajectory.interactions)
+        calls = tuple(call.pack() for call in self.trajectory.interactions)
         return msgspec.structs.replace(self, trajectory=msgspec.structs.replace(self.trajectory, interactions=calls))
 
 

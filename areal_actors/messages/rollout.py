@@ -285,13 +285,13 @@ class Generate(Request[Generated]):
         if self.id_planes:
             set_fields(self, prompt_ids=from_planes(self.prompt_ids, self.id_planes), id_planes=0)
 
-    def packed(self) -> Generate:
+    def pack(self) -> Generate:
         """Returns the request with its ids as byte planes."""
         if not (planes := planes_needed(self.prompt_ids)):
             return self
-        made = msgspec.structs.replace(self)
-        set_fields(made, prompt_ids=to_planes(self.prompt_ids, planes), id_planes=planes)
-        return made
+        packed = msgspec.structs.replace(self)
+        set_fields(packed, prompt_ids=to_planes(self.prompt_ids, planes), id_planes=planes)
+        return packed
 
 
 class CompletionRefused(Event):

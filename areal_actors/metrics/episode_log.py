@@ -143,18 +143,18 @@ class EpisodeLog(Actor):
             output=scored.output if scored else "",
             reward=trajectory.reward,
             **_end(event),
-            interactions=[self._full(made, prompts.get(made.id)) for made in trajectory.interactions],
+            interactions=[self._full(interaction, prompts.get(interaction.id)) for interaction in trajectory.interactions],
         )
 
     @on
     def episode_evaluated(self, event: EpisodeEvaluated, context: Context) -> None:
-        self._ended(context, event, outcome="evaluated", output=event.output, reward=event.reward, **_end(event))
+        self._write_end(context, event, outcome="evaluated", output=event.output, reward=event.reward, **_end(event))
 
     @on
     def episode_abandoned(self, event: EpisodeAbandoned, context: Context) -> None:
-        self._ended(context, event, outcome=outcome_of(event), reason=event.reason, detail=event.detail, **_end(event))
+        self._write_end(context, event, outcome=outcome_of(event), reason=event.reason, detail=event.detail, **_end(event))
 
-    def _ended(self, context: Context, event: EpisodeEvaluated | EpisodeAbandoned, **fields: Any) -> None:
+    def _write_end(self, context: Context, event: EpisodeEvaluated | EpisodeAbandoned, **fields: Any) -> None:
         work = event.work
         self.scored.pop(work.episode, None)
         interactions = [_summary(call) for call in self.recorded.pop(work.episode, []) if call.is_of(work.attempt)]
@@ -173,18 +173,18 @@ class EpisodeLog(Actor):
             **fields,
         )
 
-    def _full(self, made: Interaction, prompt_tokens: int | None) -> dict[str, Any]:
+    def _full(self, interaction: Interaction, prompt_tokens: int | None) -> dict[str, Any]:
         return {
-            "id": made.id,
-            "parent": made.parent,
-            "prefix": made.prefix,
-            "prompt": made.prompt_text(self._text),
-            "completion": self._text(made.completion.ids_array().tolist()),
+            "id": interaction.id,
+            "parent": interaction.parent,
+            "prefix": interaction.prefix,
+            "prompt": interaction.prompt_text(self._text),
+            "completion": self._text(interaction.completion.ids_array().tolist()),
             "prompt_tokens": prompt_tokens,
-            "completion_tokens": len(made.completion),
-            "finish_reason": made.finish_reason,
-            "weight_versions": [made.completion.versions[0].weight_version, made.completion.versions[-1].weight_version],
-            "reward": made.reward,
+            "completion_tokens": len(interaction.completion),
+            "finish_reason": interaction.finish_reason,
+            "weight_versions": [interaction.completion.versions[0].weight_version, interaction.completion.versions[-1].weight_version],
+            "reward": interaction.reward,
         }
 
     def _text(self, ids: Sequence[int]) -> str | None:
@@ -206,10 +206,10 @@ class EpisodeLog(Actor):
         append_line(self.path, json.dumps(line, ensure_ascii=False, default=str))
 
 
-def _forget_oldest(known: dict[str, Any]) -> None:
+def _forget_oldest(entries: dict[str, Any]) -> None:
     """Remove leftovers of groups that lost all episodes, and of attempts that outlived their episode."""
-    while len(known) > REMEMBERED:
-        del known[next(iter(known))]
+    while len(entries) > REMEMBERED:
+        del entries[next(iter(entries))]
 
 
 def _end(event: EpisodeEnd) -> dict[str, str]:

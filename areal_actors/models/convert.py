@@ -162,8 +162,8 @@ def llama3_factors(base: float, head_dim: int, factor: float) -> list[float]:
     return factors
 
 
-def _is_like(found: float, expected: float) -> bool:
-    return abs(found - expected) <= LIKENESS * expected
+def _is_like(value: float, expected: float) -> bool:
+    return abs(value - expected) <= LIKENESS * expected
 
 
 def _first_line(error: Exception) -> str:

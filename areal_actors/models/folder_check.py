@@ -56,8 +56,8 @@ def check_folder(folder: Path) -> FolderCheck:
     """
     chat = ChatTokenizer.load(folder)
     if not chat.is_lossless(PLAIN_TEXT):
-        found = chat.decode(chat.encode(PLAIN_TEXT), skip_special=False)
-        raise SetupError(f"{folder}: the tokenizer turns {PLAIN_TEXT!r} into {found!r}; take another copy of it (tokenizer.json)")
+        decoded = chat.decode(chat.encode(PLAIN_TEXT), skip_special=False)
+        raise SetupError(f"{folder}: the tokenizer turns {PLAIN_TEXT!r} into {decoded!r}; take another copy of it (tokenizer.json)")
     changed = tuple(text for text in OTHER_TEXTS if not chat.is_lossless(text))
     end = turn_end_id(chat)
     stops = tuple(chat.decode([number], skip_special=False) for number in chat.stop_ids)

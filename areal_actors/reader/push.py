@@ -49,20 +49,20 @@ def push(run: str, repo: str, *, folder: Path, checkpoint: str = "", episodes: b
 
 def _model(run: str, repo: str, folder: Path, checkpoint: str) -> dict[str, Path | bytes]:
     """Returns the files of a model's repository."""
-    found = find_run_files(run, folder)
-    if found.folder is None:
+    run_files = find_run_files(run, folder)
+    if run_files.folder is None:
         raise SetupError(f"{run} is an exported log, which has no checkpoints; name the run, or push its episodes: --episodes")
-    place = _checkpoint(found.folder.path, found.state, checkpoint)
+    place = _checkpoint(run_files.folder.path, run_files.state, checkpoint)
     verify_model(place)
-    recipe = to_toml(recorded_recipe(found.state.started.recipe if found.state.started else {}))
-    curve = next((name for name in CURVES if (found.folder.path / name).is_file()), "")
+    recipe = to_toml(recorded_recipe(run_files.state.started.recipe if run_files.state.started else {}))
+    curve = next((name for name in CURVES if (run_files.folder.path / name).is_file()), "")
     step = int(place.resolve().name.removeprefix("step-"))
     files: dict[str, Path | bytes] = {path.name: path for pattern in WANTED for path in sorted(place.glob(pattern))}
     for name in NOT_OF_THE_MODEL:
         files.pop(name, None)
-    files["README.md"] = model_card(repo, found.state, step=step, recipe=recipe, curve=curve).encode()
+    files["README.md"] = model_card(repo, run_files.state, step=step, recipe=recipe, curve=curve).encode()
     files["recipe.toml"] = f"{recipe}\n".encode()
-    return files | ({curve: found.folder.path / curve} if curve else {})
+    return files | ({curve: run_files.folder.path / curve} if curve else {})
 
 
 def _checkpoint(run: Path, state: RunState, name: str) -> Path:
@@ -70,16 +70,16 @@ def _checkpoint(run: Path, state: RunState, name: str) -> Path:
     best = state.best_checkpoint or state.checkpoint
     chosen = run / "checkpoints" / name if name else run / best.folder if best else None
     if chosen is None or not chosen.is_dir():
-        there = f"it has {', '.join(kept)}" if kept else "it has none"
-        raise SetupError(f"run '{run.name}' has no checkpoint {name or 'yet'}; {there}")
+        hint = f"it has {', '.join(kept)}" if kept else "it has none"
+        raise SetupError(f"run '{run.name}' has no checkpoint {name or 'yet'}; {hint}")
     return chosen
 
 
 def _episodes(run: str, repo: str, folder: Path, scratch: Path) -> dict[str, Path | bytes]:
     """Returns the files of a dataset's repository."""
-    found = open_run(run, folder=folder)
-    files: dict[str, Path | bytes] = {f"{name}.parquet": getattr(found, name).parquet(scratch / f"{name}.parquet") for name in TABLES}
-    files["README.md"] = dataset_card(repo, found.state, {name: len(getattr(found, name)) for name in TABLES}).encode()
+    opened = open_run(run, folder=folder)
+    files: dict[str, Path | bytes] = {f"{name}.parquet": getattr(opened, name).parquet(scratch / f"{name}.parquet") for name in TABLES}
+    files["README.md"] = dataset_card(repo, opened.state, {name: len(getattr(opened, name)) for name in TABLES}).encode()
     return files
 
 

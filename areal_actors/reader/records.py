@@ -151,13 +151,13 @@ class Records:
     _abandoned: dict[tuple[str, int], int] = field(default_factory=dict)
     """Position of the end of each abandoned attempt; some of its calls may be reported after it."""
 
-    def receive(self, envelope: Envelope, *, known: bool = False) -> None:
+    def receive(self, envelope: Envelope, *, is_known: bool = False) -> None:
         """Fold the next event of the log; `known` if the state was restored from a snapshot that has it.
 
         Raises:
             CorruptMessage: the envelope is damaged.
         """
-        message = RunState().receive(envelope) if known else self.state.receive(envelope)
+        message = RunState().receive(envelope) if is_known else self.state.receive(envelope)
         if message is not None:
             self._fold(message, envelope)
 

@@ -94,7 +94,7 @@ class Run:
         records = Records()
         known = self._log.restore(records.state) if self.history.progress.first > 1 else 0
         for envelope in envelopes:
-            records.receive(envelope, known=envelope.sequence <= known)
+            records.receive(envelope, is_known=envelope.sequence <= known)
         return records
 
     @property
@@ -110,7 +110,7 @@ class Run:
     @cached_property
     def steps(self) -> Table:
         """One row per step, counted from 1, with all its metrics."""
-        return Table.of("steps", STEPS, ({"step": one.number, "time": one.time, **one.metrics} for one in self.state.steps))
+        return Table.of("steps", STEPS, ({"step": step.number, "time": step.time, **step.metrics} for step in self.state.steps))
 
     @cached_property
     def evaluations(self) -> Table:
@@ -118,8 +118,8 @@ class Run:
         times = self.history.query("SELECT completed_at FROM evaluation WHERE mode <> 'examples' ORDER BY completed")
         missing: list[float | None] = [None] * (len(self.state.evaluations) - len(times))
         rows = (
-            {field: getattr(one, field, time) for field in EVALUATIONS} | one.reward_metrics
-            for one, time in zip(self.state.evaluations, [*missing, *times], strict=True)
+            {field: getattr(evaluation, field, time) for field in EVALUATIONS} | evaluation.reward_metrics
+            for evaluation, time in zip(self.state.evaluations, [*missing, *times], strict=True)
         )
         return Table.of("evaluations", EVALUATIONS, rows)
 
@@ -204,14 +204,14 @@ class Run:
         }
 
     def _interactions(self, ended: EndedEpisode, *, texts: bool = True) -> list[dict[str, Any]]:
-        recorded = {one.interaction: one for one in ended.recorded}
+        recorded = {recorded_call.interaction: recorded_call for recorded_call in ended.recorded}
         if ended.trajectory is None:
-            found = [_recorded(one) for one in ended.recorded]
+            rows = [_recorded_call(one) for one in ended.recorded]
         else:
-            found = [self._sampled(call, recorded.get(call.id), texts=texts) for call in ended.trajectory.interactions]
-        return [{"episode": ended.episode, "attempt": ended.attempt, **row} for row in found]
+            rows = [self._sampled_call(call, recorded.get(call.id), texts=texts) for call in ended.trajectory.interactions]
+        return [{"episode": ended.episode, "attempt": ended.attempt, **row} for row in rows]
 
-    def _sampled(self, call: Interaction, recorded: InteractionRecorded | None, *, texts: bool) -> dict[str, Any]:
+    def _sampled_call(self, call: Interaction, recorded: InteractionRecorded | None, *, texts: bool) -> dict[str, Any]:
         versions, logprobs = call.completion.versions_array(), call.completion.logprobs_array()
         return {
             "interaction": call.id,
@@ -257,19 +257,19 @@ def _open_file(path: Path) -> Run:
     return Run(history.progress.run or path.name, history, log=FileLog(path, history.progress.last), folder=None)
 
 
-def _recorded(one: InteractionRecorded) -> dict[str, Any]:
+def _recorded_call(call: InteractionRecorded) -> dict[str, Any]:
     return {
-        "interaction": one.interaction,
-        "parent": one.parent,
-        "prefix": one.prefix,
-        "prompt_tokens": one.prompt_tokens,
-        "completion_tokens": one.completion_tokens,
-        "finish_reason": one.finish_reason,
-        "oldest_version": one.weight_version,
-        "newest_version": one.weight_version,
-        "trained": one.trained,
-        "prefix_break_reason": one.prefix_break_reason,
-        "tool_call_error": one.tool_call_error,
+        "interaction": call.interaction,
+        "parent": call.parent,
+        "prefix": call.prefix,
+        "prompt_tokens": call.prompt_tokens,
+        "completion_tokens": call.completion_tokens,
+        "finish_reason": call.finish_reason,
+        "oldest_version": call.weight_version,
+        "newest_version": call.weight_version,
+        "trained": call.trained,
+        "prefix_break_reason": call.prefix_break_reason,
+        "tool_call_error": call.tool_call_error,
     }
 
 

@@ -12,7 +12,7 @@ from areal_actors.core.durable_files import read_lines
 from areal_actors.core.errors import SetupError
 from areal_actors.display.recorded_state import recorded_state
 from areal_actors.display.run_state import RunState
-from areal_actors.display.sentences import counted
+from areal_actors.display.sentences import count_of
 from areal_actors.messages import KINDS
 from areal_actors.run.recorded_history import history_of_file
 from areal_actors.run.run_folder import RunFolder, find_run
@@ -61,7 +61,7 @@ def read_run_files(place: RunFolder) -> RunFiles:
         else:
             if message is not None:
                 state.fold(message, float(row.get("time", 0.0)))
-    complaints = [lines.complaint(place.metrics), f"{counted(unknown, 'line')} of another version ignored" * bool(unknown)]
+    complaints = [lines.complaint(place.metrics), f"{count_of(unknown, 'line')} of another version ignored" * bool(unknown)]
     return RunFiles(name=place.path.name, folder=place, recipe=recipe, state=state, complaint="; ".join(filter(None, complaints)))
 
 
@@ -104,8 +104,8 @@ def run_folder(run: str, folder: Path) -> RunFolder:
     Raises:
         SetupError: there is none.
     """
-    found, there = find_run(run, folder)
-    if found is None:
+    run_path, hint = find_run(run, folder)
+    if run_path is None:
         name = f"'{run}'" if run else "yet"
-        raise SetupError(f"{folder.absolute()} has no run {name}, and no run's folder or log file has that path; {there}; see --folder")
-    return found
+        raise SetupError(f"{folder.absolute()} has no run {name}, and no run's folder or log file has that path; {hint}; see --folder")
+    return run_path

@@ -27,7 +27,7 @@ def agent_problems(recipe: Recipe) -> Problems:
     if task.system_prompt and (task.agent or task.command):
         yield ("task", "system_prompt"), "found one beside an agent, which has its own; it is for the built-in agent: leave `agent` out"
     if not task.agent and not task.command:
-        yield from _built_in(task)
+        yield from _check_built_in(task)
         return
     if task.command or task.is_script():
         yield from _program(task)
@@ -39,8 +39,8 @@ def agent_problems(recipe: Recipe) -> Problems:
     elif task.agent and not task.is_script():
         package = next(iter(dotted_parts(task.agent)), "") if not task.python else ""
         if package and not any(Path(name).exists() for name in (package, f"{package}.py")) and not is_installed(package):
-            found = f"found {toml_value(task.agent)}, but no package `{package}`"
-            yield ("task", "agent"), f"{found} is installed or lies in {Path.cwd()}; fix the name, or install it"
+            fault = f"found {toml_value(task.agent)}, but no package `{package}`"
+            yield ("task", "agent"), f"{fault} is installed or lies in {Path.cwd()}; fix the name, or install it"
         yield from _definition(recipe)
 
 
@@ -56,7 +56,7 @@ def _model_errors(task: TaskSettings) -> Problems:
             yield ("task", "model_errors"), f"found {toml_value(name)}, but there is no file {place}; fix the path"
 
 
-def _built_in(task: TaskSettings) -> Problems:
+def _check_built_in(task: TaskSettings) -> Problems:
     """Check a recipe without an agent."""
     if task.python:
         yield ("task", "python"), "found an interpreter, but the built-in agent runs in this one; name an agent, or leave it out"
@@ -86,11 +86,11 @@ def _program(task: TaskSettings) -> Problems:
 def _runner(task: TaskSettings) -> Problems:
     if task.runner == "inline":
         for name in ONLY_SUBPROCESS:
-            if found := getattr(task, name):
-                yield ("task", name), f'found {toml_value(found)}, which applies only with `runner = "subprocess"`; set that too'
+            if value := getattr(task, name):
+                yield ("task", name), f'found {toml_value(value)}, which applies only with `runner = "subprocess"`; set that too'
     elif task.python and not os.access(Path(task.python).expanduser(), os.X_OK):
-        found = f"found {toml_value(task.python)}, but there is no interpreter (looked beside the recipe and in {Path.cwd()})"
-        yield ("task", "python"), f"{found}; create the environment"
+        value = f"found {toml_value(task.python)}, but there is no interpreter (looked beside the recipe and in {Path.cwd()})"
+        yield ("task", "python"), f"{value}; create the environment"
 
 
 def dotted_parts(agent: str) -> Sequence[str]:
@@ -121,13 +121,13 @@ def _options(task: TaskSettings, init: ast.FunctionDef | ast.AsyncFunctionDef | 
     positional = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)][1:]
     required = positional[: len(positional) - len(arguments.defaults)]
     required += [argument.arg for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if default is None]
-    known = [*positional, *(argument.arg for argument in arguments.kwonlyargs)]
+    parameter_names = [*positional, *(argument.arg for argument in arguments.kwonlyargs)]
     if missing := [name for name in required if name not in task.agent_options]:
         names = ", ".join(f"`{name}`" for name in missing)
         yield ("task", "agent_options"), f"found no {names}, which {task.agent} requires; write `{missing[0]} = …` there"
     for option in task.agent_options:
-        if option not in known and arguments.kwarg is None:
-            hint = nearest(option, known) if known else "it takes none"
+        if option not in parameter_names and arguments.kwarg is None:
+            hint = nearest(option, parameter_names) if parameter_names else "it takes none"
             yield ("task", "agent_options", option), f"found an option that {task.agent} does not take; {hint}"
 
 

@@ -14,17 +14,19 @@ from areal_actors.recipe.recipe import Recipe
 def autoscale_problems(recipe: Recipe) -> Problems:
     """Yields what keeps the number of workers from being decided on."""
     scaled, enabled = recipe.autoscale, ("autoscale", "enabled")
-    placements, hosts = msgspec.structs.asdict(recipe.actors), recipe.hosts.joined()
-    bounds: dict[str, WorkerBounds] = {name: one for name, one in msgspec.structs.asdict(scaled).items() if isinstance(one, WorkerBounds)}
+    placements, hosts = msgspec.structs.asdict(recipe.actors), recipe.hosts.joined_hosts()
+    bounds: dict[str, WorkerBounds] = {
+        name: role_bounds for name, role_bounds in msgspec.structs.asdict(scaled).items() if isinstance(role_bounds, WorkerBounds)
+    }
     for role, one in bounds.items():
         own = placements[role].count
         if one.max < one.min:
             yield ("autoscale", role, "max"), f"found {one.max}, but autoscale.{role}.min = {one.min}; write {one.min} or more"
         elif one.max and role in recipe.absent():
             yield ("autoscale", role, "max"), f"found {one.max}, but this run has no {role}; write 0"
-        elif role in hosts and 0 < one.max < (there := hosts[role].count * hosts[role].workers):
-            started = f"hosts.{role} starts {there}: count × workers"
-            yield ("autoscale", role, "max"), f"found {one.max}, but {started}; write {there} or more, or 0"
+        elif role in hosts and 0 < one.max < (listed := hosts[role].count * hosts[role].workers):
+            started = f"hosts.{role} starts {listed}: count × workers"
+            yield ("autoscale", role, "max"), f"found {one.max}, but {started}; write {listed} or more, or 0"
         elif 0 < one.max < own:
             yield ("autoscale", role, "max"), f"found {one.max}, but actors.{role}.count = {own}; write {own} or more, or 0"
     if scaled.enabled and (recipe.is_online() or recipe.learns_from_examples()):
@@ -38,7 +40,7 @@ def autoscale_problems(recipe: Recipe) -> Problems:
 
 def exhausted_bounds(recipe: Recipe) -> Iterator[str]:
     """Yields a sentence for each role that begins with as many workers as it may have."""
-    hosts = recipe.hosts.joined()
+    hosts = recipe.hosts.joined_hosts()
     for role, bounds in recipe.autoscale.bounds().items() if recipe.autoscale.enabled else ():
         if role in hosts and hosts[role].count * hosts[role].workers == bounds.max:
             yield f"hosts.{role} starts {bounds.max}, as many as autoscale.{role}.max allows: no decision can add one"

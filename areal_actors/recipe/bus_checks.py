@@ -18,7 +18,7 @@ def bus_problems(recipe: Recipe) -> Problems:
             ("bus", "tls"),
             "found true, but the server of bus.url encrypts by its own settings; write tls:// in bus.url, and leave bus.tls out",
         )
-    elif recipe.bus.tls and not (recipe.bus.host or recipe.hosts.joined() or recipe.autoscale.enabled):
+    elif recipe.bus.tls and not (recipe.bus.host or recipe.hosts.joined_hosts() or recipe.autoscale.enabled):
         yield ("bus", "tls"), "found true, but without bus.host no other host reaches the bus; set bus.host, or leave bus.tls out"
     if bool(recipe.bus.certificate) != bool(recipe.bus.certificate_key):
         yield ("bus", "certificate"), "certificate and certificate_key belong together; name both files, or neither"
@@ -26,8 +26,8 @@ def bus_problems(recipe: Recipe) -> Problems:
         yield ("bus", "certificate"), "found a file, but the run does not encrypt; set bus.tls = true, or leave the file out"
     key, lease, attempt = ("bus", "lease_seconds"), recipe.bus.lease_seconds, recipe.task.timeout_seconds
     if lease < MIN_LEASE_SECONDS:
-        found = f"found {lease:g}, but a busy worker may renew its leases a second late, and its episodes would run twice"
-        yield key, f"{found}; write at least {MIN_LEASE_SECONDS:g}"
+        fault = f"found {lease:g}, but a busy worker may renew its leases a second late, and its episodes would run twice"
+        yield key, f"{fault}; write at least {MIN_LEASE_SECONDS:g}"
     elif lease > (most := max(attempt, MAX_LEASE_SECONDS)):
-        found = f"found {lease:g}, but after a worker's death its episodes wait for the whole lease"
-        yield key, f"{found}, and an attempt takes at most task.timeout_seconds = {attempt:g}; write at most {most:g}"
+        fault = f"found {lease:g}, but after a worker's death its episodes wait for the whole lease"
+        yield key, f"{fault}, and an attempt takes at most task.timeout_seconds = {attempt:g}; write at most {most:g}"

@@ -73,7 +73,7 @@ def problems(recipe: Recipe, *, serving: bool = False) -> list[RecipeProblem]:
     episodes = not recipe.learns_from_examples() and not serving
     return [
         RecipeProblem(*problem)
-        for checked, found in (
+        for checked, sentences in (
             (recipe.model != EMBEDDED, model_problems(("model",), recipe.model, f'"{EMBEDDED}"')),
             (examples or (episodes and not recipe.is_online()), _dataset(recipe)),
             (episodes and not recipe.is_online(), _agent_and_reward(recipe)),
@@ -97,7 +97,7 @@ def problems(recipe: Recipe, *, serving: bool = False) -> list[RecipeProblem]:
             (True, tree_problems(recipe.supervisors, recipe.actors)),
         )
         if checked
-        for problem in found
+        for problem in sentences
     ]
 
 
@@ -108,12 +108,12 @@ def is_local(name: str) -> bool:
 
 def _algorithm(recipe: Recipe) -> Problems:
     """Check the algorithm's own table, and the models that it needs beside the trained one."""
-    found = list(recipe.algorithm.problems())
-    yield from ((("algorithm", *key), complaint) for key, complaint in found)
+    problems_of = list(recipe.algorithm.problems())
+    yield from ((("algorithm", *key), complaint) for key, complaint in problems_of)
     is_custom = isinstance(recipe.algorithm, CustomAlgorithm)
-    if is_custom and found:
+    if is_custom and problems_of:
         return
-    algorithm = recipe.algorithm.resolved()
+    algorithm = recipe.algorithm.resolve()
     models: dict[Key, str] = {
         (role,) if role in algorithm.__struct_fields__ else ("kl", role): model for role, model in algorithm.models.items()
     }
@@ -136,45 +136,45 @@ def _dataset(recipe: Recipe) -> Problems:
     if isinstance(held_out, str) and not recipe.plays_environment():
         yield from _source(("task", "held_out"), held_out, "; write how many tasks to hold out, or the path of a .jsonl file")
     elif isinstance(held_out, int) and held_out < recipe.evaluation.tasks:
-        found = f"found {recipe.evaluation.tasks}, but task.held_out keeps only {held_out}"
-        yield ("evaluation", "tasks"), f"{found}; write at most {held_out}, or hold out more"
+        fault = f"found {recipe.evaluation.tasks}, but task.held_out keeps only {held_out}"
+        yield ("evaluation", "tasks"), f"{fault}; write at most {held_out}, or hold out more"
 
 
 def _source(key: Key, spec: str, remedy: str) -> Problems:
-    found = f"found {toml_value(spec)}"
+    fault = f"found {toml_value(spec)}"
     if sources.is_in_code(spec):
-        yield from _named_in_file(key, spec, "function", "tasks.py:rows")
+        yield from _check_name_in_file(key, spec, "function", "tasks.py:rows")
         return
     missing = sources.is_on_disk(spec) and not sources.has_files(spec)
     if Path(spec).is_file() if missing else not sources.is_on_disk(spec) and not sources.is_on_hub(spec):
-        yield key, f"{found}{remedy}"
+        yield key, f"{fault}{remedy}"
     elif missing:
-        yield key, f"{found}, but there is no such file (looked beside the recipe and in {Path.cwd()}){remedy}"
+        yield key, f"{fault}, but there is no such file (looked beside the recipe and in {Path.cwd()}){remedy}"
     elif sources.needs_library(spec) and not is_installed("datasets"):
-        yield key, f'{found}, but the `datasets` library is not installed; {library.NEEDED}, or name a local .jsonl file, or "arithmetic"'
+        yield key, f'{fault}, but the `datasets` library is not installed; {library.NEEDED}, or name a local .jsonl file, or "arithmetic"'
 
 
 def _agent_and_reward(recipe: Recipe) -> Problems:
     agent, accept, reward = recipe.task.agent, recipe.task.should_accept, recipe.task.reward
     if accept and not dotted_parts(accept):
-        yield from _named_in_file(("task", "should_accept"), accept, "function", "accept.py:should_accept")
+        yield from _check_name_in_file(("task", "should_accept"), accept, "function", "accept.py:should_accept")
     if recipe.plays_environment():
         yield from environment_problems(recipe)
         return
     yield from misplaced_problems(recipe)
     if agent and not recipe.task.is_script() and not dotted_parts(agent):
-        yield from _named_in_file(("task", "agent"), agent, "class", "agents/gsm8k.py:Gsm8kAgent")
+        yield from _check_name_in_file(("task", "agent"), agent, "class", "agents/gsm8k.py:Gsm8kAgent")
     yield from agent_problems(recipe)
     if ":" in reward and not reward.startswith(MODEL):
-        yield from _named_in_file(("task", "reward"), reward, "function", "rewards.py:reward")
+        yield from _check_name_in_file(("task", "reward"), reward, "function", "rewards.py:reward")
     yield from reward_problems(recipe)
 
 
 def _online(recipe: Recipe) -> Problems:
     """Reject settings that an online run does not use, instead of ignoring them."""
     for name in ("environment", "dataset", "reward", "should_accept"):
-        if found := getattr(recipe.task, name):
-            yield ("task", name), f"found {toml_value(found)}, but external agents bring their own tasks and rewards; leave it out"
+        if value := getattr(recipe.task, name):
+            yield ("task", name), f"found {toml_value(value)}, but external agents bring their own tasks and rewards; leave it out"
     if tasks := recipe.evaluation.tasks:
         yield ("evaluation", "tasks"), f"found {tasks}, but an online run has no held-out tasks; write `tasks = 0`"
 
@@ -187,7 +187,7 @@ def _engine(recipe: Recipe) -> Problems:
     elif engine not in ENGINES and ":" not in engine:
         yield key, f"found {toml_value(engine)}; {nearest(engine, (*ENGINES, *installed))}, or write `path.py:Class`"
     elif engine not in ENGINES:
-        yield from _named_in_file(key, engine, "class", "engines/mine.py:MyEngine")
+        yield from _check_name_in_file(key, engine, "class", "engines/mine.py:MyEngine")
     if engine in SERVER_ENGINES:
         yield from _servers(recipe)
     elif engine in ENGINES:
@@ -195,16 +195,16 @@ def _engine(recipe: Recipe) -> Problems:
     if recipe.generation.sleep == "on":
         yield from _sleep(recipe)
     if scripted.longest < (least := scripted.shortest):
-        found = f"found {scripted.longest}, but generation.scripted.shortest is {least}"
-        yield ("generation", "scripted", "longest"), f"{found}; write at least {least}"
+        fault = f"found {scripted.longest}, but generation.scripted.shortest is {least}"
+        yield ("generation", "scripted", "longest"), f"{fault}; write at least {least}"
 
 
 def _sleep(recipe: Recipe) -> Problems:
     """Yields why engines cannot release their memory during a step."""
     key, engine, stale = ("generation", "sleep"), recipe.generation.engine, recipe.staleness_gate.max_staleness
     if stale:
-        found = f'found "on", but with staleness_gate.max_staleness = {stale} completions are sampled during every step'
-        yield key, f'{found}; write staleness_gate.max_staleness = 0, or "off"'
+        fault = f'found "on", but with staleness_gate.max_staleness = {stale} completions are sampled during every step'
+        yield key, f'{fault}; write staleness_gate.max_staleness = 0, or "off"'
     if engine in ENGINES and engine not in SLEEPING_ENGINES:
         yield key, f'found "on", but generation.engine = {toml_value(engine)} holds no memory to release; write "off"'
     if recipe.generation.server.urls:
@@ -217,63 +217,63 @@ def _servers(recipe: Recipe) -> Problems:
         if not url.startswith(("http://", "https://")):
             yield key, f"found {toml_value(url)}; write `http://host:port`"
     if urls and len(urls) != workers:
-        found = f"found {len(urls)} servers for actors.inference_worker.count = {workers}, and each worker has one of its own"
-        yield key, f"{found}; write {workers}, or actors.inference_worker.count = {len(urls)}"
+        fault = f"found {len(urls)} servers for actors.inference_worker.count = {workers}, and each worker has one of its own"
+        yield key, f"{fault}; write {workers}, or actors.inference_worker.count = {len(urls)}"
     lora = recipe.trainer.lora
     if recipe.generation.engine == "vllm" and lora is not None and lora.published == "adapter" and lora.rank > VLLM_RANK:
-        found = f"found {lora.rank}, but vLLM takes adapters up to rank {VLLM_RANK}"
-        yield ("trainer", "lora", "rank"), f'{found}; write a smaller one, or trainer.lora.published = "merged"'
+        fault = f"found {lora.rank}, but vLLM takes adapters up to rank {VLLM_RANK}"
+        yield ("trainer", "lora", "rank"), f'{fault}; write a smaller one, or trainer.lora.published = "merged"'
     yield from _weights(recipe)
 
 
 def _weights(recipe: Recipe) -> Problems:
     """Check the way of new weights to the servers."""
     key, server, engine = ("generation", "server", "weights"), recipe.generation.server, recipe.generation.engine
-    found = f"found {toml_value(server.weights)}, but"
+    fault = f"found {toml_value(server.weights)}, but"
     if server.weights not in (able := WEIGHT_CHANNELS[engine]):
-        yield key, f"{found} {engine} takes {', '.join(able)}; write one of them"
+        yield key, f"{fault} {engine} takes {', '.join(able)}; write one of them"
     if server.weights == "tensors" and (far := [url for url in server.urls if not is_here(url)]):
-        yield key, f'{found} {far[0]} is on another host, which does not have this one\'s memory; write "broadcast" or "delta"'
+        yield key, f'{fault} {far[0]} is on another host, which does not have this one\'s memory; write "broadcast" or "delta"'
     lora = recipe.trainer.lora
     if server.weights != "folder" and lora is not None and lora.published == "adapter":
-        yield key, f'{found} adapters are loaded by name from their folder; write "folder", or trainer.lora.published = "merged"'
+        yield key, f'{fault} adapters are loaded by name from their folder; write "folder", or trainer.lora.published = "merged"'
 
 
 def _without_servers(generation: GenerationSettings) -> Problems:
     for name, stated in (("server", generation.server != ServerSettings()), ("options", bool(generation.options))):
         if stated:
-            found = f"found a table, but generation.engine = {toml_value(generation.engine)} has no use for it"
-            yield ("generation", name), f"{found}; leave it out"
+            fault = f"found a table, but generation.engine = {toml_value(generation.engine)} has no use for it"
+            yield ("generation", name), f"{fault}; leave it out"
     if (width := generation.tensor_parallel) > 1 and generation.engine in TENSOR_ENGINES:
-        found = f"found {width}, but generation.engine = {toml_value(generation.engine)} uses one device"
-        yield ("generation", "tensor_parallel"), f"{found}; write 1, or an engine that is a server"
+        fault = f"found {width}, but generation.engine = {toml_value(generation.engine)} uses one device"
+        yield ("generation", "tensor_parallel"), f"{fault}; write 1, or an engine that is a server"
 
 
-def _named_in_file(key: Key, spec: str, what: str, example: str) -> Problems:
+def _check_name_in_file(key: Key, spec: str, what: str, example: str) -> Problems:
     """Check that `path.py:Name` names a class or function at the top of that file."""
     file, _, name = spec.rpartition(":")
-    path, found = Path(file).expanduser(), f"found {toml_value(spec)}"
+    path, fault = Path(file).expanduser(), f"found {toml_value(spec)}"
     if not name.isidentifier() or path.suffix != ".py":
-        yield key, f"{found}; write the {what} as `path.py:Name`, as in `{example}`"
+        yield key, f"{fault}; write the {what} as `path.py:Name`, as in `{example}`"
         return
     try:
         body = ast.parse(path.read_text(encoding="utf-8"), filename=file).body
     except OSError:
-        yield key, f"{found}, but there is no file {path} to read (looked beside the recipe and in {Path.cwd()}); fix the path"
+        yield key, f"{fault}, but there is no file {path} to read (looked beside the recipe and in {Path.cwd()}); fix the path"
         return
     except (SyntaxError, ValueError) as error:
         line = f":{error.lineno}" if isinstance(error, SyntaxError) else ""
-        yield key, f"{found}, but {path}{line} is not valid Python: {error.args[0]}; fix that file"
+        yield key, f"{fault}, but {path}{line} is not valid Python: {error.args[0]}; fix that file"
         return
     functions = ast.FunctionDef | ast.AsyncFunctionDef
     wanted = functions if what == "function" else functions | ast.ClassDef if key == ("task", "agent") else ast.ClassDef
     defined = [node.name for node in body if isinstance(node, wanted)]
-    if name not in (*defined, *_assigned(body)):
-        known = nearest(name, defined) if defined else f"it defines none; write `{'class' if what == 'class' else 'def'} {name}` there"
-        yield key, f"{found}, but {path} has no {what} `{name}`; {known}"
+    if name not in (*defined, *_assigned_names(body)):
+        hint = nearest(name, defined) if defined else f"it defines none; write `{'class' if what == 'class' else 'def'} {name}` there"
+        yield key, f"{fault}, but {path} has no {what} `{name}`; {hint}"
 
 
-def _assigned(body: list[ast.stmt]) -> Iterator[str]:
+def _assigned_names(body: list[ast.stmt]) -> Iterator[str]:
     """Yields names that a file imports or assigns at its top; their types are known only at run time."""
     for node in body:
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -285,16 +285,16 @@ def _assigned(body: list[ast.stmt]) -> Iterator[str]:
 def _lengths(recipe: Recipe) -> Problems:
     sampling, context = recipe.sampling, recipe.generation.max_model_len
     if sampling.max_tokens >= context:
-        found = f"found {sampling.max_tokens}, but generation.max_model_len is {context} for prompt and completion together"
-        yield ("sampling", "max_tokens"), f"{found}; write less than {context}, or raise generation.max_model_len"
+        fault = f"found {sampling.max_tokens}, but generation.max_model_len is {context} for prompt and completion together"
+        yield ("sampling", "max_tokens"), f"{fault}; write less than {context}, or raise generation.max_model_len"
     folder = Path(recipe.model).expanduser()
     longest = EMBEDDED_CONTEXT if recipe.model == EMBEDDED else context_of(folder) if (folder / "config.json").is_file() else None
     if longest and context > longest:
-        found = f"found {context} (unstated, it is at least twice sampling.max_tokens), but the model has {longest} positions"
-        yield ("generation", "max_model_len"), f"{found}; write at most {longest}, and a lower sampling.max_tokens"
+        fault = f"found {context} (unstated, it is at least twice sampling.max_tokens), but the model has {longest} positions"
+        yield ("generation", "max_model_len"), f"{fault}; write at most {longest}, and a lower sampling.max_tokens"
     if sampling.temperature > HIGHEST_TEMPERATURE:
-        found = f"found {sampling.temperature:g}, at which every token is almost as likely as any other"
-        yield ("sampling", "temperature"), f"{found}; write at most {HIGHEST_TEMPERATURE:g}"
+        fault = f"found {sampling.temperature:g}, at which every token is almost as likely as any other"
+        yield ("sampling", "temperature"), f"{fault}; write at most {HIGHEST_TEMPERATURE:g}"
     if not 0 < sampling.top_p <= 1:
         yield ("sampling", "top_p"), f"found {sampling.top_p}; write a share above 0 and at most 1"
 
@@ -304,31 +304,31 @@ def _training(recipe: Recipe) -> Problems:
     if recipe.sampling.temperature <= 0:
         yield ("sampling", "temperature"), "found 0, but greedy answers of one task are all the same; write a number above 0"
     if microbatch < context:
-        found = f"found {microbatch}, but one sequence may have generation.max_model_len = {context} tokens"
-        yield ("trainer", "microbatch_tokens"), f"{found}; write at least {context}"
+        fault = f"found {microbatch}, but one sequence may have generation.max_model_len = {context} tokens"
+        yield ("trainer", "microbatch_tokens"), f"{fault}; write at least {context}"
     keeps, size = recipe.batcher.filter, recipe.algorithm.group_size
     if recipe.batcher.dynamic_sampling and size < 2:
-        found = f"found true, but a group of {size} has no two rewards that differ"
-        yield ("batcher", "dynamic_sampling"), f"{found}; write algorithm.group_size = 2 or more"
+        fault = f"found true, but a group of {size} has no two rewards that differ"
+        yield ("batcher", "dynamic_sampling"), f"{fault}; write algorithm.group_size = 2 or more"
     if keeps == "signal":
         yield ("batcher", "filter"), 'found "signal", which is now `dynamic_sampling = true`'
     elif keeps and not dotted_parts(keeps):
-        yield from _named_in_file(("batcher", "filter"), keeps, "function", "filters.py:keep")
+        yield from _check_name_in_file(("batcher", "filter"), keeps, "function", "filters.py:keep")
     batch, concurrent = recipe.trainer.batch_size, recipe.concurrent_groups()
     if concurrent < batch:
-        found = f"found {concurrent} groups at once, but one batch (trainer.batch_size) takes {batch}"
-        yield ("staleness_gate", "max_concurrent"), f"{found}; write at least {batch}"
+        fault = f"found {concurrent} groups at once, but one batch (trainer.batch_size) takes {batch}"
+        yield ("staleness_gate", "max_concurrent"), f"{fault}; write at least {batch}"
 
 
 def _learning(recipe: Recipe) -> Problems:
     """Check for optimizer settings without effect, for an unsupported adapter, and for an impossible layout of ranks."""
     optimizer, table = recipe.trainer.optimizer, ("trainer", "optimizer")
     if (momentum := optimizer.momentum) and optimizer.name != "sgd":
-        found = f"found {momentum:g}, which {optimizer.name} does not use"
-        yield (*table, "momentum"), f'{found}; leave it out, or write name = "sgd"'
+        fault = f"found {momentum:g}, which {optimizer.name} does not use"
+        yield (*table, "momentum"), f'{fault}; leave it out, or write name = "sgd"'
     if (ratio := optimizer.minimum_ratio) and optimizer.schedule == "constant":
-        found = f'found {ratio:g}, but schedule = "constant" never falls'
-        yield (*table, "minimum_ratio"), f'{found}; leave it out, or write "linear" or "cosine"'
+        fault = f'found {ratio:g}, but schedule = "constant" never falls'
+        yield (*table, "minimum_ratio"), f'{fault}; leave it out, or write "linear" or "cosine"'
     if recipe.trainer.lora is not None and recipe.algorithm.head == "value":
         yield ("trainer", "lora"), "found a table, but an adapter has no scalar head, which this algorithm trains; leave it out"
     if recipe.trainer.routing_replay == "on" and ROUTES not in ENGINE_ABILITIES.get(engine := recipe.generation.engine, {ROUTES}):
@@ -339,14 +339,14 @@ def _learning(recipe: Recipe) -> Problems:
 def _best(recipe: Recipe) -> Problems:
     """Check that an evaluation can select the best checkpoint."""
     key, by, evaluation = ("checkpoint", "keep_best"), recipe.checkpoint.keep_best, recipe.evaluation
-    found = f"found {toml_value(by)}, but"
+    fault = f"found {toml_value(by)}, but"
     if by and (by == "loss") != recipe.learns_from_examples():
-        evaluated, known = ("a loss", '"loss"') if recipe.learns_from_examples() else ("answers", '"greedy" or "sampled"')
-        yield key, f"{found} this run evaluates {evaluated}; write {known}"
+        evaluated, modes = ("a loss", '"loss"') if recipe.learns_from_examples() else ("answers", '"greedy" or "sampled"')
+        yield key, f"{fault} this run evaluates {evaluated}; write {modes}"
     elif by and not evaluation.tasks:
-        yield key, f"{found} nothing is evaluated; write evaluation.tasks above 0, or leave keep_best out"
+        yield key, f"{fault} nothing is evaluated; write evaluation.tasks above 0, or leave keep_best out"
     elif by and by != "loss" and evaluation.every_steps and evaluation.periodic_mode != by:
-        yield key, f"{found} evaluation.periodic_mode is {toml_value(evaluation.periodic_mode)}; write the same in both"
+        yield key, f"{fault} evaluation.periodic_mode is {toml_value(evaluation.periodic_mode)}; write the same in both"
 
 
 def _amounts(recipe: Recipe) -> Problems:
@@ -359,8 +359,8 @@ def _placement(recipe: Recipe, *, serving: bool) -> Problems:
     kind = "one that learns from examples" if recipe.learns_from_examples() else "one that runs episodes"
     run = "an online run" if recipe.is_online() and not recipe.learns_from_examples() else kind
     placements = msgspec.structs.asdict(recipe.actors)
-    for name, there in placements.items():
-        count, concurrency, process = there.count, there.concurrency, there.process
+    for name, placement in placements.items():
+        count, concurrency, process = placement.count, placement.concurrency, placement.process
         key, absent = ("actors", name), name in recipe.absent()
         if count and absent and not serving:
             yield (*key, "count"), f"found {count}, but {run} has no {name}; leave it out"
@@ -372,5 +372,5 @@ def _placement(recipe: Recipe, *, serving: bool) -> Problems:
             yield (*key, "concurrency"), f"found {concurrency}, but {name} handles one message at a time; write `concurrency = 1`"
         sharing = [other for other, its in placements.items() if its.process == process and other != name]
         if count > 1 and sharing:
-            found = f"found {toml_value(process)}, shared with {', '.join(sharing)}, for {count} of them"
-            yield (*key, "process"), f"{found}; write `process = {toml_value(name)}`"
+            fault = f"found {toml_value(process)}, shared with {', '.join(sharing)}, for {count} of them"
+            yield (*key, "process"), f"{fault}; write `process = {toml_value(name)}`"

@@ -55,17 +55,17 @@ def decode(layer: Layer, kind: type[T], *, table: Key = (), directives: tuple[st
             return (None if complaints else decoded), complaints
 
 
-def nearest(found: str, known: Iterable[str]) -> str:
+def nearest(word: str, words: Iterable[str]) -> str:
     """Returns a hint with the closest known name."""
-    names = {name.rpartition("/")[2]: name for name in known}
-    near = closest(found.rpartition("/")[2], names)
+    names = {name.rpartition("/")[2]: name for name in words}
+    near = closest(word.rpartition("/")[2], names)
     return f"did you mean `{names[near]}`?" if near else f"known: {', '.join(names.values())}"
 
 
-def closest(found: str, known: Iterable[str]) -> str:
+def closest(word: str, words: Iterable[str]) -> str:
     """Returns the known name closest to a mistyped one, swapped letters before wrong ones; empty if none is close."""
-    near = difflib.get_close_matches(found, known, n=3)
-    return next((name for name in near if sorted(name) == sorted(found)), next(iter(near), ""))
+    near = difflib.get_close_matches(word, words, n=3)
+    return next((name for name in near if sorted(name) == sorted(word)), next(iter(near), ""))
 
 
 def is_installed(library: str) -> bool:
@@ -113,10 +113,10 @@ class _Explanation:
                 return f"{prefix}{renamed}"
             value = _at(self.layer.data, key)
             only = (*key, *value) if isinstance(value, dict) and len(value) == 1 else key
-            known = self._known(key[:-1])
-            near = closest(key[-1], known)
+            names = self._known_names(key[:-1])
+            near = closest(key[-1], names)
             is_typo = difflib.SequenceMatcher(a=key[-1], b=near).ratio() >= TYPO
-            hint = nearest(key[-1], known) if is_typo else self._same_name_elsewhere(only) or nearest(key[-1], known)
+            hint = nearest(key[-1], names) if is_typo else self._same_name_elsewhere(only) or nearest(key[-1], names)
             return f"{prefix}`{name}` is not a setting{self._of_which(key[:-1])}; {hint}"
         if complaint.startswith("Object missing required field"):
             at_top = "at the top; or, if this file overrides another recipe, name that one first"
@@ -124,7 +124,7 @@ class _Explanation:
             is_table = _struct(_type_at(self.kind, key, self.layer.data), None) is not None
             line = f"a table `[{name}]`" if is_table else f"`{toml_key(key[-1])} = …`"
             return f"{prefix}`{name}` is missing; write {line} {where}"
-        return f"{prefix}`{name}`: found {toml_value(_at(self.layer.data, key))}, expected {self._expected(complaint, key)}"
+        return f"{prefix}`{name}`: found {toml_value(_at(self.layer.data, key))}, expected {self._expected_text(complaint, key)}"
 
     def _of_which(self, table: Key) -> str:
         tag = _tag_of(_struct(_type_at(self.kind, table, self.layer.data), _at(self.layer.data, table)))
@@ -132,30 +132,30 @@ class _Explanation:
 
     def _same_name_elsewhere(self, key: Key) -> str:
         """Returns a hint with the settings of this exact name in other tables, and the tags that the table needs for them."""
-        found: dict[str, list[str]] = {}
-        for path, owner in _named(inspect.type_info(self.kind), key[-1]):
+        tables: dict[str, list[str]] = {}
+        for path, owner in _tables_with(inspect.type_info(self.kind), key[-1]):
             tag = _tag_of(owner)
-            found.setdefault(".".join(map(toml_key, (*self.table, *path, key[-1]))), []).extend([f'"{tag[1]}"'] if tag else [])
+            tables.setdefault(".".join(map(toml_key, (*self.table, *path, key[-1]))), []).extend([f'"{tag[1]}"'] if tag else [])
         whole = ".".join(map(toml_key, (*self.table, *key)))
-        near = {name: tags for name, tags in found.items() if name.startswith(f"{(*self.table, *key)[0]}.")}
-        if tags := found.pop(whole, []):
+        near = {name: tags for name, tags in tables.items() if name.startswith(f"{(*self.table, *key)[0]}.")}
+        if tags := tables.pop(whole, []):
             return f"it is one where `name` is {' or '.join(tags)}"
-        return f"did you mean {' or '.join(f'`{name}`' for name in near or found)}?" if 0 < len(near or found) <= MOST_HINTS else ""
+        return f"did you mean {' or '.join(f'`{name}`' for name in near or tables)}?" if 0 < len(near or tables) <= MOST_HINTS else ""
 
-    def _known(self, table: Key) -> list[str]:
+    def _known_names(self, table: Key) -> list[str]:
         struct = _struct(_type_at(self.kind, table, self.layer.data), _at(self.layer.data, table))
         if struct is None:
             return []
         tag = _tag_of(struct)
         return [*([tag[0]] if tag else []), *(field.encode_name for field in struct.fields), *(self.directives if not table else ())]
 
-    def _expected(self, complaint: str, key: Key) -> str:
+    def _expected_text(self, complaint: str, key: Key) -> str:
         if complaint.startswith(("Invalid enum value", "Invalid value")):
-            found, known = str(_at(self.layer.data, key)), list(_choices(self.kind, key, self.layer.data))
-            if renamed := renamed_value(".".join((*self.table, *key)), found):
+            value, choices = str(_at(self.layer.data, key)), list(_choices(self.kind, key, self.layer.data))
+            if renamed := renamed_value(".".join((*self.table, *key)), value):
                 return f'"{renamed}", its present name'
-            near = closest(found, known)
-            return f"one of {', '.join(map(toml_value, known))}" + (f"; did you mean {toml_value(near)}?" if near else "")
+            near = closest(value, choices)
+            return f"one of {', '.join(map(toml_value, choices))}" + (f"; did you mean {toml_value(near)}?" if near else "")
         expected = re.sub(r", got `[^`]*`$", "", complaint.removeprefix("Expected "))
         expected = re.sub(
             r"`(.+?)`", lambda found: " or ".join(_TYPES.get(part, part) for part in found[1].split(" | ")), expected, count=1
@@ -163,13 +163,13 @@ class _Explanation:
         return re.sub(r"matching regex '(.*)'", lambda found: f"of {PATTERNS.get(found[1], found[0])}", expected)
 
 
-def _named(here: inspect.Type, name: str, path: Key = ()) -> Iterator[tuple[Key, inspect.StructType]]:
+def _tables_with(kind: inspect.Type, name: str, path: Key = ()) -> Iterator[tuple[Key, inspect.StructType]]:
     """Yields the tables that have a setting of this name, with the key of each."""
-    for struct in _structs(here):
+    for struct in _structs(kind):
         for field in struct.fields:
             if field.encode_name == name:
                 yield path, struct
-            yield from _named(field.type, name, (*path, field.encode_name))
+            yield from _tables_with(field.type, name, (*path, field.encode_name))
 
 
 def _fault(data: Any, kind: type[Any], error: str) -> tuple[str, Key]:
@@ -226,32 +226,32 @@ def _remove(data: dict[str, Any], key: Key) -> bool:
 
 def _type_at(kind: type[Any], key: Key, data: Any) -> inspect.Type:
     """Returns the type of the setting at `key`; the data selects the member of a tagged union."""
-    here: inspect.Type = inspect.type_info(kind)
+    kind_at: inspect.Type = inspect.type_info(kind)
     for depth, step in enumerate(key):
-        struct = _struct(here, _at(data, key[:depth]))
+        struct = _struct(kind_at, _at(data, key[:depth]))
         if struct is not None:
-            here = next((field.type for field in struct.fields if field.encode_name == step), inspect.AnyType())
-        elif isinstance(here, inspect.DictType):
-            here = here.value_type
+            kind_at = next((field.type for field in struct.fields if field.encode_name == step), inspect.AnyType())
+        elif isinstance(kind_at, inspect.DictType):
+            kind_at = kind_at.value_type
         else:
-            here = getattr(here, "item_type", inspect.AnyType())
-    return here
+            kind_at = getattr(kind_at, "item_type", inspect.AnyType())
+    return kind_at
 
 
-def _struct(here: inspect.Type, value: Any) -> inspect.StructType | None:
-    structs = list(_structs(here))
+def _struct(kind: inspect.Type, value: Any) -> inspect.StructType | None:
+    structs = list(_structs(kind))
     for struct in structs:
         if isinstance(value, dict) and struct.tag_field in value and value[struct.tag_field] == struct.tag:
             return struct
     return structs[0] if len(structs) == 1 else None
 
 
-def _structs(here: inspect.Type) -> Iterator[inspect.StructType]:
-    yield from (member for member in _members(here) if isinstance(member, inspect.StructType))
+def _structs(kind: inspect.Type) -> Iterator[inspect.StructType]:
+    yield from (member for member in _members(kind) if isinstance(member, inspect.StructType))
 
 
-def _members(here: inspect.Type) -> tuple[inspect.Type, ...]:
-    return here.types if isinstance(here, inspect.UnionType) else (here,)
+def _members(kind: inspect.Type) -> tuple[inspect.Type, ...]:
+    return kind.types if isinstance(kind, inspect.UnionType) else (kind,)
 
 
 def _tag_of(struct: inspect.StructType | None) -> tuple[str, str] | None:

@@ -59,8 +59,8 @@ def with_device_counts(recipe: Recipe, stated: Mapping[str, Any], cuda: CudaDevi
     if more_workers and generation.devices:
         workers, more_workers = len(generation.devices) // width, False
     if more_ranks:
-        others = 0 if not generates else cuda.count // 2 if more_workers else workers * width
-        ranks = max((cuda.count - others) // unit, 1) * unit
+        engine_devices = 0 if not generates else cuda.count // 2 if more_workers else workers * width
+        ranks = max((cuda.count - engine_devices) // unit, 1) * unit
     if more_workers:
         workers = max((cuda.count - (ranks if trains else 0)) // width, 1)
     placement = replace(recipe.actors.inference_worker, count=workers)
@@ -72,7 +72,7 @@ def _sleep(recipe: Recipe, cuda: CudaDevices) -> Literal["auto", "on", "off"]:
     """Returns the recipe's `generation.sleep`; `auto` is `on` where a worker of synchronous training shares a device with the trainer."""
     if recipe.generation.sleep != "auto" or not _generates_here(recipe):
         return recipe.generation.sleep
-    trainer, workers = _assigned(recipe, cuda)
+    trainer, workers = _assign_devices(recipe, cuda)
     shared = not {device for devices in workers for device in devices}.isdisjoint(trainer)
     able = recipe.generation.engine in SLEEPING_ENGINES and recipe.staleness_gate.max_staleness == 0
     return "on" if shared and able else "off"
@@ -94,7 +94,7 @@ def device_problems(recipe: Recipe, cuda: CudaDevices) -> Problems:
         yield _too_few(recipe, cuda, needed, free)
         return
     uses = device_uses(recipe, cuda)
-    yield from _crowded(recipe, uses, cuda)
+    yield from _crowding_problems(recipe, uses, cuda)
     yield from _too_small(recipe, uses, cuda)
 
 
@@ -102,7 +102,7 @@ def device_uses(recipe: Recipe, cuda: CudaDevices) -> list[DeviceUse]:
     """Returns the processes that have devices, for a recipe without `device_problems`."""
     if not cuda.count:
         return []
-    trainer, workers = _assigned(recipe, cuda)
+    trainer, workers = _assign_devices(recipe, cuda)
     uses = [DeviceUse(recipe.actors.trainer.process, TRAINS, trainer)] if trainer else []
     processes = processes_of(recipe.actors.inference_worker)
     uses += [DeviceUse(process, GENERATES, devices) for process, devices in zip(processes, workers, strict=bool(workers))]
@@ -146,8 +146,8 @@ def _trains_here(recipe: Recipe) -> bool:
 
 def _generates_here(recipe: Recipe) -> bool:
     generation = recipe.generation
-    here = generation.engine != "scripted" and generation.device != "cpu" and not generation.server.urls
-    return bool(recipe.actors.inference_worker.count) and here
+    on_device = generation.engine != "scripted" and generation.device != "cpu" and not generation.server.urls
+    return bool(recipe.actors.inference_worker.count) and on_device
 
 
 def _ranks(recipe: Recipe) -> int:
@@ -163,7 +163,7 @@ def _named_devices(recipe: Recipe) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return recipe.trainer.devices if _trains_here(recipe) else (), recipe.generation.devices if _generates_here(recipe) else ()
 
 
-def _assigned(recipe: Recipe, cuda: CudaDevices) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
+def _assign_devices(recipe: Recipe, cuda: CudaDevices) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
     """Returns the trainer's devices and those of each inference worker: named ones first, then the free ones in their order."""
     training, generating = _named_devices(recipe)
     free = [device for device in range(cuda.count) if device not in {*training, *generating}]
@@ -229,7 +229,7 @@ def _too_few(recipe: Recipe, cuda: CudaDevices, needed: int, free: int) -> tuple
     return key, f"{' and '.join(parts)} need {needed} CUDA devices, but this machine has {free} for them ({cuda.reason}); {remedy}"
 
 
-def _kept(recipe: Recipe, use: DeviceUse, memory: int) -> float:
+def _kept_share(recipe: Recipe, use: DeviceUse, memory: int) -> float:
     """Returns the share of a device's memory that a process holds while the others have theirs.
 
     Where engines sleep during a step, the trainer holds only weights, gradients and optimizer state while they serve.
@@ -239,14 +239,14 @@ def _kept(recipe: Recipe, use: DeviceUse, memory: int) -> float:
     return use.fraction
 
 
-def _crowded(recipe: Recipe, uses: Sequence[DeviceUse], cuda: CudaDevices) -> Problems:
+def _crowding_problems(recipe: Recipe, uses: Sequence[DeviceUse], cuda: CudaDevices) -> Problems:
     """Yields devices whose processes were given more than all of their memory, or nothing."""
     stated: Key = ("generation", "memory_fraction") if recipe.generation.memory_fraction else ("trainer", "memory_fraction")
     for device in sorted({device for use in uses for device in use.devices}):
-        there = [use for use in uses if device in use.devices]
-        total = sum(_kept(recipe, use, cuda.memory[device] if cuda.memory else 0) for use in there)
-        if total > 1.001 or min(use.fraction for use in there) <= 0:
-            shares = ", ".join(f"{use.process} {use.fraction:.0%}" for use in there)
+        uses_here = [use for use in uses if device in use.devices]
+        total = sum(_kept_share(recipe, use, cuda.memory[device] if cuda.memory else 0) for use in uses_here)
+        if total > 1.001 or min(use.fraction for use in uses_here) <= 0:
+            shares = ", ".join(f"{use.process} {use.fraction:.0%}" for use in uses_here)
             yield stated, f"the processes on device {device} would have these shares of its memory: {shares}; write a lower one"
             return
 
@@ -261,6 +261,6 @@ def _too_small(recipe: Recipe, uses: Sequence[DeviceUse], cuda: CudaDevices) -> 
         if needed > room:
             what = "weights, gradients and optimizer state take" if use.role == TRAINS else "weights take"
             key: Key = ("trainer", "ranks") if use.role == TRAINS else ("generation", "tensor_parallel")
-            found = f"{use.process}: {what} {needed / GIBIBYTE:,.2f} GiB of {room / GIBIBYTE:,.2f} GiB on each of its devices"
-            yield key, f"{found}; write a higher one, a higher {use.role}.memory_fraction, or another model"
+            fault = f"{use.process}: {what} {needed / GIBIBYTE:,.2f} GiB of {room / GIBIBYTE:,.2f} GiB on each of its devices"
+            yield key, f"{fault}; write a higher one, a higher {use.role}.memory_fraction, or another model"
             return

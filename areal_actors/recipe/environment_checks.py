@@ -27,13 +27,13 @@ def environment_problems(recipe: Recipe) -> Problems:
     task = recipe.task
     host = host_of(task.environment)
     if host is None:
-        forms = ", or ".join(f"`{form}" for known in HOSTS.values() for form in known.names)
+        forms = ", or ".join(f"`{form}" for known_host in HOSTS.values() for form in known_host.names)
         yield ("task", "environment"), f"found {toml_value(task.environment)}; write {forms}"
         return
     for setting, what in BROUGHT.items():
-        if found := getattr(task, setting):
-            instead = ', or write "" over another file\'s' if isinstance(found, str) else ""
-            yield ("task", setting), f"found {toml_value(found)}, but the environment brings its {what}; leave it out{instead}"
+        if value := getattr(task, setting):
+            instead = ', or write "" over another file\'s' if isinstance(value, str) else ""
+            yield ("task", setting), f"found {toml_value(value)}, but the environment brings its {what}; leave it out{instead}"
     if task.runner != "subprocess":
         yield ("task", "runner"), 'found "inline", but an environment runs in processes of its own; leave it out'
     install = host.install("python")
@@ -45,11 +45,11 @@ def environment_problems(recipe: Recipe) -> Problems:
             f"found {toml_value(task.python)}, but there is no interpreter (looked beside the recipe and in {Path.cwd()}); run {install}",
         )
     if isinstance(task.held_out, str):
-        found = f"found {toml_value(task.held_out)}, but held-out tasks come from the environment"
-        yield ("task", "held_out"), f"{found}; write their number, and what differs for them as `held_out_args`"
+        value = f"found {toml_value(task.held_out)}, but held-out tasks come from the environment"
+        yield ("task", "held_out"), f"{value}; write their number, and what differs for them as `held_out_args`"
     if host.library == "verifiers" and recipe.gateway.store_false == "train":
-        found = 'found "train", but calls of agents that an environment does not train have `store: false`'
-        yield ("gateway", "store_false"), f'{found}; write "skip"'
+        value = 'found "train", but calls of agents that an environment does not train have `store: false`'
+        yield ("gateway", "store_false"), f'{value}; write "skip"'
 
 
 def misplaced_problems(recipe: Recipe) -> Problems:

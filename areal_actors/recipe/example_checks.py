@@ -32,8 +32,8 @@ NO_EFFECT: dict[str, Collection[str]] = {
 def example_problems(recipe: Recipe) -> Problems:
     """Yields key and complaint: settings without effect, and a dataset without such examples."""
     name = recipe.algorithm.__struct_config__.tag
-    for key, found in _stated(recipe):
-        value = toml_value(msgspec.to_builtins(found))
+    for key, stated in _stated_settings(recipe):
+        value = toml_value(msgspec.to_builtins(stated))
         yield key, f'found {value}, but algorithm.name = "{name}" learns from examples and runs no episodes; leave it out'
     if recipe.task.dataset == GSM8K and recipe.examples() == "pairs":
         remedy = 'write "arithmetic", or the path of a .jsonl file of rows with `prompt`, `chosen` and `rejected`'
@@ -61,10 +61,10 @@ def limit_of(recipe: Recipe) -> LengthLimit:
 
 def length_problems(recipe: Recipe) -> Problems:
     """Yields key and complaint if example lengths are limited in a run without examples."""
-    for name, found in _differing(recipe.task):
+    for name, value in _differing(recipe.task):
         if name in LENGTHS and not recipe.learns_from_examples():
             remedy = "sampling.max_tokens and generation.max_model_len limit episodes; leave it out"
-            yield ("task", name), f"found {toml_value(found)}, but it limits only examples (sft, dpo, reward_model); {remedy}"
+            yield ("task", name), f"found {toml_value(value)}, but it limits only examples (sft, dpo, reward_model); {remedy}"
 
 
 def check_examples(recipe: Recipe) -> None:
@@ -76,28 +76,28 @@ def check_examples(recipe: Recipe) -> None:
         RecipeError: there are fewer than one batch.
         SetupError: one is invalid or too long; the message has its place and the remedy.
     """
-    found = examples_of(recipe)
-    for examples in (found.train, found.held_out):
+    opened = examples_of(recipe)
+    for examples in (opened.train, opened.held_out):
         for number in range(len(examples)):
             examples[number]  # raises if it is invalid
-    if len(found.train) < recipe.trainer.batch_size:
+    if len(opened.train) < recipe.trainer.batch_size:
         raise RecipeError(
-            f"`trainer.batch_size`: found {recipe.trainer.batch_size}, but {recipe.task.dataset} has {len(found.train)} "
-            f"{recipe.examples()} besides those held out; write at most {len(found.train)}"
+            f"`trainer.batch_size`: found {recipe.trainer.batch_size}, but {recipe.task.dataset} has {len(opened.train)} "
+            f"{recipe.examples()} besides those held out; write at most {len(opened.train)}"
         )
     model = Path(recipe.model).expanduser()
     if (model / "tokenizer.json").is_file():
         importlib.import_module(SEQUENCES).ExampleSequences(
-            found.train, found.held_out, scored=recipe.algorithm.head == "value", limit=limit_of(recipe)
+            opened.train, opened.held_out, scored=recipe.algorithm.head == "value", limit=limit_of(recipe)
         ).begin(str(model))
 
 
-def _stated(recipe: Recipe) -> Iterator[tuple[Key, Any]]:
+def _stated_settings(recipe: Recipe) -> Iterator[tuple[Key, Any]]:
     """Yields settings that differ from their defaults and have no effect."""
     for table, names in NO_EFFECT.items():
-        for name, found in _differing(getattr(recipe, table)):
+        for name, value in _differing(getattr(recipe, table)):
             if not names or name in names:
-                yield (table, name), found
+                yield (table, name), value
     if recipe.evaluation.baseline == "concurrent":
         yield ("evaluation", "baseline"), recipe.evaluation.baseline
 
@@ -105,5 +105,5 @@ def _stated(recipe: Recipe) -> Iterator[tuple[Key, Any]]:
 def _differing(table: msgspec.Struct) -> Iterator[tuple[str, Any]]:
     usual = type(table)()
     for name in table.__struct_fields__:
-        if (found := getattr(table, name)) != getattr(usual, name):
-            yield name, found
+        if (value := getattr(table, name)) != getattr(usual, name):
+            yield name, value

@@ -31,20 +31,20 @@ def gateway_problems(recipe: Recipe) -> Problems:
     if recipe.actors.session_manager.count > 1:
         yield from _several(recipe)
     if recipe.gateway.joined:
-        yield from _joined(recipe)
+        yield from _check_joined(recipe)
 
 
-def _joined(recipe: Recipe) -> Problems:
+def _check_joined(recipe: Recipe) -> Problems:
     key, joined, placement = ("gateway", "joined"), recipe.gateway.joined, recipe.actors.session_manager
     if joined > placement.count:
         yield key, f"found {joined}, but actors.session_manager.count is {placement.count}; write at most that, or raise it"
     if not recipe.bus.host or recipe.is_served():
         remedy = "remove it" if recipe.is_served() else "set bus.host to an address that they reach, or remove it"
         yield key, f"found {joined}, but no other host can join this run; {remedy}"
-    actors = {name: there.process for name, there in msgspec.structs.asdict(recipe.actors).items() if name != GATEWAY}
+    actors = {name: placed.process for name, placed in msgspec.structs.asdict(recipe.actors).items() if name != GATEWAY}
     if sharing := [name for name, process in actors.items() if process == placement.process]:
-        found = f"found {toml_value(placement.process)}, shared with {', '.join(sharing)}, which cannot be on another host"
-        yield ("actors", GATEWAY, "process"), f'{found}; write `process = "gateway"`'
+        fault = f"found {toml_value(placement.process)}, shared with {', '.join(sharing)}, which cannot be on another host"
+        yield ("actors", GATEWAY, "process"), f'{fault}; write `process = "gateway"`'
 
 
 def _several(recipe: Recipe) -> Problems:
@@ -59,5 +59,5 @@ def _several(recipe: Recipe) -> Problems:
         yield ("gateway", "port"), f"found {port}, but {count} gateways take ports up to {last}; write at most {LAST_PORT - count + 1}"
     for name, taken in (("port", recipe.bus.port), ("objects_port", recipe.bus.objects_port)):
         if port <= taken <= last:
-            found = f"found {port}, but {count} gateways take the ports from {port} to {last}, among them bus.{name} = {taken}"
-            yield ("gateway", "port"), f"{found}; write another"
+            fault = f"found {port}, but {count} gateways take the ports from {port} to {last}, among them bus.{name} = {taken}"
+            yield ("gateway", "port"), f"{fault}; write another"

@@ -19,7 +19,7 @@ SLURM_TAKEN = ("chdir", "cpus-per-task", "gpus-per-task", "job-name", "mem", "no
 def host_problems(recipe: Recipe) -> Problems:
     """Yields what keeps the hosts of a recipe from being launched."""
     hosts = recipe.hosts
-    for role, joined in hosts.joined().items():
+    for role, joined in hosts.joined_hosts().items():
         actor = GATEWAY if role == "gateway" else role
         assert actor in COUNTED
         if actor in recipe.absent():
@@ -32,14 +32,14 @@ def host_problems(recipe: Recipe) -> Problems:
             f"found {engines.gpus}, but an engine has generation.tensor_parallel = {width}; {remedy}",
         )
     elif engines.count and engines.gpus and engines.workers > 1:
-        found = f"found {engines.workers}, but workers of one host would all take its first GPU"
-        yield ("hosts", "inference_worker", "workers"), f"{found}; write 1, and the number of engines as count"
-    if hosts.joined() and recipe.bus.url:
+        fault = f"found {engines.workers}, but workers of one host would all take its first GPU"
+        yield ("hosts", "inference_worker", "workers"), f"{fault}; write 1, and the number of engines as count"
+    if hosts.joined_hosts() and recipe.bus.url:
         url = toml_value(without_credentials(recipe.bus.url))
         yield ("bus", "url"), f"found {url}, but hosts that `{COMMAND} launch` starts join the run's own server; remove it, or [hosts]"
     if hosts.gateway.count and recipe.gateway.certificate:
-        found = f"found {hosts.gateway.count}, but gateway.certificate is not for the addresses of other hosts, which are not known yet"
-        yield ("hosts", "gateway", "count"), f"{found}; write 0, or leave gateway.certificate out"
+        fault = f"found {hosts.gateway.count}, but gateway.certificate is not for the addresses of other hosts, which are not known yet"
+        yield ("hosts", "gateway", "count"), f"{fault}; write 0, or leave gateway.certificate out"
     for option in hosts.slurm:
         name = option.removeprefix("--").partition("=")[0]
         if not SLURM_OPTION.fullmatch(option):

@@ -69,15 +69,15 @@ def limits(recipe: Recipe) -> list[Limit]:
     concurrent = recipe.concurrent_groups()
     allowed = concurrent * size
     groups = f"{concurrent} groups × {size} = {allowed} episodes"
-    found = [Limit("staleness_gate.max_concurrent", concurrent, allowed, groups)]
+    listed = [Limit("staleness_gate.max_concurrent", concurrent, allowed, groups)]
     if not recipe.is_served():
         ahead = (gate.max_staleness + 1) * recipe.trainer.batch_size * size
         groups = f"({gate.max_staleness} + 1) × {recipe.trainer.batch_size} groups × {size} = {ahead} episodes ahead of the weights"
-        found.append(Limit("staleness_gate.max_staleness", gate.max_staleness, ahead, groups))
+        listed.append(Limit("staleness_gate.max_staleness", gate.max_staleness, ahead, groups))
 
     def add(setting: str, value: int, workers: int, what: str) -> None:
         count = f"{value} {what}" if workers == 1 else f"{workers} workers × {value} = {workers * value} {what}"
-        found.append(Limit(setting, value, value * workers, count))
+        listed.append(Limit(setting, value, value * workers, count))
 
     rollouts, inference = actors.rollout_worker, actors.inference_worker
     if rollouts.count and recipe.task.runner == "subprocess" and recipe.task.processes < rollouts.concurrency:
@@ -89,17 +89,17 @@ def limits(recipe: Recipe) -> list[Limit]:
         add("actors.inference_worker.concurrency", inference.concurrency, inference.count, "calls")
     if inference.count and recipe.generation.engine != "scripted":
         add("generation.max_num_seqs", recipe.generation.max_num_seqs, inference.count, "completions")
-    return found
+    return listed
 
 
 def lowest_limit(recipe: Recipe) -> str:
     """Describes the lowest limit in one sentence."""
-    found = limits(recipe)
-    allowed, lowest = found[0], min(found, key=lambda limit: limit.episodes)
+    listed = limits(recipe)
+    allowed, lowest = listed[0], min(listed, key=lambda limit: limit.episodes)
     if lowest.episodes == allowed.episodes:
         return f"{allowed.setting} = {allowed.value} is the lowest limit: {allowed.count} at once"
-    others = sorted({limit.setting for limit in found if limit.episodes < allowed.episodes} - {lowest.setting})
-    also = f" (then {', '.join(others)})" if others else ""
+    equal = sorted({limit.setting for limit in listed if limit.episodes < allowed.episodes} - {lowest.setting})
+    also = f" (then {', '.join(equal)})" if equal else ""
     return (
         f"{lowest.setting} = {lowest.value} is the lowest limit: {lowest.count} at once, of the {allowed.episodes} that "
         f"{allowed.setting} = {allowed.value} allows; raise it{also}, or lower {allowed.setting}"

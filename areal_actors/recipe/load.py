@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 import msgspec
 
 from areal_actors.calibration.calibrate import Calibration
-from areal_actors.core.config import Config, merged
+from areal_actors.core.config import Config, merge_tables
 from areal_actors.core.devices import CudaDevices
 from areal_actors.core.errors import RecipeError
 from areal_actors.core.known_models import fetched_folder
@@ -85,9 +85,9 @@ def load(
     Raises:
         RecipeError: lists all errors, one line each: file and line, the value found, the remedy.
     """
-    over = _beside_files(_stacked(map(read_override, overrides)), files)
+    over = _beside_files(_stack_layers(map(read_override, overrides)), files)
     layers = [*map(read_file, files), over]
-    written = _stacked(layers)
+    written = _stack_layers(layers)
 
     conditions, complaints = _conditions(written)
     if complaints:
@@ -118,9 +118,9 @@ def load(
     return Resolved(recipe=recipe, profile=profile, reason=reason, cuda=cuda, calibration=calibration)
 
 
-def _raise_for(found: Iterable[tuple[Key, str]], layer: Layer) -> None:
+def _raise_for(violations: Iterable[tuple[Key, str]], layer: Layer) -> None:
     """Raise RecipeError for problems, if there are any, each with its place."""
-    sentences = [RecipeProblem(*problem).sentence(layer.place(problem[0])) for problem in found]
+    sentences = [RecipeProblem(*problem).sentence(layer.place(problem[0])) for problem in violations]
     if sentences:
         raise RecipeError("\n".join(sentences))
 
@@ -131,13 +131,13 @@ def written_value(files: Sequence[Path], overrides: Sequence[str], key: Key) -> 
     Raises:
         RecipeError: a file or an override cannot be read.
     """
-    value: Any = _stacked([*map(read_file, files), *map(read_override, overrides)]).data
+    value: Any = _stack_layers([*map(read_file, files), *map(read_override, overrides)]).data
     for name in key:
         value = value.get(name) if isinstance(value, dict) else None
     return value
 
 
-def _stacked(layers: Iterable[Layer]) -> Layer:
+def _stack_layers(layers: Iterable[Layer]) -> Layer:
     """Merge layers, later ones over earlier ones."""
     return reduce(lambda below, layer: layer.over(below), layers, Layer({}, {}))
 
@@ -175,21 +175,21 @@ def _choose(written: Layer, conditions: dict[str, Condition], cuda: CudaDevices)
     wish: Any = written.data.get("profile", "auto")
     if wish != "auto":
         if wish not in conditions:
-            known = nearest(str(wish), ["auto", *conditions])
-            raise RecipeError(f"{written.place(('profile',))}: `profile`: found no profile {toml_value(wish)}; {known}")
+            hint = nearest(str(wish), ["auto", *conditions])
+            raise RecipeError(f"{written.place(('profile',))}: `profile`: found no profile {toml_value(wish)}; {hint}")
         return wish, f"named by {written.place(('profile',))}{_describe_omissions(written, wish)}"
-    here = "cuda" if cuda.count else "no cuda"
+    devices = "cuda" if cuda.count else "no cuda"
     if not cuda.count and _own_model(written) and any(condition.when == OWN_MODEL for condition in conditions.values()):
-        here = OWN_MODEL
-    fitting = [name for name, condition in conditions.items() if condition.when == here]
+        devices = OWN_MODEL
+    fitting = [name for name, condition in conditions.items() if condition.when == devices]
     if len(fitting) > 1:
         raise RecipeError(
-            f'{written.place(("profiles", fitting[1]))}: `profiles`: found `when = "{here}"` in {" and ".join(fitting)}, '
+            f'{written.place(("profiles", fitting[1]))}: `profiles`: found `when = "{devices}"` in {" and ".join(fitting)}, '
             "and both fit this machine; keep it in one of them, or set `profile = …`"
         )
     if fitting:
         return fitting[0], f"{cuda.reason}{_describe_omissions(written, fitting[0])}"
-    return "", f'no profile has `when = "{here}"` ({cuda.reason})' if conditions else "the recipe has no profiles"
+    return "", f'no profile has `when = "{devices}"` ({cuda.reason})' if conditions else "the recipe has no profiles"
 
 
 def _own_model(written: Layer) -> str:
@@ -253,11 +253,11 @@ def _with_implied(stated: Layer, *, serving: bool) -> Layer:
     if isinstance(generation, dict) and generation.get("engine") == "vllm":
         implied["warm_start"] = {"head_dim": 32}
     counted = {name: {"count": count} for name, count in counts.items()}
-    return stated.over(Layer({"actors": merged(msgspec.to_builtins(ActorsSettings()), counted), **implied}, {}))
+    return stated.over(Layer({"actors": merge_tables(msgspec.to_builtins(ActorsSettings()), counted), **implied}, {}))
 
 
 def serving_recipe(recipe: Recipe) -> Recipe:
     """Returns the recipe with only the actors that serve its model."""
     placements = msgspec.structs.asdict(recipe.actors)
-    gone = {name: msgspec.structs.replace(there, count=0) for name, there in placements.items() if name not in SERVING}
+    gone = {name: msgspec.structs.replace(placement, count=0) for name, placement in placements.items() if name not in SERVING}
     return msgspec.structs.replace(recipe, actors=msgspec.structs.replace(recipe.actors, **gone))

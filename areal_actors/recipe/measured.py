@@ -12,7 +12,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from areal_actors.calibration.calibrate import Calibration, Measurement
-from areal_actors.core.config import merged
+from areal_actors.core.config import merge_tables
 from areal_actors.core.devices import CudaDevices
 from areal_actors.recipe.budget import Lengths, seconds_at, step_seconds
 from areal_actors.recipe.model_size import is_pretrained, parameters
@@ -98,7 +98,7 @@ def with_measured(recipe: Recipe, stated: Mapping[str, Any], calibration: Calibr
         if not is_stated(stated, key):
             table, name = key
             recipe = replace(recipe, **{table: replace(getattr(recipe, table), **{name: value})})
-            stated = merged(stated, {table: {name: value}})
+            stated = merge_tables(stated, {table: {name: value}})
     return recipe, stated
 
 

@@ -57,7 +57,7 @@ def _of_file(path: Path) -> str:
 
 def _of_folder(path: Path) -> str:
     missing = "but no config.json in that folder"
-    if inner := next((found.parent for pattern in INNER for found in sorted(path.glob(f"{pattern}/{CONFIG}"))), None):
+    if inner := next((config.parent for pattern in INNER for config in sorted(path.glob(f"{pattern}/{CONFIG}"))), None):
         return f"{missing}; a model is in {inner}: write model = {toml_value(str(inner))}"
     if files := sorted(path.glob(f"*{GGUF}")):
         folder = files[0].with_suffix("")
@@ -74,14 +74,14 @@ def _of_folder(path: Path) -> str:
 
 
 def _hub_problems(key: Key, model: str, or_else: str) -> Problems:
-    found = f"found {toml_value(model)}"
+    fault = f"found {toml_value(model)}"
     if model.count("/") != 1 or not all(model.split("/")):
         near = difflib.get_close_matches(model, KNOWN, n=1)
         hint = f"did you mean {toml_value(near[0])}? Or " if near else ""
-        yield key, f'{found}; {hint}write {or_else}, a hub id such as "Qwen/Qwen2.5-1.5B-Instruct", or an existing folder'
+        yield key, f'{fault}; {hint}write {or_else}, a hub id such as "Qwen/Qwen2.5-1.5B-Instruct", or an existing folder'
     elif not is_installed("huggingface_hub"):
         remedy = f"pip install huggingface_hub, or write a local folder or {or_else}"
-        yield key, f"{found}, but huggingface_hub is not installed; {remedy}"
+        yield key, f"{fault}, but huggingface_hub is not installed; {remedy}"
 
 
 def _areal(*words: str) -> str:

@@ -34,12 +34,12 @@ def find_recipe(name: str, origin: Path = Path()) -> Path:
 
 def missing_recipe(path: Path) -> str:
     """Returns a hint with the nearest recipe of the folder, or of the package for a bare name."""
-    known = {other.name: str(path.with_name(other.name)) for other in sorted(path.parent.glob("*.toml"))}
+    recipes = {other.name: str(path.with_name(other.name)) for other in sorted(path.parent.glob("*.toml"))}
     if path.parent == Path():
-        known |= {other.stem: other.stem for other in sorted(SHIPPED.glob("*.toml"))}
-    if near := difflib.get_close_matches(path.name, known, n=1):
-        return f"did you mean {known[near[0]]}?"
-    return f"recipes in {path.parent}: {', '.join(known) or 'none'}" if path.parent != Path() else f"recipes: {', '.join(known)}"
+        recipes |= {other.stem: other.stem for other in sorted(SHIPPED.glob("*.toml"))}
+    if near := difflib.get_close_matches(path.name, recipes, n=1):
+        return f"did you mean {recipes[near[0]]}?"
+    return f"recipes in {path.parent}: {', '.join(recipes) or 'none'}" if path.parent != Path() else f"recipes: {', '.join(recipes)}"
 
 
 def expand_home(value: Any) -> Any:
@@ -66,12 +66,12 @@ def _beside(value: Any, folder: Path, *, unless_here: bool) -> Any:
         return {name: _beside(entry, folder, unless_here=unless_here) for name, entry in value.items()}
     if isinstance(value, list):
         return [_beside(entry, folder, unless_here=unless_here) for entry in value]
-    if not isinstance(value, str) or len(value) > LONGEST_PATH or not re.search(r"[/.]", value) or not (found := NAMED.fullmatch(value)):
+    if not isinstance(value, str) or len(value) > LONGEST_PATH or not re.search(r"[/.]", value) or not (match := NAMED.fullmatch(value)):
         return value
-    path = found["path"]
+    path = match["path"]
     if os.path.isabs(path) or not _exists(path, folder) or (unless_here and _exists(path, Path())):  # noqa: PTH117 - any text is a fine argument
         return value
-    return f"{found['kind'] or ''}{_from_here(folder / path)}{found['name'] or ''}"
+    return f"{match['kind'] or ''}{_from_here(folder / path)}{match['name'] or ''}"
 
 
 def _exists(path: str, folder: Path) -> bool:

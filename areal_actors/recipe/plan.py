@@ -18,7 +18,7 @@ from areal_actors.recipe.complaints import toml_key, toml_value
 from areal_actors.recipe.device_map import describe_devices
 from areal_actors.recipe.limits import lowest_limit
 from areal_actors.recipe.load import Resolved
-from areal_actors.recipe.recipe import Recipe, recorded_recipe, redacted
+from areal_actors.recipe.recipe import Recipe, recorded_recipe, redact_recipe
 from areal_actors.recipe.supervision import draw_tree, processes_of
 from areal_actors.tasks.sources import is_on_hub
 from areal_actors.training.algorithms.base import INITIAL
@@ -35,9 +35,9 @@ def explain(resolved: Resolved) -> str:
     resolved = _without_secrets(resolved)
     parts = {
         "The recipe with all defaults": to_toml(resolved.recipe),
-        "Profile": _commented(profile_line(resolved)),
-        "Supervision": _commented(draw_tree(resolved.recipe.supervisors, resolved.recipe.actors)),
-        "Plan": _commented("\n".join((*plan(resolved.recipe), *device_plan(resolved)))),
+        "Profile": _comment_lines(profile_line(resolved)),
+        "Supervision": _comment_lines(draw_tree(resolved.recipe.supervisors, resolved.recipe.actors)),
+        "Plan": _comment_lines("\n".join((*plan(resolved.recipe), *device_plan(resolved)))),
     }
     return "\n\n".join(f"# ---- {title}\n{text}" for title, text in parts.items())
 
@@ -102,12 +102,12 @@ def _examples(recipe: Recipe) -> Iterator[tuple[str, str]]:
 def _other_models(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Yields the models that the algorithm needs beside the trained one."""
     for name, model in recipe.algorithm.models.items():
-        yield name, f"{_named(model)}, frozen"
+        yield name, f"{_name_model(model)}, frozen"
     if recipe.algorithm.critic is not None:
-        yield "critic", f"from {_named(recipe.algorithm.critic.model)}, trained beside it"
+        yield "critic", f"from {_name_model(recipe.algorithm.critic.model)}, trained beside it"
 
 
-def _named(model: str) -> str:
+def _name_model(model: str) -> str:
     return "the initial model" if model == INITIAL else model
 
 
@@ -193,7 +193,7 @@ def _processes(recipe: Recipe, gateway: str = "") -> Iterator[tuple[str, str]]:
         if proxies := describe_proxies(os.environ):
             yield "", f"{proxies}: agents reach the gateway without them (no_proxy)"
     yield "folder", str(Path(recipe.folder) / recipe.run)
-    faults = recipe.chaos.described()
+    faults = recipe.chaos.describe()
     yield "chaos", f"ON: FAULTS ARE INJECTED INTO THIS RUN: {faults}; killed processes count against [supervisors]" if faults else "none"
     hosted: dict[str, list[str]] = {}
     for actor, placement in msgspec.structs.asdict(recipe.actors).items():
@@ -217,7 +217,7 @@ def to_json(resolved: Resolved) -> str:
 
 def _without_secrets(resolved: Resolved) -> Resolved:
     """Returns the recipe as it may be shown: output of a terminal ends up in logs and bug reports."""
-    return msgspec.structs.replace(resolved, recipe=recorded_recipe(redacted(resolved.recipe)))
+    return msgspec.structs.replace(resolved, recipe=recorded_recipe(redact_recipe(resolved.recipe)))
 
 
 def _table(path: tuple[str, ...], table: Mapping[str, Any]) -> Iterator[str]:
@@ -233,5 +233,5 @@ def _table(path: tuple[str, ...], table: Mapping[str, Any]) -> Iterator[str]:
             yield from _table((*path, name), value)
 
 
-def _commented(text: str) -> str:
+def _comment_lines(text: str) -> str:
     return "\n".join(f"# {line}" for line in text.splitlines())

@@ -138,7 +138,7 @@ class Recipe(Config):
         return msgspec.structs.replace(self.generation, batch_invariant="on" if self.staleness_gate.max_staleness == 0 else "off")
 
 
-def redacted(recipe: Recipe) -> dict[str, Any]:
+def redact_recipe(recipe: Recipe) -> dict[str, Any]:
     """Returns the recipe for the log and monitors, without keys and passwords."""
     data: dict[str, Any] = msgspec.to_builtins(recipe)
     data["bus"] = {name: without_credentials(value) if isinstance(value, str) else value for name, value in data["bus"].items()}

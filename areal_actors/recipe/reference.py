@@ -56,12 +56,12 @@ class Setting(msgspec.Struct, frozen=True):
 @cache
 def settings() -> tuple[Setting, ...]:
     """Returns all settings in the order of the recipe; algorithms with the same default of a setting share one entry."""
-    found: dict[tuple[str, str, str], Setting] = {}
+    by_key: dict[tuple[str, str, str], Setting] = {}
     for setting in _of_struct(Recipe, None, "", ()):
         key = (setting.name, setting.default, setting.meaning)
-        before = found.get(key, setting)
-        found[key] = msgspec.structs.replace(before, algorithms=tuple(dict.fromkeys((*before.algorithms, *setting.algorithms))))
-    return tuple(found.values())
+        before = by_key.get(key, setting)
+        by_key[key] = msgspec.structs.replace(before, algorithms=tuple(dict.fromkeys((*before.algorithms, *setting.algorithms))))
+    return tuple(by_key.values())
 
 
 def explain_settings(names: Sequence[str]) -> str:
@@ -74,8 +74,8 @@ def explain_settings(names: Sequence[str]) -> str:
     for name in names:
         matching = [one for one in settings() if one.name == name or one.name.startswith(f"{name}.")]
         if not matching:
-            known, table = [one.name for one in settings()], name.rpartition(".")[0]
-            near = nearest(name, dict.fromkeys([one for one in known if one.startswith(table)] or known))
+            setting_names, table = [one.name for one in settings()], name.rpartition(".")[0]
+            near = nearest(name, dict.fromkeys([one for one in setting_names if one.startswith(table)] or setting_names))
             raise RecipeError(renamed_setting(name, "") or f"`{name}` is not a setting; {near}")
         chosen += matching
     return "\n\n".join(_with_installed(setting) for setting in chosen)
@@ -113,7 +113,7 @@ def json_schema() -> dict[str, Any]:
 
 def meanings(kind: type[msgspec.Struct]) -> dict[str, str]:
     """Returns the attribute docstrings of a struct by field, including inherited ones."""
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if not issubclass(base, msgspec.Struct) or base is msgspec.Struct:
             continue
@@ -121,8 +121,8 @@ def meanings(kind: type[msgspec.Struct]) -> dict[str, str]:
         assert isinstance(body, ast.ClassDef)
         for field, docstring in zip(body.body, body.body[1:], strict=False):
             if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(docstring, ast.Expr):
-                found[field.target.id] = " ".join(str(ast.literal_eval(docstring.value)).split())
-    return found
+                by_name[field.target.id] = " ".join(str(ast.literal_eval(docstring.value)).split())
+    return by_name
 
 
 def _of_struct(kind: type[msgspec.Struct], default: Any, prefix: str, algorithms: tuple[str, ...]) -> Iterator[Setting]:
@@ -181,12 +181,12 @@ def _is_struct(kind: Any) -> bool:
 
 def structs_of(kind: type[msgspec.Struct]) -> set[type[msgspec.Struct]]:
     """Returns a struct and all structs in its fields."""
-    found, waiting = set[type[msgspec.Struct]](), [kind]
+    structs, waiting = set[type[msgspec.Struct]](), [kind]
     while waiting:
-        found.add(struct := waiting.pop())
+        structs.add(struct := waiting.pop())
         inside = (field.type for field in msgspec.structs.fields(struct))
-        waiting += [part for outer in inside for part in _parts(outer) if _is_struct(part) and part not in found]
-    return found
+        waiting += [part for outer in inside for part in _parts(outer) if _is_struct(part) and part not in structs]
+    return structs
 
 
 def _parts(kind: Any) -> Iterator[Any]:

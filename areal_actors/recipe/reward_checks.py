@@ -35,25 +35,25 @@ def reward_problems(recipe: Recipe) -> Problems:
         _, complaints = decode(Layer(dict(options), {}), RewardModelSettings)
         yield from ((OPTIONS, complaint) for complaint in complaints)
     elif reward == WEIGHTED:
-        yield from _weighted(recipe, options)
+        yield from _check_weights(recipe, options)
     elif ":" not in reward:
         yield from _rule(recipe, reward, options, ("task", "reward"), OPTIONS)
 
 
 def _rule(recipe: Recipe, reward: str, options: Mapping[str, Any], key: Key, at: Key) -> Problems:
     """Check a rule and its options. It must time out before its process is killed: it then returns 0 instead of failing."""
-    found = f"found {toml_value(reward)}"
+    fault = f"found {toml_value(reward)}"
     installed = installed_parts("reward")
     if reward not in REWARDS and reward not in installed:
         known = (*REWARDS, WEIGHTED, *installed)
-        yield key, f"{found}; {nearest(reward, known)}, or write `path.py:function`, or `{MODEL}folder`"
+        yield key, f"{fault}; {nearest(reward, known)}, or write `path.py:function`, or `{MODEL}folder`"
         return
     if reward not in REWARDS:
         yield from part_problems(installed[reward], recipe, options, key, at)
         return
     if (package := PACKAGES.get(reward)) and not is_installed(package):
         install = "pip install 'areal-actors[rewards]' (in a clone: .venv/bin/pip install -e '.[rewards]')"
-        yield key, f"{found}, but {package} is not installed; {install}"
+        yield key, f"{fault}, but {package} is not installed; {install}"
         return
     rule, complaints = decode(Layer(dict(options), {}), REWARDS[reward])
     yield from ((at, complaint) for complaint in complaints)
@@ -63,7 +63,7 @@ def _rule(recipe: Recipe, reward: str, options: Mapping[str, Any], key: Key, at:
         yield (*at, "seconds"), f"{killed}; write at most {max(deadline - SPARE_SECONDS, 0):g}, or raise the deadline"
 
 
-def _weighted(recipe: Recipe, options: Mapping[str, Any]) -> Problems:
+def _check_weights(recipe: Recipe, options: Mapping[str, Any]) -> Problems:
     if not options:
         yield OPTIONS, "found none, but `weighted` adds up the rewards listed there; write for example `math = { weight = 1.0 }`"
     for name, table in options.items():
@@ -78,19 +78,19 @@ def _weighted(recipe: Recipe, options: Mapping[str, Any]) -> Problems:
 
 
 def _model(recipe: Recipe, folder: Path) -> Problems:
-    key, name, found = ("task", "reward"), str(folder), f"found {toml_value(recipe.task.reward)}"
+    key, name, fault = ("task", "reward"), str(folder), f"found {toml_value(recipe.task.reward)}"
     if not folder.is_dir():
         if name.count("/") != 1 or not all(name.split("/")) or name.startswith((".", "~", "runs/")):
             remedy = "train one first, as with recipes/reward_model.toml, or name a hub id"
-            yield key, f"{found}, but there is no such folder (looked beside the recipe and in {Path.cwd()}); {remedy}"
+            yield key, f"{fault}, but there is no such folder (looked beside the recipe and in {Path.cwd()}); {remedy}"
         return
     if not (folder / "config.json").is_file():
-        yield key, f"{found}, but no config.json in that folder; name a Hugging Face model folder"
+        yield key, f"{fault}, but no config.json in that folder; name a Hugging Face model folder"
         return
     kinds = read_json(folder / "config.json").get("architectures") or []
     if not any(str(kind).endswith("ForSequenceClassification") for kind in kinds):
         remedy = "name one ending in ForSequenceClassification, as recipes/reward_model.toml trains"
-        yield key, f"{found}, whose model is {', '.join(map(str, kinds)) or 'of no kind'}; {remedy}"
+        yield key, f"{fault}, whose model is {', '.join(map(str, kinds)) or 'of no kind'}; {remedy}"
     longest, context = context_of(folder), recipe.generation.max_model_len
     if longest and context > longest:
         reads = f"found {context}, but the reward model reads at most {longest} tokens"

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from areal_actors.core.config import merged
+from areal_actors.core.config import merge_tables
 from areal_actors.core.errors import RecipeError
 from areal_actors.recipe.paths import beside, expand_home, missing_recipe
 
@@ -37,7 +37,7 @@ class Layer(msgspec.Struct, frozen=True):
         places = below.places | self.places
         if files:
             places[()] = " + ".join(files)
-        return Layer(merged(below.data, self.data), places)
+        return Layer(merge_tables(below.data, self.data), places)
 
     def within(self, *table: str) -> Layer:
         """Returns the settings of one table as top-level settings."""
@@ -94,10 +94,10 @@ def read_file(path: Path) -> Layer:
         raise RecipeError(f"{path}: is not UTF-8 text (byte {error.start}); a recipe is a TOML file") from None
     except tomllib.TOMLDecodeError as error:
         complaint, _, position = str(error).partition(" (at ")
-        found = re.match(r"line (\d+), column (\d+)", position)
-        line = int(found[1]) if found else text.count("\n") + 1
-        column = f" at column {found[2]}" if found else ""
-        hint = _toml_hint(text.splitlines()[line - 1] if found else "")
+        match = re.match(r"line (\d+), column (\d+)", position)
+        line = int(match[1]) if match else text.count("\n") + 1
+        column = f" at column {match[2]}" if match else ""
+        hint = _toml_hint(text.splitlines()[line - 1] if match else "")
         raise RecipeError(f"{path}:{line}: not valid TOML{column}: {complaint[0].lower()}{complaint[1:]}; {hint}") from None
     places = {(): str(path), **{key: f"{path}:{line}" for key, line in key_lines(text).items()}}
     _refuse_large(data, places)
@@ -197,7 +197,7 @@ class _Keys:
         while True:
             token, line = self.tokens[self.position]
             self.position += 1
-            key = (*key, _unquoted(token))
+            key = (*key, _unquote(token))
             self.lines.setdefault(key, line)
             if not self._skip("."):
                 return key
@@ -230,7 +230,7 @@ class _Keys:
         return self.position - before
 
 
-def _unquoted(token: str) -> str:
+def _unquote(token: str) -> str:
     if token[0] not in "\"'":
         return token
     name: str = tomllib.loads(f"key = {token}")["key"]

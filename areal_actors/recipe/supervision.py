@@ -45,11 +45,11 @@ def tree_problems(tree: Tree, placements: ActorsSettings) -> Problems:
         yield (table, roots[1]), f"found several supervisors without a parent: {', '.join(roots)}; put all but one under another"
     if missing := [actor for actor in actors if actor not in parents and getattr(placements, actor).count]:
         yield (table,), f"found no supervisor of {', '.join(missing)}; name each as a child of a supervisor"
-    if cycle := [name for name in tree if name not in _reached(tree, roots)]:
+    if cycle := [name for name in tree if name not in _reachable(tree, roots)]:
         yield (table, cycle[0]), f"found a cycle: {', '.join(cycle)} supervise each other; one supervisor must have no parent"
 
 
-def _reached(tree: Tree, roots: list[str]) -> set[str]:
+def _reachable(tree: Tree, roots: list[str]) -> set[str]:
     """Returns these supervisors and all below them."""
     reached: set[str] = set()
     todo = list(roots)
@@ -89,7 +89,7 @@ def joined_kind(process: str) -> str:
     return kind if kind in COUNTED and number.isdecimal() and int(number) >= FIRST_JOINED else ""
 
 
-def left_to_others(recipe: Recipe) -> dict[int, str]:
+def gateways_of_others(recipe: Recipe) -> dict[int, str]:
     """Returns the gateways that run on other hosts: by number, the process of this host that may take each over."""
     processes = processes_of(recipe.actors.session_manager)
     return dict(list(enumerate(processes))[len(processes) - recipe.gateway.joined :])

@@ -22,8 +22,8 @@ def track_problems(track: TrackSettings) -> Problems:
     if not track.to or unknown:
         return
     if not os.access(interpreter(track.python), os.X_OK):
-        found = f"found {toml_value(track.python)}, but there is no interpreter (looked beside the recipe and in {Path.cwd()})"
-        yield ("track", "python"), f"{found}; create the environment"
+        fault = f"found {toml_value(track.python)}, but there is no interpreter (looked beside the recipe and in {Path.cwd()})"
+        yield ("track", "python"), f"{fault}; create the environment"
         return
     try:
         missing = missing_trackers(track.to, track.python)

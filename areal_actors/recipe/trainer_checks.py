@@ -23,8 +23,8 @@ def trainer_problems(trainer: TrainerSettings, environment: Mapping[str, str] = 
     if problem := layout_problem(trainer):
         yield ("trainer", problem[0]), problem[1]
     if (folder := trainer.weights_folder) and not (Path(folder).is_absolute() and os.access(folder, os.W_OK | os.X_OK)):
-        found = f"found {toml_value(folder)}, which is no absolute path of a folder that can be written"
-        yield ("trainer", "weights_folder"), f"{found}; name one that engines see at the same path, or leave it out"
+        fault = f"found {toml_value(folder)}, which is no absolute path of a folder that can be written"
+        yield ("trainer", "weights_folder"), f"{fault}; name one that engines see at the same path, or leave it out"
     if not trainer.compile:
         return
     cuda = trainer.device == "cuda" or (trainer.device == "auto" and detect_cuda().count > 0)

@@ -52,37 +52,37 @@ class ReplayReport(msgspec.Struct):
 
     def to_builtins(self) -> dict[str, Any]:
         """Returns the report as data for JSON."""
-        rows = {name: {"received": one.received, "equal": one.equal, "work": one.work} for name, one in self.actors.items()}
+        rows = {name: {"received": actor.received, "equal": actor.equal, "work": actor.work} for name, actor in self.actors.items()}
         kept = {name: getattr(self, name) for name in self.__struct_fields__ if name not in ("actors", "differences")}
-        found: Any = msgspec.to_builtins(self.differences, enc_hook=bytes.hex)
-        return {**kept, "actors": rows, "differences": found}
+        differences: Any = msgspec.to_builtins(self.differences, enc_hook=bytes.hex)
+        return {**kept, "actors": rows, "differences": differences}
 
     def to_text(self) -> str:
         """Returns the report as lines of text."""
         speed = f", {self.recorded_seconds / self.seconds:,.0f} times as fast as the run" if self.complete and self.seconds else ""
         ended = "" if self.complete else ", then stopped at the first difference (--all continues)"
         lines = [f"replayed {self.events:,} events of {self.run} in {self.seconds:.2f} s{speed}{ended}"]
-        differing = {one.actor for one in self.differences}
+        differing = {difference.actor for difference in self.differences}
         for name, actor in self.actors.items():
             result = "DIFFERENT" if name in differing else "equal"
             work = f", {actor.work:,} work items (not in the log)" if actor.work else ""
             lines.append(f"  {name:<18} {result:<9}  {actor.received:,} events received, {actor.equal:,} emitted as recorded{work}")
         lines += [f"  {name:<18} left out: {reason}" for name, reason in self.left_out.items()]
         for one in self.differences:
-            lines += ["", *_described(one)]
+            lines += ["", *_state_lines(one)]
         if self.count > len(self.differences):
             lines += ["", f"{self.count - len(self.differences):,} further differences"]
         return "\n".join(lines)
 
 
-def _described(one: LogDifference) -> list[str]:
-    cause = f"answering event {one.cause}" if one.cause else "answering no event"
-    lines = [f"first difference of {one.actor}: {one.subject}, {cause}, seen at event {one.sequence}"]
-    if one.fields:
-        lines += [f"  {name}: recorded {_short(before)}, replayed {_short(now)}" for name, (before, now) in one.fields.items()]
+def _state_lines(difference: LogDifference) -> list[str]:
+    cause = f"answering event {difference.cause}" if difference.cause else "answering no event"
+    lines = [f"first difference of {difference.actor}: {difference.subject}, {cause}, seen at event {difference.sequence}"]
+    if difference.fields:
+        lines += [f"  {name}: recorded {_short(before)}, replayed {_short(now)}" for name, (before, now) in difference.fields.items()]
     else:
-        lines += [f"  recorded: {_short(one.recorded)}", f"  replayed: {_short(one.replayed)}"]
-    return [*lines, "  its state: " + ", ".join(f"{name} {value}" for name, value in one.status.items())]
+        lines += [f"  recorded: {_short(difference.recorded)}", f"  replayed: {_short(difference.replayed)}"]
+    return [*lines, "  its state: " + ", ".join(f"{name} {value}" for name, value in difference.status.items())]
 
 
 def _short(value: Any) -> str:
@@ -113,12 +113,12 @@ def replay(
             f"--actor: found '{unknown[0]}'; only actors that are folds over events can be replayed from a log: {', '.join(FOLDS)}. "
             "A tape of any other (record_actor_io = true) is replayed by areal_actors.testing.replayed"
         )
-    found = asyncio.run(_replayed(run, folder, actors, settings, every=every))
-    sys.stdout.write(f"{msgspec.json.encode(found.to_builtins()).decode() if as_json else found.to_text()}\n")
-    return DIFFERENT if found.count and not settings else EQUAL
+    report = asyncio.run(_replay_run(run, folder, actors, settings, every=every))
+    sys.stdout.write(f"{msgspec.json.encode(report.to_builtins()).decode() if as_json else report.to_text()}\n")
+    return DIFFERENT if report.count and not settings else EQUAL
 
 
-async def _replayed(run: str, folder: Path, actors: Sequence[str], settings: Sequence[str], *, every: bool) -> ReplayReport:
+async def _replay_run(run: str, folder: Path, actors: Sequence[str], settings: Sequence[str], *, every: bool) -> ReplayReport:
     place = None if Path(run).is_file() else run_folder(run, folder)  # noqa: ASYNC240 - nothing else runs in this loop
     control = ControlReplay(place or RunFolder(Path(f"{run}.run")), only=actors, settings=settings)
     first: dict[str, LogDifference] = {}
@@ -171,6 +171,6 @@ def replay_trainer(run: str, *, folder: Path) -> int:
         BusError: its log cannot be opened.
     """
     began = time.perf_counter()
-    found = asyncio.run(audit_run(run, folder=folder, recompute=True, console=SafeConsole(stderr=True)))
-    sys.stdout.write(f"{report(found)}\nreplayed {found.steps} steps of the trainer in {time.perf_counter() - began:.1f} s\n")
-    return DIFFERENT if found.all_faults() else EQUAL
+    audit = asyncio.run(audit_run(run, folder=folder, recompute=True, console=SafeConsole(stderr=True)))
+    sys.stdout.write(f"{report(audit)}\nreplayed {audit.steps} steps of the trainer in {time.perf_counter() - began:.1f} s\n")
+    return DIFFERENT if audit.all_faults() else EQUAL

@@ -36,7 +36,7 @@ class ControlReplay:
             RecipeError: a setting is not `KEY=VALUE`.
         """
         self._folder, self._only = folder, only
-        self._settings = reduce(lambda below, one: read_override(one).over(below), settings, Layer({}, {}))
+        self._settings = reduce(lambda below, override: read_override(override).over(below), settings, Layer({}, {}))
         self.actors: dict[str, FoldReplay] = {}
         self.left_out: dict[str, str] = {}
         """Actors that cannot be built here, each with the reason."""
@@ -69,13 +69,13 @@ class ControlReplay:
             return []
         if self._recipe is None or kind in (RunStarted, RunResumed):
             self._began(envelope, kind)
-        found = [difference for actor in self.actors.values() for difference in actor.compare(envelope)]
+        differences = [difference for actor in self.actors.values() for difference in actor.compare(envelope)]
         receivers = [actor for actor in self.actors.values() if actor.handles(kind)]
         if receivers:
             message = envelope.open(kind)
             for actor in receivers:
                 await actor.receive(envelope, message, {})
-        return found
+        return differences
 
     def _began(self, envelope: Envelope, kind: type[Event]) -> None:
         """Build the actors at the start of the run, and again when it is resumed with other settings."""
@@ -91,9 +91,9 @@ class ControlReplay:
         if recipe == self._recipe:
             return
         self._recipe = recipe
-        for instance, actor in self._built(recipe):
+        for instance, actor in self._build_actors(recipe):
             if instance in self.actors:
-                self.actors[instance].continued_with(actor)
+                self.actors[instance].continue_with(actor)
             else:
                 self.actors[instance] = FoldReplay(actor, instance, recipe.seed)
         if not self.actors:
@@ -106,7 +106,7 @@ class ControlReplay:
             raise RecipeError("\n".join(complaints))
         return recipe
 
-    def _built(self, recipe: Recipe) -> Iterator[tuple[str, Actor]]:
+    def _build_actors(self, recipe: Recipe) -> Iterator[tuple[str, Actor]]:
         for kind, build in FOLDS.items():
             for number in range(len(processes_of(getattr(recipe.actors, kind)))):
                 instance = f"{kind}-{number}"

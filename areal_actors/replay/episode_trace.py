@@ -92,25 +92,27 @@ class EpisodeTrace(msgspec.Struct, frozen=True, kw_only=True):
     """In the order of the tree: each call is followed by those that continue it."""
 
 
-def traced(run: Run, episode: str, attempt: int | None = None) -> EpisodeTrace:
+def trace_episode(run: Run, episode: str, attempt: int | None = None) -> EpisodeTrace:
     """Returns an ended attempt at an episode; without a number the exported one, else the latest.
 
     Raises:
         SetupError: the log has no such attempt, or another version wrote the recipe.
     """
     run = run.only(_needed(run, episode))
-    ended = _chosen(run, episode, attempt)
+    ended = _choose_attempt(run, episode, attempt)
     step = run.records.trained.get(ended.sequence)
     batch = run.records.batches.get(step) if step else None
     recipe = recorded_recipe(batch.recipe if batch else run.recipe)
     columns, missing = None, ""
     if batch is not None:
-        known = {one.sequence: one.trajectory for one in run.records.ended.values() if one.trajectory}
-        gone = sum(member.sequence not in known for group in batch.event.groups for member in group)
+        trajectories = {
+            ended_episode.sequence: ended_episode.trajectory for ended_episode in run.records.ended.values() if ended_episode.trajectory
+        }
+        gone = sum(member.sequence not in trajectories for group in batch.event.groups for member in group)
         if gone:
             missing = f"the log no longer has {gone} of the {batch.episodes()} episodes of its batch"
         else:
-            columns = trained_columns(batch, known, recipe)
+            columns = trained_columns(batch, trajectories, recipe)
     return EpisodeTrace(
         run=run.name,
         episode=ended.episode,
@@ -138,26 +140,26 @@ def _needed(run: Run, episode: str) -> set[str]:
     return {episode, *run.history.query(TOGETHER, episode, episode)}
 
 
-def _chosen(run: Run, episode: str, attempt: int | None) -> EndedEpisode:
+def _choose_attempt(run: Run, episode: str, attempt: int | None) -> EndedEpisode:
     attempts = list(run.records.of(episode))
-    found = [ended for ended in attempts if attempt in (None, ended.attempt)]
-    if not found:
+    matching = [ended for ended in attempts if attempt in (None, ended.attempt)]
+    if not matching:
         if attempts:
-            there = ", ".join(str(ended.attempt) for ended in attempts)
-            raise SetupError(f"episode '{episode}' of run '{run.name}' has no ended attempt {attempt}; it has {there}")
+            numbers = ", ".join(str(ended.attempt) for ended in attempts)
+            raise SetupError(f"episode '{episode}' of run '{run.name}' has no ended attempt {attempt}; it has {numbers}")
         raise SetupError(f"run '{run.name}' has no ended episode '{episode}'; `{COMMAND} show {run.name}` lists them")
-    return next((ended for ended in found if ended.trajectory), found[-1])
+    return next((ended for ended in matching if ended.trajectory), matching[-1])
 
 
 def _group_rewards(run: Run, ended: EndedEpisode) -> dict[str, float]:
     if ended.purpose != "train":
         return {}
-    group = [one.trajectory for one in run.records.ended.values() if one.trajectory and one.group == ended.group]
+    group = [member.trajectory for member in run.records.ended.values() if member.trajectory and member.group == ended.group]
     return dict(sorted((trajectory.episode, trajectory.reward) for trajectory in group))
 
 
 def _calls(run: Run, ended: EndedEpisode, columns: TrainedColumns | None, recipe: Recipe) -> Iterator[CallTrace]:
-    recorded = {one.interaction: one for one in ended.recorded}
+    recorded = {recorded_call.interaction: recorded_call for recorded_call in ended.recorded}
     if ended.trajectory is None:
         for name, depth in tree({one.interaction: one.parent for one in ended.recorded}):
             one = recorded[name]
@@ -174,9 +176,9 @@ def _calls(run: Run, ended: EndedEpisode, columns: TrainedColumns | None, recipe
     rewards = call_rewards(ended.trajectory, Credit.of(recipe.task))
     calls = {call.id: call for call in ended.trajectory.interactions}
     for name, depth in tree({call.id: call.parent for call in calls.values()}):
-        call, found = calls[name], columns.by_call.get((ended.episode, name)) if columns else None
+        call, call_columns = calls[name], columns.by_call.get((ended.episode, name)) if columns else None
         ids = call.completion.ids_array().tolist()
-        mask, advantages = found or (np.zeros(len(ids), dtype=bool), np.full(len(ids), np.nan))
+        mask, advantages = call_columns or (np.zeros(len(ids), dtype=bool), np.full(len(ids), np.nan))
         yield CallTrace(
             interaction=name,
             parent=call.parent,
@@ -195,11 +197,11 @@ def _calls(run: Run, ended: EndedEpisode, columns: TrainedColumns | None, recipe
             weight_versions=call.completion.versions_array().tolist(),
             trained=mask.tolist(),
             advantages=[None if np.isnan(value) else value for value in advantages.tolist()],
-            untrained=_untrained(run, ended, call, mask),
+            untrained=_untrained_reasons(run, ended, call, mask),
         )
 
 
-def _untrained(run: Run, ended: EndedEpisode, call: Interaction, mask: NDArray[np.bool_]) -> str:
+def _untrained_reasons(run: Run, ended: EndedEpisode, call: Interaction, mask: NDArray[np.bool_]) -> str:
     """Returns the reasons why tokens of a call are not trained; empty if all are."""
     if mask.all():
         return ""
@@ -213,6 +215,6 @@ def _untrained(run: Run, ended: EndedEpisode, call: Interaction, mask: NDArray[n
     reasons = [f"weights older than version {oldest}"] if (stale & ~mask).any() else []
     if (~stale & ~mask).any():
         refused = run.records.batches[step].refused
-        causes = {one.cause for one in refused.sequences if one.episode == ended.episode} if refused else set()
+        causes = {left_out.cause for left_out in refused.sequences if left_out.episode == ended.episode} if refused else set()
         reasons.append(f"refused by the trainer: {'; '.join(sorted(causes))}" if causes else "masked by the algorithm")
     return ", ".join(reasons)

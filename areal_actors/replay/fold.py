@@ -88,7 +88,7 @@ class FoldReplay:
         if emitted is None:
             yield self._difference(envelope.sequence, envelope.open(kind), None)
             return
-        for missing in [identity for identity, one in self._pending.items() if one.cause < emitted.cause]:
+        for missing in [identity for identity, pending in self._pending.items() if pending.cause < emitted.cause]:
             yield self._difference(envelope.sequence, None, self._pending.pop(missing))
         recorded = envelope.open(kind)
         if recorded == emitted.message:
@@ -96,7 +96,7 @@ class FoldReplay:
         else:
             yield self._difference(envelope.sequence, recorded, emitted)
 
-    def continued_with(self, actor: Actor) -> None:
+    def continue_with(self, actor: Actor) -> None:
         """Continue with another actor of this kind, as a run that is resumed with other settings, from the same state."""
         if self.actor.state_type is not None:
             state = msgspec.msgpack.decode(msgspec.msgpack.encode(self.actor.snapshot()), type=self.actor.state_type)
@@ -104,13 +104,13 @@ class FoldReplay:
         self.actor = actor
 
     def _difference(self, sequence: int, recorded: Event | None, emitted: _Emitted | None) -> LogDifference:
-        known = recorded or (emitted.message if emitted else None)
-        assert known is not None
+        message = recorded or (emitted.message if emitted else None)
+        assert message is not None
         return LogDifference(
             actor=self.instance,
             cause=emitted.cause if emitted else 0,
             sequence=sequence,
-            subject=known.subject,
+            subject=message.subject,
             fields=_different_fields(recorded, emitted.message) if recorded and emitted else {},
             recorded=to_json(recorded) if recorded else NOTHING,
             replayed=to_json(emitted.message) if emitted else NOTHING,

@@ -51,7 +51,7 @@ class InFlight:
                     names = [f"{number}.{member}" for member in range(self.group_size)]
                     self.groups[str(number)] = {name: EpisodeInFlight(name, since=time) for name in names}
             case BatchFormed():
-                self._formed(message, time)
+                self._record_batch(message, time)
             case TrajectoryDropped():
                 self.groups.pop(message.group, None)
             case WeightsPublished():
@@ -73,9 +73,9 @@ class InFlight:
             case TrajectoryExported():
                 self._moves(message.trajectory.episode, "exported", time)
             case EpisodeAbandoned():
-                self._abandoned(message, time)
+                self._record_abandoned(message, time)
 
-    def _formed(self, message: BatchFormed, time: float) -> None:
+    def _record_batch(self, message: BatchFormed, time: float) -> None:
         self._batches[message.step] = tuple(str(number) for number in message.group_numbers())
         for number in self._batches[message.step]:
             for name in self.groups.get(number, {}):
@@ -89,7 +89,7 @@ class InFlight:
         if episode is not None and episode.phase != phase:
             episode.phase, episode.since = phase, time
 
-    def _abandoned(self, message: EpisodeAbandoned, time: float) -> None:
+    def _record_abandoned(self, message: EpisodeAbandoned, time: float) -> None:
         if (episode := self._episode(message.work.episode)) is None:
             return
         if message.work.attempts_left:

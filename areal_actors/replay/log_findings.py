@@ -19,7 +19,7 @@ from areal_actors.replay.command import log_of
 from areal_actors.replay.control import ControlReplay
 from areal_actors.replay.in_flight import InFlight
 from areal_actors.replay.time_shares import LogFindings, OpenWait, TimeFold
-from areal_actors.run.connections import connected
+from areal_actors.run.connections import connect_to_run
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.sequences.credit import Credit
 
@@ -75,7 +75,7 @@ async def _listen(place: RunFolder, state: RunState) -> list[OpenWait]:
     with suppress(TimeoutError):
         async with (
             asyncio.timeout(LISTENED_SECONDS),
-            connected(place.monitor(), place, monitors=True) as bus,
+            connect_to_run(place.monitor(), place, monitors=True) as bus,
             bus.telemetry(Heartbeat, Throughput) as inbox,
         ):
             async for delivery in inbox:

@@ -84,12 +84,12 @@ class RecordedBatches:
         elif isinstance(message, WeightsPublished):
             self._published = max(self._published, message.weight_version)
         elif isinstance(message, TrajectoryExported):
-            await self._exported(envelope, message)
+            await self._hand_over_export(envelope, message)
         elif isinstance(message, CapacityGranted | EpisodeAbandoned | OffPolicyChanged):
             await self._hand_over(envelope, message)
         while self._batcher.assembler.weight_version < min(self._published, len(self.batches)):
             version = self._batcher.assembler.weight_version + 1
-            await self._hand_over(envelope, _published(version))
+            await self._hand_over(envelope, _published_event(version))
 
     async def _score(self, envelope: Envelope, message: EpisodeScored) -> None:
         if self._reward is None or message.work.purpose != "train":
@@ -104,7 +104,7 @@ class RecordedBatches:
         else:
             self._scores[score.episode] = score.now
 
-    async def _exported(self, envelope: Envelope, message: TrajectoryExported) -> None:
+    async def _hand_over_export(self, envelope: Envelope, message: TrajectoryExported) -> None:
         trajectory = message.trajectory
         if (failed := self._failed.pop(trajectory.episode, None)) is not None:
             await self._hand_over(envelope, failed)
@@ -135,5 +135,5 @@ class RecordedBatches:
         ]
 
 
-def _published(version: int) -> WeightsPublished:
+def _published_event(version: int) -> WeightsPublished:
     return WeightsPublished(weight_version=version, location=WeightsLocation(folder="", checksum="", model=""))

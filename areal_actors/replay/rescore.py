@@ -71,5 +71,5 @@ async def _score(reward: Reward, event: EpisodeScored) -> tuple[Score | None, st
 async def rescored_log(log: Iterator[Envelope], reward: Reward) -> AsyncIterator[Rescored]:
     """Yields every scored episode of a log, in order."""
     for envelope in log:
-        if (found := await rescore(envelope, reward)) is not None:
-            yield found
+        if (rescored := await rescore(envelope, reward)) is not None:
+            yield rescored

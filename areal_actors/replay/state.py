@@ -88,7 +88,7 @@ class RunAt(msgspec.Struct):
     def to_text(self) -> str:
         """Returns the state as lines of text."""
         lines = [f"{self.run} after event {self.event:,}, {self.seconds:.1f} s after its start"]
-        lines.append(f"step {self.step} of {self.steps}, weight version {self.weight_version}; {self._loaded()}")
+        lines.append(f"step {self.step} of {self.steps}, weight version {self.weight_version}; {self._loaded_text()}")
         for name, row in self.actors.items():
             figures = ", ".join(f"{field} {_short(value)}" for field, value in row.items())
             lines.append(f"{name:<18} {figures or 'idle'}")
@@ -98,7 +98,7 @@ class RunAt(msgspec.Struct):
             lines.append(f"failed attempts: {', '.join(f'{reason} {count}' for reason, count in self.failures.items())}")
         return "\n".join(lines)
 
-    def _loaded(self) -> str:
+    def _loaded_text(self) -> str:
         by_version = Counter(self.loaded.values())
         workers = ", ".join(f"{count} at version {version}" for version, count in sorted(by_version.items()))
         return f"inference workers: {workers or 'none has loaded weights'}"
@@ -108,7 +108,7 @@ class RunAt(msgspec.Struct):
         total = ", ".join(f"{count} {phase}" for phase, count in phases.items())
         yield f"groups in flight: {len(self.groups)}; episodes: {total or 'none'}"
         for number, episodes in list(self.groups.items())[:MOST_GROUPS]:
-            counted = ", ".join(f"{count} {phase}" for phase, count in Counter(one.phase for one in episodes).items())
+            counted = ", ".join(f"{count} {phase}" for phase, count in Counter(in_flight.phase for in_flight in episodes).items())
             calls = sum(one.calls for one in episodes)
             yield f"  group {number}: {counted}; {calls} calls"
         if len(self.groups) > MOST_GROUPS:
@@ -127,8 +127,8 @@ def state(run: str, *, folder: Path, at: str = "", as_json: bool = False) -> int
         SetupError: there is no such run, or its log was trimmed.
         BusError: its log cannot be read.
     """
-    found = asyncio.run(_state(run, folder, Moment.parse(at)))
-    sys.stdout.write(f"{msgspec.json.encode(found).decode() if as_json else found.to_text()}\n")
+    run_at = asyncio.run(_state(run, folder, Moment.parse(at)))
+    sys.stdout.write(f"{msgspec.json.encode(run_at).decode() if as_json else run_at.to_text()}\n")
     return 0
 
 
@@ -149,10 +149,10 @@ async def _state(run: str, folder: Path, moment: Moment) -> RunAt:
                 flying.receive(message, envelope.time)
             if moment.ends_with(envelope):
                 break
-    return _described(place.path.name if place else run, control, shown, flying, last)
+    return _describe_run(place.path.name if place else run, control, shown, flying, last)
 
 
-def _described(run: str, control: ControlReplay, shown: RunState, flying: InFlight | None, last: Envelope | None) -> RunAt:
+def _describe_run(run: str, control: ControlReplay, shown: RunState, flying: InFlight | None, last: Envelope | None) -> RunAt:
     recipe: dict[str, Any] = shown.started.recipe if shown.started else {}
     return RunAt(
         run=run,
@@ -162,7 +162,7 @@ def _described(run: str, control: ControlReplay, shown: RunState, flying: InFlig
         steps=recipe.get("steps", 0),
         weight_version=shown.weight_version,
         loaded=dict(shown.loaded),
-        actors={name: one.actor.status() for name, one in control.actors.items()},
+        actors={name: replayed.actor.status() for name, replayed in control.actors.items()},
         groups={number: list(group.values()) for number, group in flying.groups.items()} if flying else {},
         live=sorted(shown.serving),
         failures=dict(shown.episodes.abandoned),

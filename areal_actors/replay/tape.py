@@ -56,7 +56,7 @@ async def replay(actor: Actor, tape: Iterable[TapeEntry], *, instance: str, seed
     """
     player = _Player(actor, instance, seed, until)
     try:
-        differences = [found async for found in player.play(tape)]
+        differences = [difference async for difference in player.play(tape)]
     finally:
         await player.end()
     return differences
@@ -77,8 +77,8 @@ class _Player:
                 self._receive(entry)
             elif entry.kind in ("answered", "failed"):
                 self.contexts[entry.cause].answers.put_nowait(entry)
-            elif (found := await self._compared(number, entry)) is not None:
-                yield found
+            elif (difference := await self._compare(number, entry)) is not None:
+                yield difference
             for _ in range(SETTLE_ROUNDS):
                 await asyncio.sleep(0)
         for context in self.contexts.values():
@@ -91,7 +91,7 @@ class _Player:
         context = self.contexts[entry.cause] = TapeContext(self.actor, self.instance, envelope, entry.time, random, self.kinds)
         self.tasks.append(asyncio.create_task(context.handle(envelope.open(self.kinds[envelope.subject]))))
 
-    async def _compared(self, number: int, entry: TapeEntry) -> TapeDifference | None:
+    async def _compare(self, number: int, entry: TapeEntry) -> TapeDifference | None:
         taped = _envelope_of(entry)
         if issubclass(self.kinds[taped.subject], Telemetry):
             return None

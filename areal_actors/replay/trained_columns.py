@@ -50,30 +50,30 @@ def trained_columns(batch: RecordedBatch, trajectories: Mapping[int, Trajectory]
         trajectories: at least those of the batch, by their positions in the log.
         recipe: of the run when it trained the batch.
     """
-    algorithm, rows = recipe.algorithm.resolved(), list(_rows(batch, trajectories, Credit.of(recipe.task)))
-    masks = [_predicted(sequence) for _, _, sequence in rows]
+    algorithm, rows = recipe.algorithm.resolve(), list(_rows(batch, trajectories, Credit.of(recipe.task)))
+    masks = [_predicted_mask(sequence) for _, _, sequence in rows]
     values = [np.full(len(mask), np.nan) for mask in masks]
     unknown = without_advantages(algorithm)
     if not unknown:
         try:
-            found = algorithm.advantages(step_tokens([sequence for _, _, sequence in rows], batch.event.step))
+            advantages = algorithm.advantages(step_tokens([sequence for _, _, sequence in rows], batch.event.step))
         except UntrainableBatch:
             pass
         except EngineError as error:
             unknown = str(error)
         else:
-            kept = np.ones(len(found.tokens), dtype=bool) if found.kept is None else found.kept.numpy()
+            kept = np.ones(len(advantages.tokens), dtype=bool) if advantages.kept is None else advantages.kept.numpy()
             first = 0
             for mask, column in zip(masks, values, strict=True):
                 own = slice(first, first := first + int(mask.sum()))
-                column[mask] = found.tokens.double().numpy()[own]
+                column[mask] = advantages.tokens.double().numpy()[own]
                 mask[mask] = kept[own]
     return TrainedColumns(_by_call(rows, masks, values), unknown)
 
 
 def _rows(batch: RecordedBatch, trajectories: Mapping[int, Trajectory], credit: Credit) -> Iterator[Row]:
     """Yield the sequences that the trainer did not refuse."""
-    refused = {one.sequence for one in batch.refused.sequences} if batch.refused else set()
+    refused = {left_out.sequence for left_out in batch.refused.sequences} if batch.refused else set()
     index = 0
     for number, group in enumerate(batch.event.groups):
         for member in group:
@@ -88,7 +88,7 @@ def _rows(batch: RecordedBatch, trajectories: Mapping[int, Trajectory], credit: 
                 index += 1
 
 
-def _predicted(sequence: TrainingSequence) -> NDArray[np.bool_]:
+def _predicted_mask(sequence: TrainingSequence) -> NDArray[np.bool_]:
     """Returns the mask without the first token, which no token precedes."""
     mask = sequence.loss_mask.copy()
     mask[:1] = False
@@ -97,13 +97,13 @@ def _predicted(sequence: TrainingSequence) -> NDArray[np.bool_]:
 
 def _by_call(rows: list[Row], masks: list[NDArray[np.bool_]], values: list[NDArray[np.float64]]) -> dict[tuple[str, str], Columns]:
     """Returns the columns of each call; every token is trained in one of its sequences at most."""
-    found: dict[tuple[str, str], Columns] = {}
+    by_call: dict[tuple[str, str], Columns] = {}
     for (trajectory, end, _), mask, column in zip(rows, masks, values, strict=True):
         by_id = {call.id: call for call in trajectory.interactions}
         for call, start, stop in call_places(token_path(end, by_id)):
             key, own, advantages = (trajectory.episode, call.id), mask[start:stop], column[start:stop]
-            if key in found:
-                earlier, known = found[key]
-                own, advantages = earlier | own, np.where(own, advantages, known)
-            found[key] = own, np.where(own, advantages, np.nan)
-    return found
+            if key in by_call:
+                earlier, earlier_columns = by_call[key]
+                own, advantages = earlier | own, np.where(own, advantages, earlier_columns)
+            by_call[key] = own, np.where(own, advantages, np.nan)
+    return by_call

@@ -25,7 +25,7 @@ from areal_actors.recipe.source import Key, Layer, read_override
 from areal_actors.replay.command import log_of
 from areal_actors.replay.recorded_batches import RECEIVED, RecordedBatches
 from areal_actors.replay.trained_columns import without_advantages
-from areal_actors.replay.what_if_training import STEP_METRICS, TrainedSteps, trained_again
+from areal_actors.replay.what_if_training import STEP_METRICS, TrainedSteps, train_again
 from areal_actors.rewards import MODEL, resolve_reward
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.sequences.step_metrics import batch_metrics
@@ -84,8 +84,8 @@ class WhatIf(msgspec.Struct):
         """Number, from 1, of the first step that trains other episodes or with other advantages; 0 if there is none."""
         pairs = zip(self.recorded.steps, self.replayed.steps, strict=False)
         trained = zip(self.recorded.episodes, self.replayed.episodes, strict=False)
-        for number, ((was, now), (episodes, others)) in enumerate(zip(pairs, trained, strict=True), start=1):
-            if was != now or episodes != others:
+        for number, ((was, now), (episodes, other_episodes)) in enumerate(zip(pairs, trained, strict=True), start=1):
+            if was != now or episodes != other_episodes:
                 return number
         equal = len(self.recorded.steps) == len(self.replayed.steps)
         return 0 if equal else min(len(self.recorded.steps), len(self.replayed.steps)) + 1
@@ -116,7 +116,7 @@ class WhatIf(msgspec.Struct):
 
     def _rows(self) -> Iterator[tuple[str, str, str]]:
         was, now = self.recorded, self.replayed
-        shared = sum(len(episodes & others) for episodes, others in zip(was.episodes, now.episodes, strict=False))
+        shared = sum(len(episodes & other_episodes) for episodes, other_episodes in zip(was.episodes, now.episodes, strict=False))
         yield "", "recorded", "what if"
         yield "steps", f"{len(was.steps):,}", f"{len(now.steps):,}"
         yield "episodes trained", f"{sum(map(len, was.episodes)):,}", f"{sum(map(len, now.episodes)):,}"
@@ -132,7 +132,7 @@ class WhatIf(msgspec.Struct):
         if self.trained is None:
             return
         was, now = self.trained
-        changed = next((version for version, found in now.checksums.items() if was.checksums.get(version) != found), None)
+        changed = next((version for version, digest in now.checksums.items() if was.checksums.get(version) != digest), None)
         yield ""
         yield f"{'trainer, means over the steps':<32}  {'recorded':>10}  {'what if':>10}"
         for name in STEP_METRICS:
@@ -185,10 +185,10 @@ def what_if(run: str, settings: Sequence[str], *, folder: Path, train: bool = Fa
         RecipeError: a setting is invalid, or decides nothing about recorded episodes.
         BusError: the log cannot be read.
     """
-    over = reduce(lambda below, one: read_override(one).over(below), settings, Layer({}, {}))
+    over = reduce(lambda below, override: read_override(override).over(below), settings, Layer({}, {}))
     _refuse_unanswerable(over)
-    found = asyncio.run(_compared(run, list(settings), over, folder, train=train))
-    sys.stdout.write(f"{msgspec.json.encode(found.to_builtins()).decode() if as_json else found.to_text()}\n")
+    comparison = asyncio.run(_compare_runs(run, list(settings), over, folder, train=train))
+    sys.stdout.write(f"{msgspec.json.encode(comparison.to_builtins()).decode() if as_json else comparison.to_text()}\n")
     return 0
 
 
@@ -196,7 +196,7 @@ def _refuse_unanswerable(over: Layer) -> None:
     if not over.data:
         raise RecipeError(f"name at least one setting, as in `{COMMAND} what-if RUN task.turn_discount=0.9`")
     for key in _keys(over.data):
-        if not any(key[: len(known)] == known for known in ANSWERED):
+        if not any(key[: len(answered)] == answered for answered in ANSWERED):
             raise RecipeError(
                 f"`{'.'.join(key)}` decides how episodes are sampled or how the model is trained, which a log cannot answer: run it. "
                 f"Recorded episodes answer {', '.join('.'.join(known) for known in ANSWERED)}"
@@ -211,14 +211,14 @@ def _keys(data: Mapping[str, Any], table: Key = ()) -> Iterator[Key]:
             yield (*table, name)
 
 
-async def _compared(run: str, settings: list[str], over: Layer, folder: Path, *, train: bool) -> WhatIf:
+async def _compare_runs(run: str, settings: list[str], over: Layer, folder: Path, *, train: bool) -> WhatIf:
     place = None if Path(run).is_file() else run_folder(run, folder)  # noqa: ASYNC240 - nothing else runs in this loop
     was, now = await _fold(place, Path(run), over)
     loss_only = was.recipe.algorithm != now.recipe.algorithm
-    found = WhatIf(place.path.name if place else run, settings, _side(was), _side(now), loss_only)
+    comparison = WhatIf(place.path.name if place else run, settings, _side(was), _side(now), loss_only)
     if train:
-        found.trained = await trained_again(lambda: log_of(place, Path(run)), was, now, place.path if place else None)
-    return found
+        comparison.trained = await train_again(lambda: log_of(place, Path(run)), was, now, place.path if place else None)
+    return comparison
 
 
 async def _fold(place: RunFolder | None, file: Path, over: Layer) -> tuple[RecordedBatches, RecordedBatches]:
@@ -246,12 +246,14 @@ def _sides(recorded: dict[str, Any], over: Layer) -> tuple[RecordedBatches, Reco
     own: set[Key] = set()
     for layer in (Layer({}, {}), over):
         recipe, complaints = decode(layer.over(Layer(_without_table_of_another(recorded, layer), {})), Recipe)
-        found = [] if recipe is None else problems(recipe)
+        violations = [] if recipe is None else problems(recipe)
         if not layer.data:
             # the run began without these: the file of its agent may be elsewhere, and is not needed here
-            own = {problem.key for problem in found}
+            own = {problem.key for problem in violations}
         asked = set(_keys(layer.data))
-        complaints += [problem.sentence(layer.place(problem.key)) for problem in found if problem.key in asked or problem.key not in own]
+        complaints += [
+            problem.sentence(layer.place(problem.key)) for problem in violations if problem.key in asked or problem.key not in own
+        ]
         if recipe is None or complaints:
             raise RecipeError("\n".join(complaints))
         if recipe.learns_from_examples():
@@ -278,11 +280,11 @@ def _without_table_of_another(recorded: dict[str, Any], layer: Layer) -> dict[st
     return recorded | {"algorithm": {name: algorithm[name] for name in ("name", "group_size", "minibatches")}}
 
 
-def _side(found: RecordedBatches) -> Side:
-    algorithm = found.recipe.algorithm.resolved()
-    side = Side([], [], [], dict(found.dropped), found.unscored, found.exhausted, without_advantages(algorithm))
-    for batch in found.batches:
-        event, sequences = batch.event, found.sequences(batch.event)
+def _side(recorded: RecordedBatches) -> Side:
+    algorithm = recorded.recipe.algorithm.resolve()
+    side = Side([], [], [], dict(recorded.dropped), recorded.unscored, recorded.exhausted, without_advantages(algorithm))
+    for batch in recorded.batches:
+        event, sequences = batch.event, recorded.sequences(batch.event)
         metrics = batch_metrics(sequences, event)
         if not side.without_advantages:
             try:

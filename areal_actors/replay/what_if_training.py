@@ -44,7 +44,7 @@ class TrainedSteps(msgspec.Struct):
     """True if they were computed here, False if they are those of the log."""
 
 
-async def trained_again(
+async def train_again(
     log: Callable[[], AsyncGenerator[Envelope, None]], was: RecordedBatches, now: RecordedBatches, place: Path | None
 ) -> tuple[TrainedSteps, TrainedSteps]:
     """Returns the recorded steps, and those of a new trainer with the settings and batches of `now`.
@@ -58,37 +58,37 @@ async def trained_again(
     async with aclosing(log()) as envelopes:
         async for envelope in envelopes:
             _note(recorded, envelope)
-    trained = await _repeated(log, now, place)
+    trained = await _repeat_steps(log, now, place)
     first = min(recorded.checksums, default=0)
     if recorded.checksums.get(first) != trained.checksums.get(first):
-        recorded = await _repeated(log, was, place)
+        recorded = await _repeat_steps(log, was, place)
     return recorded, trained
 
 
-async def _repeated(log: Callable[[], AsyncGenerator[Envelope, None]], found: RecordedBatches, place: Path | None) -> TrainedSteps:
+async def _repeat_steps(log: Callable[[], AsyncGenerator[Envelope, None]], recorded: RecordedBatches, place: Path | None) -> TrainedSteps:
     trained = TrainedSteps([], {}, repeated=True)
-    async with recomputation(found.recipe.trainer.threads or 1) as recomputed:
+    async with recomputation(recorded.recipe.trainer.threads or 1) as recomputed:
         with tempfile.TemporaryDirectory(prefix="areal-what-if-") as scratch:
-            path, steps = Path(scratch) / "log", len(found.batches)
-            await _write_log(path, log, found)
+            path, steps = Path(scratch) / "log", len(recorded.batches)
+            await _write_log(path, log, recorded)
             with SafeConsole(stderr=True).status("training on the recorded episodes") as shown:
-                async for one in recomputed(path, place or path, steps):
-                    if one.error:
-                        raise SetupError(f"the trainer stopped: {one.error}")
-                    if one.version >= 0:
-                        trained.checksums[one.version] = one.checksum
-                    if one.step:
-                        trained.metrics.append(one.metrics)
-                        shown.update(f"training on the recorded episodes: {one.step} of {steps} steps")
+                async for progress in recomputed(path, place or path, steps):
+                    if progress.error:
+                        raise SetupError(f"the trainer stopped: {progress.error}")
+                    if progress.version >= 0:
+                        trained.checksums[progress.version] = progress.checksum
+                    if progress.step:
+                        trained.metrics.append(progress.metrics)
+                        shown.update(f"training on the recorded episodes: {progress.step} of {steps} steps")
     return trained
 
 
-async def _write_log(path: Path, log: Callable[[], AsyncGenerator[Envelope, None]], found: RecordedBatches) -> None:
-    with LogWriter(path, found.recipe.run) as writer:
+async def _write_log(path: Path, log: Callable[[], AsyncGenerator[Envelope, None]], recorded: RecordedBatches) -> None:
+    with LogWriter(path, recorded.recipe.run) as writer:
         async with aclosing(log()) as envelopes:
             async for envelope in envelopes:
-                for other in _rewritten(envelope, found):
-                    writer.write(other)
+                for rewritten in _rewritten(envelope, recorded):
+                    writer.write(rewritten)
 
 
 def _note(recorded: TrainedSteps, envelope: Envelope) -> None:
@@ -101,19 +101,19 @@ def _note(recorded: TrainedSteps, envelope: Envelope) -> None:
         recorded.checksums.setdefault(published.weight_version, published.location.checksum)
 
 
-def _rewritten(envelope: Envelope, found: RecordedBatches) -> Iterable[Envelope]:
+def _rewritten(envelope: Envelope, recorded: RecordedBatches) -> Iterable[Envelope]:
     """An event of the log with the other settings, rewards and batches in it, and the batches that follow it."""
     if envelope.subject == RunStarted.subject:
-        yield _sealed(envelope, msgspec.structs.replace(envelope.open(RunStarted), recipe=_plain(found.recipe)))
+        yield _seal(envelope, msgspec.structs.replace(envelope.open(RunStarted), recipe=_plain(recorded.recipe)))
     elif envelope.subject == RunResumed.subject:
-        yield _sealed(envelope, msgspec.structs.replace(envelope.open(RunResumed), recipe=_plain(found.recipe)))
-    elif envelope.subject == TrajectoryExported.subject and envelope.sequence in found.trajectories:
-        yield _sealed(envelope, TrajectoryExported(trajectory=found.trajectories[envelope.sequence]))
+        yield _seal(envelope, msgspec.structs.replace(envelope.open(RunResumed), recipe=_plain(recorded.recipe)))
+    elif envelope.subject == TrajectoryExported.subject and envelope.sequence in recorded.trajectories:
+        yield _seal(envelope, TrajectoryExported(trajectory=recorded.trajectories[envelope.sequence]))
     elif envelope.subject not in REPLACED:
         yield envelope
-    for number, batch in enumerate(found.batches):
+    for number, batch in enumerate(recorded.batches):
         if batch.after == envelope.sequence:
-            yield msgspec.structs.replace(_sealed(envelope, batch.event), sequence=BATCHES_FROM + number)
+            yield msgspec.structs.replace(_seal(envelope, batch.event), sequence=BATCHES_FROM + number)
 
 
 def _plain(recipe: Recipe) -> dict[str, object]:
@@ -121,6 +121,6 @@ def _plain(recipe: Recipe) -> dict[str, object]:
     return plain
 
 
-def _sealed(envelope: Envelope, message: Event) -> Envelope:
+def _seal(envelope: Envelope, message: Event) -> Envelope:
     stamp = Stamp(id=envelope.id, sender=envelope.sender, time=envelope.time, cause=envelope.cause)
     return msgspec.structs.replace(Envelope.seal(message, stamp, envelope.run), sequence=envelope.sequence)

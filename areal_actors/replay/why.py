@@ -14,7 +14,7 @@ from areal_actors.core.errors import SetupError
 from areal_actors.core.lazy import LazyModule
 from areal_actors.display.attention import attention
 from areal_actors.display.run_state import RunState
-from areal_actors.display.sentences import duration, ended_by_model
+from areal_actors.display.sentences import duration, model_ends_text
 from areal_actors.display.waiting import BOUNDS, waiting_summary
 from areal_actors.history.run_events import load_events
 from areal_actors.lint.fault import LearningFault
@@ -26,7 +26,7 @@ from areal_actors.recipe.recipe import Recipe, recorded_recipe
 from areal_actors.replay.time_shares import LogFindings, OpenWait, TimeShares, share
 from areal_actors.run.next_commands import run_command
 from areal_actors.run.run_folder import RunFolder
-from areal_actors.scaling.balance import Recommendation, combined, recommend
+from areal_actors.scaling.balance import Recommendation, mean_load, recommend
 
 log_findings: Any = LazyModule("areal_actors.replay.log_findings")
 ANSWER = f"why 1 of {__version__}"
@@ -83,7 +83,7 @@ class Why(msgspec.Struct, kw_only=True):
             lines.append(f"{'gate':<12}not known: {self.without_gate}")
         if self.shares.counted_seconds:
             lines += [f"{'in flight':<12}while the trainer waits, on average: {', '.join(self._in_flight())}"]
-        lines += [f"{'limits' if number == 0 else '':<12}{one.setting}: {one.count}" for number, one in enumerate(self.limits)]
+        lines += [f"{'limits' if number == 0 else '':<12}{limit.setting}: {limit.count}" for number, limit in enumerate(self.limits)]
         lines += [f"{'workers' if number == 0 else '':<12}{_workers(one)}" for number, one in enumerate(self.workers)]
         lines += [f"{'now':<12}{self.now}"] if self.now else []
         for wait in self.open_waits[:OPEN_WAITS]:
@@ -96,7 +96,7 @@ class Why(msgspec.Struct, kw_only=True):
     def _in_flight(self) -> Iterator[str]:
         seconds = self.shares.counted_seconds
         yield f"{self.shares.complete / seconds:.1f} complete groups"
-        for stage, spent in sorted(self.shares.stages.items(), key=lambda one: -one[1]):
+        for stage, spent in sorted(self.shares.stages.items(), key=lambda stage_seconds: -stage_seconds[1]):
             yield f"{spent / seconds:.1f} episodes {stage}"
 
 
@@ -107,8 +107,8 @@ def why(run: str, *, folder: Path, as_json: bool = False) -> int:
         SetupError: there is no such run, or another version wrote its recipe.
         BusError: its log cannot be read.
     """
-    found = _find_out(run, folder)
-    sys.stdout.write(f"{msgspec.json.encode(found).decode() if as_json else found.to_text()}\n")
+    explanation = _find_out(run, folder)
+    sys.stdout.write(f"{msgspec.json.encode(explanation).decode() if as_json else explanation.to_text()}\n")
     return 0
 
 
@@ -135,10 +135,10 @@ def _find_out(run: str, folder: Path) -> Why:
         now=waiting_summary(state) if live else "",
         open_waits=waits,
         attention=attention(state),
-        ended_by_model=ended_by_model(state.episodes),
+        ended_by_model=model_ends_text(state.episodes),
         show=run_command("show", place.path.name if place is not None else state.run, str(folder)),
         signal=found.signal,
-        workers=_recommended([load for _, _, load in load_events(opened.history)], recipe),
+        workers=_recommend([load for _, _, load in load_events(opened.history)], recipe),
         verdict=verdict,
         advice=advice,
     )
@@ -213,7 +213,7 @@ def _more_episodes(shares: TimeShares, recipe: Recipe) -> Iterator[str]:
         )
     if (held := share(bounds, "none")) >= MAIN:
         yield f"no bound of the gate is reached in {held:.0%} of the waiting time: groups start as fast as workers take them"
-    lowest = min(limits(recipe), key=lambda one: one.episodes)
+    lowest = min(limits(recipe), key=lambda limit: limit.episodes)
     if lowest.episodes < limits(recipe)[0].episodes and not lowest.setting.startswith("staleness_gate"):
         yield f"{lowest.setting} = {lowest.value} is the lowest limit of concurrent episodes ({lowest.count}): raise it"
     if share(shares.stages, "waiting for others of the group") >= MAIN:
@@ -237,20 +237,24 @@ def _younger(held: float, recipe: Recipe) -> Iterator[str]:
         yield 'batcher.exit_policy = "wait" has batches wait for every group that would become too old: "mask" waits for none of them'
 
 
-def _recommended(loads: list[LoadMeasured], recipe: Recipe) -> list[Recommendation]:
+def _recommend(loads: list[LoadMeasured], recipe: Recipe) -> list[Recommendation]:
     """Returns the workers that balance a run; where trainer and generation take turns, none do."""
-    load = combined(loads)
+    load = mean_load(loads)
     return recommend(load) if load is not None and recipe.staleness_gate.max_staleness else []
 
 
-def _workers(one: Recommendation) -> str:
-    number = f"{one.workers}" if one.recommended == one.workers else f"{one.workers}, recommended {one.recommended}"
-    return f"{one.role}: {number}: {one.reason}"
+def _workers(recommendation: Recommendation) -> str:
+    number = (
+        f"{recommendation.workers}"
+        if recommendation.recommended == recommendation.workers
+        else f"{recommendation.workers}, recommended {recommendation.recommended}"
+    )
+    return f"{recommendation.role}: {number}: {recommendation.reason}"
 
 
 def _shares(seconds: Mapping[str, float]) -> str:
-    found = sorted(seconds, key=lambda name: -seconds[name])
-    return ", ".join(f"{name} {share(seconds, name):.0%}" for name in found if share(seconds, name) >= 0.005)
+    names = sorted(seconds, key=lambda name: -seconds[name])
+    return ", ".join(f"{name} {share(seconds, name):.0%}" for name in names if share(seconds, name) >= 0.005)
 
 
 def _bounds(seconds: Mapping[str, float]) -> str:

@@ -81,13 +81,13 @@ def resolve_reward(name: str, root: Path = Path(), options: Mapping[str, Any] | 
     if name in REWARDS:
         return _rule(name, REWARDS[name], options)
     if name == WEIGHTED:
-        return _weighted(options, root)
+        return _weighted_reward(options, root)
     if ":" not in name and name not in installed_parts("reward"):
-        known = [*REWARDS, WEIGHTED, *installed_parts("reward")]
-        near = difflib.get_close_matches(name, known, n=1)
+        names = [*REWARDS, WEIGHTED, *installed_parts("reward")]
+        near = difflib.get_close_matches(name, names, n=1)
         guess = f"did you mean `{near[0]}`? " if near else ""
         raise RecipeError(
-            f"`task.reward`: no reward is called `{name}`; {guess}known: {', '.join(known)}; one of your own: `path.py:function`; "
+            f"`task.reward`: no reward is called `{name}`; {guess}known: {', '.join(names)}; one of your own: `path.py:function`; "
             f"a trained model: `{MODEL}folder`"
         )
     loaded: Any = load_part("reward", name, root)
@@ -110,7 +110,7 @@ def _rule(name: str, kind: Any, options: dict[str, Any]) -> Reward:
     return rule
 
 
-def _weighted(options: dict[str, Any], root: Path) -> Reward:
+def _weighted_reward(options: dict[str, Any], root: Path) -> Reward:
     if not options:
         raise RecipeError("`task.reward_options`: `weighted` adds up the rewards named here; write for example `math = { weight = 1.0 }`")
     parts: list[tuple[str, float, Reward]] = []
@@ -125,15 +125,15 @@ def _weighted(options: dict[str, Any], root: Path) -> Reward:
             raise RecipeError(f"`task.reward_options.{name}`: a coroutine function cannot be added up; write a plain function")
         parts.append((name, float(weight), part))
 
-    def weighted(task: dict[str, Any], output: str) -> Mapping[str, float]:
+    def weigh(task: dict[str, Any], output: str) -> Mapping[str, float]:
         """Returns the sum as `reward`, each reward by its name, and their own metrics; if one of them fails, so does the sum."""
         scores = [(part_name, weight, check_score(reward(task, output))) for part_name, weight, reward in parts]
-        metrics = {metric: found for *_, score in scores for metric, found in score.metrics.items()}
+        metrics = {metric: value for *_, score in scores for metric, value in score.metrics.items()}
         named = {part_name: float(score) for part_name, _, score in scores}
         return {**metrics, **named, "reward": sum(weight * score for _, weight, score in scores)}
 
-    setattr(weighted, PARTS, [part for *_, part in parts])
-    return weighted
+    setattr(weigh, PARTS, [part for *_, part in parts])
+    return weigh
 
 
 def _takes_task_and_output(function: Reward, options: Mapping[str, Any]) -> bool:

@@ -38,7 +38,7 @@ def rewards_set(described: SessionDescribed) -> dict[str, float]:
     return {call.id: call.reward for call in described.interactions if call.reward is not None}
 
 
-def rejected(work: RunEpisode, detail: str, *, retry: bool) -> EpisodeAbandoned:
+def rejected_event(work: RunEpisode, detail: str, *, retry: bool) -> EpisodeAbandoned:
     """The end of a rejected episode; it is retried only with `retry`, while attempts are left."""
     work = work if retry else msgspec.structs.replace(work, attempts_left=0)
     return EpisodeAbandoned(work=work, reason="rejected", detail=detail)
@@ -86,7 +86,7 @@ class Acceptance:
             return EpisodeAbandoned(work=work, reason="agent", detail=str(error))
         if accepted:
             return None
-        return rejected(work, f"{self.spec} does not accept it", retry=self.retry)
+        return rejected_event(work, f"{self.spec} does not accept it", retry=self.retry)
 
     async def _call_function(self, episode: dict[str, Any]) -> bool:
         try:

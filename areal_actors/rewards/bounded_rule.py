@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from areal_actors.rewards import Score, resolve_reward
-from areal_actors.rewards.scored import checked, scored
+from areal_actors.rewards.scored import check_value, score_output
 
 BOUNDED_RULES = frozenset({"gsm8k"})
 """Rules of pure functions without unbounded backtracking."""
@@ -32,7 +32,7 @@ class BoundedRule:
         Raises:
             RewardError: the rule failed; the text is that of a reward worker.
         """
-        return checked(self.reward, task, *scored(self._rule, dict(task), output))
+        return check_value(self.reward, task, *score_output(self._rule, dict(task), output))
 
 
 def bounded_rule(reward: str) -> BoundedRule | None:

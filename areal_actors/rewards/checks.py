@@ -18,9 +18,9 @@ class Score(float):
 
     def __new__(cls, reward: float, metrics: Mapping[str, float] | None = None) -> Self:
         """Create the score."""
-        made = super().__new__(cls, reward)
-        made.metrics = metrics or {}
-        return made
+        score = super().__new__(cls, reward)
+        score.metrics = metrics or {}
+        return score
 
 
 def check_score(value: object) -> Score:
@@ -33,7 +33,7 @@ def check_score(value: object) -> Score:
         return Score(check_reward(value))
     if "reward" not in value:
         raise RewardError(f"a mapping of metrics must have `reward`, got {', '.join(map(repr, value)) or 'nothing'}")
-    return Score(check_reward(value["reward"]), {str(name): check_reward(found) for name, found in value.items() if name != "reward"})
+    return Score(check_reward(value["reward"]), {str(name): check_reward(metric) for name, metric in value.items() if name != "reward"})
 
 
 def check_reward(value: object) -> float:
@@ -43,11 +43,11 @@ def check_reward(value: object) -> float:
         RewardError: it is anything else, such as None, a text, NaN or an infinity; the message names it.
     """
     if isinstance(value, str | bytes) or not hasattr(value, "__float__"):
-        raise RewardError(f"a reward must be a real number, got {_described(value)}")
+        raise RewardError(f"a reward must be a real number, got {_describe_value(value)}")
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise RewardError(f"a reward must be a real number, got {_described(value)}") from error
+        raise RewardError(f"a reward must be a real number, got {_describe_value(value)}") from error
     if not math.isfinite(number):
         raise RewardError(f"a reward must be finite, got {number}")
     if abs(number) > HIGHEST_REWARD:
@@ -75,5 +75,5 @@ def task_name(task: Mapping[str, Any]) -> str:
     return str(task.get("id") or f"{task.get('question', 'without id')!s:.60}")
 
 
-def _described(value: object) -> str:
+def _describe_value(value: object) -> str:
     return "None" if value is None else f"{type(value).__name__} {value!r:.60}"

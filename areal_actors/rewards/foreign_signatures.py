@@ -29,7 +29,9 @@ def adapt(function: Function) -> Function | None:
         return None
     if "solution_str" in parameters:
         return _verl(function, parameters)
-    if "completions" in parameters and not UNAVAILABLE & {name for name, one in parameters.items() if one.default is one.empty}:
+    if "completions" in parameters and not UNAVAILABLE & {
+        name for name, parameter in parameters.items() if parameter.default is parameter.empty
+    }:
         return _trl(function, parameters)
     return None
 
@@ -72,7 +74,7 @@ def _as_task_and_output(function: Function) -> Function:
 
 def _select_arguments(given: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
     """The arguments that a function has."""
-    if any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return dict(given)
     return {name: value for name, value in given.items() if name in parameters}
 
@@ -90,10 +92,10 @@ def _then(value: Any, read: Function) -> Any:
     if not inspect.isawaitable(value):
         return read(value)
 
-    async def awaited() -> Any:
+    async def read_awaited() -> Any:
         return read(await value)
 
-    return awaited()
+    return read_awaited()
 
 
 def _of_verl(value: Any) -> Any:

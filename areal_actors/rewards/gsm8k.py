@@ -64,11 +64,11 @@ class Gsm8k(Config):
 
 def final_number(output: str) -> Fraction | None:
     """Returns the final number of an answer, or None if it has none or several; see the table above."""
-    for statement in (_after_hashes(output), _boxed(output), _after_answer(output)):
+    for statement in (_after_hashes(output), _last_box(output), _after_answer(output)):
         if statement is not None:
             return _one_number(statement)
-    found = numbers(plain(output))
-    return found[-1] if found else None
+    candidates = numbers(plain(output))
+    return candidates[-1] if candidates else None
 
 
 def shows_work(output: str) -> bool:
@@ -83,8 +83,8 @@ def _truth(task: Mapping[str, Any]) -> Fraction:
         statement = solution if _NUMBER.fullmatch(solution) else _after_hashes(solution)
     truth = _one_number(statement) if statement is not None else None
     if truth is None:
-        found = repr(solution[-60:]) if isinstance(solution, str) else type(solution).__name__
-        raise RewardError(f"task {task_name(task)}: `answer` must be a text that ends with `#### NUMBER`, or a number, got {found}")
+        shown = repr(solution[-60:]) if isinstance(solution, str) else type(solution).__name__
+        raise RewardError(f"task {task_name(task)}: `answer` must be a text that ends with `#### NUMBER`, or a number, got {shown}")
     return truth
 
 
@@ -94,7 +94,7 @@ def _after_hashes(text: str) -> str | None:
     return stated[-1] if stated else None
 
 
-def _boxed(text: str) -> str | None:
+def _last_box(text: str) -> str | None:
     """Returns the content of the box that closes last."""
     stated: str | None = None
     openings: list[re.Match[str]] = []
@@ -114,5 +114,5 @@ def _after_answer(text: str) -> str | None:
 
 
 def _one_number(statement: str) -> Fraction | None:
-    found = numbers(_SENTENCE_END.split(statement, maxsplit=1)[0].rpartition("=")[2])
-    return found[0] if found and all_same(found) else None
+    candidates = numbers(_SENTENCE_END.split(statement, maxsplit=1)[0].rpartition("=")[2])
+    return candidates[0] if candidates and all_same(candidates) else None

@@ -57,7 +57,7 @@ class JsonSchema(Config):
         except RewardError as error:
             raise RewardError(f"task {task_name(task)}: {error}") from error
         try:
-            value = parsed(output)
+            value = parse_answer(output)
         except ValueError:
             return 0.0
         try:
@@ -76,14 +76,14 @@ class JsonSchema(Config):
             raise RewardError(f"{self.schema} cannot be read: {error}") from error
 
 
-def parsed(output: str) -> Any:
+def parse_answer(output: str) -> Any:
     """Parses an answer.
 
     Raises:
         ValueError: it is not JSON, or nested too deep.
     """
     try:
-        value = json.loads(_unfenced(output.strip()), parse_constant=_refused)
+        value = json.loads(_strip_fences(output.strip()), parse_constant=_refuse_constant)
     except RecursionError as error:
         raise ValueError("nested too deep") from error
     if _deeper_than(value, DEEPEST):
@@ -91,7 +91,7 @@ def parsed(output: str) -> Any:
     return value
 
 
-def _unfenced(text: str) -> str:
+def _strip_fences(text: str) -> str:
     first, _, rest = text.partition("\n")
     if first.startswith(_FENCE) and first[3:].strip().lower() in {"", "json"} and rest.endswith(_FENCE):
         return rest.removesuffix(_FENCE)
@@ -143,5 +143,5 @@ def _deeper_than(value: Any, limit: int) -> bool:
     return True
 
 
-def _refused(constant: str) -> float:
+def _refuse_constant(constant: str) -> float:
     raise ValueError(f"{constant} is not JSON")

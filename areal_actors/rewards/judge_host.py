@@ -78,7 +78,7 @@ class JudgeHost:
         if process is self._process and process.leaks(result):
             self._process = None
             self._retired.add(process)
-        for retired in [one for one in self._retired if not one.waiting]:
+        for retired in [candidate for candidate in self._retired if not candidate.waiting]:
             self._retired.discard(retired)
             await retired.close()
         return result
@@ -105,12 +105,12 @@ class _JudgeProcess:
         self._started = self.waiting[READY] = self._loop.create_future()
         context = multiprocessing.get_context("spawn")
         try:
-            self._connection, theirs = context.Pipe()
-            self._process = context.Process(target=run_judges, args=(theirs, reward, root, options, timeout_seconds), daemon=True)
+            self._connection, child_end = context.Pipe()
+            self._process = context.Process(target=run_judges, args=(child_end, reward, root, options, timeout_seconds), daemon=True)
             self._process.start()
         except OSError as error:
             raise SpawnFailed(f"a process for coroutine rewards cannot be started: {error.strerror or error}") from error
-        theirs.close()
+        child_end.close()
         self._decode: Callable[[bytes], ScoreResult] = msgspec.msgpack.Decoder(ScoreResult).decode
         self._loop.add_reader(self._connection.fileno(), self._receive)
 

@@ -82,14 +82,14 @@ def _tuple(vector: Any) -> Any:
     return _sympy().Tuple(*vector)
 
 
-def _as_set(expression: Any, other: Any) -> Any:
+def _as_set(expression: Any, counterpart: Any) -> Any:
     """Returns the solution set of a statement about a variable, if the other is or states a set.
 
     Alternatives (`x < 1, x > 2`) are a union only if they are disjoint: `x > 1, x < 2` may mean both at once.
     """
-    if isinstance(expression, _sympy().Eq) and isinstance(expression.rhs, _sympy().Set) and not isinstance(other, _sympy().Eq):
+    if isinstance(expression, _sympy().Eq) and isinstance(expression.rhs, _sympy().Set) and not isinstance(counterpart, _sympy().Eq):
         return expression.rhs
-    values = other.rhs if isinstance(other, _sympy().Eq) else other
+    values = counterpart.rhs if isinstance(counterpart, _sympy().Eq) else counterpart
     if not isinstance(values, _sympy().Interval | _sympy().Union | _sympy().Complement) or not isinstance(expression, _sympy().FiniteSet):
         return expression
     if len(expression.free_symbols) != 1 or not all(isinstance(part, _sympy().Rel | _sympy().And) for part in expression.args):

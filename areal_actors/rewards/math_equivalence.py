@@ -93,9 +93,9 @@ class MathEquivalence(Config):
             readable = False
         if readable and reference is not None:
             return reference
-        found = repr(solution[-60:]) if solution is not None else type(task.get(self.field)).__name__
+        shown = repr(solution[-60:]) if solution is not None else type(task.get(self.field)).__name__
         raise RewardError(
-            f"task {task_name(task)}: `{self.field}` must be an expression, or end with `#### …` or `\\boxed{{…}}`, got {found}"
+            f"task {task_name(task)}: `{self.field}` must be an expression, or end with `#### …` or `\\boxed{{…}}`, got {shown}"
         )
 
 
@@ -121,7 +121,7 @@ def bounds(seconds: float) -> Iterator[None]:
     def ring(_signal: int, _frame: FrameType | None) -> None:
         raise OutOfTimeError
 
-    def dropped(raised: sys.UnraisableHookArgs) -> None:
+    def rearm_alarm(raised: sys.UnraisableHookArgs) -> None:
         if raised.exc_type is OutOfTimeError:
             signal.setitimer(signal.ITIMER_PROF, ALARM_AGAIN)
         else:
@@ -131,7 +131,7 @@ def bounds(seconds: float) -> Iterator[None]:
     most = min(limit for limit in (soft, hard, _address_space() + SPARE_BYTES) if limit != resource.RLIM_INFINITY)
     handler, hook = signal.signal(signal.SIGPROF, ring), sys.unraisablehook
     try:
-        sys.unraisablehook = dropped
+        sys.unraisablehook = rearm_alarm
         resource.setrlimit(resource.RLIMIT_AS, (most, hard))
         signal.setitimer(signal.ITIMER_PROF, seconds)
         yield

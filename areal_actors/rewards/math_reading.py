@@ -73,7 +73,7 @@ def library() -> Any:
 def read_reference(solution: str) -> Reference:
     """Returns the result that a task's solution states, or is."""
     solution = solution.strip()
-    statement = _marked(solution)
+    statement = _marked_result(solution)
     if statement is None:
         texts = tuple(contents(remove_decoration(solution)))
         prose = is_prose(solution) and not any(kind(text) or amount(text, in_words(text)) for text in texts)
@@ -91,9 +91,9 @@ def states(reference: Reference, answer: str) -> bool:
     """True if an answer states the result of the reference."""
     thought = list(_AFTER_THOUGHT.finditer(answer))
     after = answer[thought[-1].end() :] if thought else answer
-    stated = _marked(after)
+    stated = _marked_result(after)
     if stated is None and not (after_mark(after) or is_one_line(after)):
-        stated, after = _marked(answer), answer  # nothing but a greeting follows the thought
+        stated, after = _marked_result(answer), answer  # nothing but a greeting follows the thought
     if stated is None:
         return _states_unmarked(reference, after)
     if same(reference, stated):
@@ -135,20 +135,20 @@ def _same_text(truth: str, text: str) -> bool:
     )
 
 
-def _marked(text: str) -> Statement | None:
+def _marked_result(text: str) -> Statement | None:
     """Returns the result in the last box, line after hashes or `<answer>`; None if there is none of them."""
-    found, line, tag = boxes(text), hashes(text), find_tagged(text)
-    last_box = found[-1].end if found else -1
+    marked_boxes, line, tag = boxes(text), hashes(text), find_tagged(text)
+    last_box = marked_boxes[-1].end if marked_boxes else -1
     if tag and tag[0] > last_box and not (line and line[0] > tag[0]):
-        return _marked(tag[1]) or _alone(tag[1])
-    if line and not (found and found[-1].start > line[0]):
+        return _marked_result(tag[1]) or _alone(tag[1])
+    if line and not (marked_boxes and marked_boxes[-1].start > line[0]):
         stated = _alone(line[1])
-        if not found or read_statement(stated) or any(map(kind, stated.texts)):
+        if not marked_boxes or read_statement(stated) or any(map(kind, stated.texts)):
             return stated
-    if not found:
+    if not marked_boxes:
         return None
-    listed = tuple(box.content for box in last_list(text, found))
-    return Statement(tuple(contents(remove_decoration(found[-1].content))), listed if len(listed) > 1 else ())
+    listed = tuple(box.content for box in last_list(text, marked_boxes))
+    return Statement(tuple(contents(remove_decoration(marked_boxes[-1].content))), listed if len(listed) > 1 else ())
 
 
 def _alone(text: str) -> Statement:
@@ -179,7 +179,7 @@ def _states_unmarked(reference: Reference, answer: str) -> bool:
 
 def _is_of_kind(stated: Statement, *, marked: bool) -> bool:
     """True for a result of a kind; words only after a mark, because `That makes 18` states a number."""
-    return any(found is not None and (marked or found.name != "words") for found in map(kind, stated.texts))
+    return any(statement_kind is not None and (marked or statement_kind.name != "words") for statement_kind in map(kind, stated.texts))
 
 
 def read_statement(statement: Statement) -> tuple[Any, ...]:

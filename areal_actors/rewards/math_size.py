@@ -68,8 +68,8 @@ def _value(expression: Any) -> Any:
     return expression.rhs if isinstance(expression, _sympy().Eq) and isinstance(expression.lhs, _sympy().Symbol) else expression
 
 
-def _lacks_counterpart(elements: Iterable[Any], others: Iterable[Any]) -> bool:
-    return any(all(differ_in_size(element, other) for other in others) for element in elements)
+def _lacks_counterpart(elements: Iterable[Any], counterparts: Iterable[Any]) -> bool:
+    return any(all(differ_in_size(element, counterpart) for counterpart in counterparts) for element in elements)
 
 
 def _differ(truth: Any, answer: Any) -> bool:
@@ -88,11 +88,11 @@ def _differ(truth: Any, answer: Any) -> bool:
 
 def _numbers_differ(truth: Any, answer: Any, tolerance: float) -> bool:
     sympy = _sympy()
-    one, other = sympy.N(truth, EXACT_DIGITS), sympy.N(answer, EXACT_DIGITS)
-    if not (one.is_number and other.is_number and one.is_finite and other.is_finite):
+    truth_value, answer_value = sympy.N(truth, EXACT_DIGITS), sympy.N(answer, EXACT_DIGITS)
+    if not (truth_value.is_number and answer_value.is_number and truth_value.is_finite and answer_value.is_finite):
         return False
-    one, other = sympy.N(one), sympy.N(other)
-    largest = max(abs(one), abs(other))
+    truth_value, answer_value = sympy.N(truth_value), sympy.N(answer_value)
+    largest = max(abs(truth_value), abs(answer_value))
     if largest == 0 or (largest < sympy.Float("1e-25") and (truth.equals(0) and answer.equals(0))):
         return False
     difference = sympy.N(truth - answer, EXACT_DIGITS)

@@ -76,20 +76,20 @@ class Box(NamedTuple):
 def boxes(text: str) -> list[Box]:
     """Returns the outermost boxes, in order; an unclosed one is included only if it is the last."""
     closing = _closing_braces(text)
-    found: list[Box] = []
+    closed: list[Box] = []
     last_open = None
     for match in _BOX.finditer(text):
-        if found and match.start() < found[-1].end:
+        if closed and match.start() < closed[-1].end:
             continue
         if match["bare"] is not None:
-            found.append(Box(match.start(), match.end(), match["bare"]))
+            closed.append(Box(match.start(), match.end(), match["bare"]))
         elif (end := closing.get(match.end() - 1)) is not None:
-            found.append(Box(match.start(), end + 1, _COMMANDS.sub("", text[match.end() : end])))
+            closed.append(Box(match.start(), end + 1, _COMMANDS.sub("", text[match.end() : end])))
         else:
             last_open = Box(match.start(), len(text), "")
-    if last_open is not None and (not found or found[-1].start < last_open.start):
-        found.append(last_open)
-    return found
+    if last_open is not None and (not closed or closed[-1].start < last_open.start):
+        closed.append(last_open)
+    return closed
 
 
 def _closing_braces(text: str) -> dict[int, int]:
@@ -104,12 +104,12 @@ def _closing_braces(text: str) -> dict[int, int]:
     return closing
 
 
-def last_list(text: str, found: Sequence[Box]) -> list[Box]:
+def last_list(text: str, all_boxes: Sequence[Box]) -> list[Box]:
     """Returns the last box, and those before it separated only by commas, `and`, `or` and dollars."""
-    first = len(found) - 1
-    while first > 0 and _BETWEEN.fullmatch(text, found[first - 1].end, found[first].start):
+    first = len(all_boxes) - 1
+    while first > 0 and _BETWEEN.fullmatch(text, all_boxes[first - 1].end, all_boxes[first].start):
         first -= 1
-    return list(found[max(first, 0) :])
+    return list(all_boxes[max(first, 0) :])
 
 
 def hashes(text: str) -> tuple[int, str] | None:

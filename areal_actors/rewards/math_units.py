@@ -102,10 +102,10 @@ def _unit(name: str) -> tuple[str, Fraction]:
         name, power = match[1], int(match[2])
     elif match := _AREAS.match(name.lower()):
         name, power = match[2], 3 if match[1] == "cubic" else 2
-    known = UNITS.get(name) or UNITS.get(name.lower() if len(name) > 2 else name)
-    if known is None:
+    unit = UNITS.get(name) or UNITS.get(name.lower() if len(name) > 2 else name)
+    if unit is None:
         return "", Fraction(1)
-    return f"{known[0]}^{power}" if power > 1 else known[0], known[1] ** power
+    return f"{unit[0]}^{power}" if power > 1 else unit[0], unit[1] ** power
 
 
 def _sum(text: str) -> Amount | None:

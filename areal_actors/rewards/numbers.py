@@ -55,7 +55,7 @@ def plain(text: str) -> str:
     text = text.translate(_DASHES).translate(_VULGAR_FRACTIONS)
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
-    return _LATEX_FRACTION.sub(_slashed, text)
+    return _LATEX_FRACTION.sub(_slash_fraction, text)
 
 
 def numbers(text: str) -> list[Fraction]:
@@ -69,16 +69,16 @@ def leading_number(text: str) -> Fraction | None:
     return _value(match) if match else None
 
 
-def same_number(one: Fraction, other: Fraction) -> bool:
+def same_number(first: Fraction, second: Fraction) -> bool:
     """True if two numbers are equal: exactly if both are whole, else within `TOLERANCE`."""
-    if one.denominator == 1 and other.denominator == 1:
-        return one == other
-    return abs(one - other) <= TOLERANCE
+    if first.denominator == 1 and second.denominator == 1:
+        return first == second
+    return abs(first - second) <= TOLERANCE
 
 
 def all_same(values: list[Fraction]) -> bool:
     """True if all numbers are equal."""
-    return all(same_number(one, other) for one, other in pairwise(values))
+    return all(same_number(first, second) for first, second in pairwise(values))
 
 
 def _value(match: re.Match[str]) -> Fraction | None:
@@ -94,7 +94,7 @@ def _value(match: re.Match[str]) -> Fraction | None:
     return -size if negative else size
 
 
-def _slashed(match: re.Match[str]) -> str:
+def _slash_fraction(match: re.Match[str]) -> str:
     r"""`\frac{-1}{2}` as ` -1/2`; other operands are divided here."""
     operands = [(match[name] or match[f"{name}_digit"]).replace(",", "").replace(" ", "") for name in ("top", "bottom")]
     if len("".join(operands)) > MAX_DIGITS or not float(operands[1]):

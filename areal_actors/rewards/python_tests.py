@@ -91,14 +91,14 @@ class PythonTests(Config):
         return passed / len(tests)
 
     def _tests(self, task: Mapping[str, Any]) -> Sequence[InputOutput | str]:
-        found = task.get(self.tests)
+        source = task.get(self.tests)
         wanted = 'a list of {"input", "output"} objects and texts of statements, or one such text'
         try:
-            tests = [found] if isinstance(found, str) else msgspec.convert(found, list[InputOutput | str])
+            tests = [source] if isinstance(source, str) else msgspec.convert(source, list[InputOutput | str])
         except msgspec.ValidationError as error:
             raise RewardError(f"task {task_name(task)}: `{self.tests}` must be {wanted}: {error}") from error
         if not tests or any(isinstance(test, str) and not test.strip() for test in tests):
-            raise RewardError(f"task {task_name(task)}: `{self.tests}` must be {wanted}, got {found!r:.60}")
+            raise RewardError(f"task {task_name(task)}: `{self.tests}` must be {wanted}, got {source!r:.60}")
         return tests
 
 

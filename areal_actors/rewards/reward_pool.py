@@ -25,7 +25,7 @@ from areal_actors.core.errors import ArealError, RewardError
 from areal_actors.rewards import Reward, Score, resolve_reward, task_name
 from areal_actors.rewards.judge_host import HostLost, JudgeHost, SpawnFailed, is_coroutine_reward
 from areal_actors.rewards.score_cache import ScoreCache
-from areal_actors.rewards.scored import checked, scored
+from areal_actors.rewards.scored import check_value, score_output
 
 
 class RewardPool:
@@ -88,12 +88,12 @@ class RewardPool:
                 result = await self._judges.score(task_data, output)
             except HostLost as error:
                 if self._is_closed:
-                    raise RewardError(self._closed(task_data)) from error
+                    raise RewardError(self._closed_text(task_data)) from error
                 if error.is_named:
                     continue
                 return await self._score_alone(task_data, output)  # this score or one beside it ended the process
             score = Score(result.reward, {**result.metrics, "judge_seconds": result.seconds})
-            return checked(self.reward, task_data, score, result.failure)
+            return check_value(self.reward, task_data, score, result.failure)
 
     async def _score_alone(self, task_data: Mapping[str, Any], output: str) -> Score:
         subject, task = f"reward {self.reward}", f"task {task_name(task_data)}"
@@ -105,7 +105,7 @@ class RewardPool:
             raise SpawnFailed(f"a process for rewards cannot be started: {error.strerror or error}") from error
         except RuntimeError as error:  # the pool is closed
             self._refuse_lost_pool()
-            raise RewardError(self._closed(task_data)) from error
+            raise RewardError(self._closed_text(task_data)) from error
         answer = asyncio.wrap_future(future)
         self._pending.add(answer)
         try:
@@ -116,18 +116,18 @@ class RewardPool:
             raise RewardError(f"{subject} ended its process with exit code {error.exitcode} ({task})") from error
         except BrokenProcessPool as error:
             self._refuse_lost_pool(error)
-            raise RewardError(self._closed(task_data)) from error
+            raise RewardError(self._closed_text(task_data)) from error
         except asyncio.CancelledError as error:
             self._refuse_lost_pool()
             task_itself = asyncio.current_task()
             if task_itself is not None and task_itself.cancelling():
                 raise
-            raise RewardError(self._closed(task_data)) from error
+            raise RewardError(self._closed_text(task_data)) from error
         finally:
             self._pending.discard(answer)
-        return checked(self.reward, task_data, value, failure)
+        return check_value(self.reward, task_data, value, failure)
 
-    def _closed(self, task_data: Mapping[str, Any]) -> str:
+    def _closed_text(self, task_data: Mapping[str, Any]) -> str:
         return f"reward {self.reward}: the pool was closed before the score was computed (task {task_name(task_data)})"
 
     def _on_spawn_failed(self, error: OSError) -> None:
@@ -209,4 +209,4 @@ def _score(reward: str, root: Path, options: bytes, task_data: dict[str, Any], o
         return Score(0.0), f"failed: {error}"
     except BaseException as error:  # noqa: BLE001 - the user's file may raise anything
         return Score(0.0), f"raised {type(error).__name__}: {error}"
-    return scored(function, task_data, output)
+    return score_output(function, task_data, output)

@@ -11,12 +11,12 @@ from areal_actors.core.errors import ArealError, RewardError
 from areal_actors.rewards import Reward, Score, check_score, task_name
 
 
-def scored(function: Reward, task_data: dict[str, Any], output: str) -> tuple[Score, str]:
+def score_output(function: Reward, task_data: dict[str, Any], output: str) -> tuple[Score, str]:
     """Returns the score and a failure text (empty without a failure) of an output."""
     try:
         value = function(task_data, output)
         if inspect.isawaitable(value):
-            value = asyncio.run(_awaited(value))
+            value = asyncio.run(_await_value(value))
         return check_score(value), ""
     except ArealError as error:
         return Score(0.0), f"failed: {error}"
@@ -24,7 +24,7 @@ def scored(function: Reward, task_data: dict[str, Any], output: str) -> tuple[Sc
         return Score(0.0), f"raised {type(error).__name__}: {error}"
 
 
-def checked(reward: str, task_data: Mapping[str, Any], value: Score, failure: str) -> Score:
+def check_value(reward: str, task_data: Mapping[str, Any], value: Score, failure: str) -> Score:
     """Returns the score.
 
     Raises:
@@ -36,5 +36,5 @@ def checked(reward: str, task_data: Mapping[str, Any], value: Score, failure: st
     raise RewardError(f"{subject} {failure}" if task in failure else f"{subject} {failure} ({task})")
 
 
-async def _awaited(value: Any) -> Any:
+async def _await_value(value: Any) -> Any:
     return await value

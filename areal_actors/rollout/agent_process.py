@@ -84,19 +84,19 @@ class AgentProcess:
         """
         try:
             await self._spawn()
-            await self._loaded()
+            await self._await_loaded()
         except BaseException:
             await self.close()
             raise
 
     async def _spawn(self) -> None:
         loop = asyncio.get_running_loop()
-        ours, theirs = socket.socketpair()
+        ours, child_end = socket.socketpair()
         self._pipe, write_end = os.pipe()
         self._resources.callback(ours.close)
         self._resources.callback(os.close, self._pipe)
         os.set_blocking(self._pipe, False)
-        command = [self.program.python or sys.executable, "-c", BOOT, str(HOST), str(theirs.fileno())]
+        command = [self.program.python or sys.executable, "-c", BOOT, str(HOST), str(child_end.fileno())]
         try:
             self._child = await asyncio.create_subprocess_exec(
                 *command,
@@ -105,22 +105,22 @@ class AgentProcess:
                 stderr=write_end,
                 cwd=self.program.root,
                 env=_environment(own_python=not self.program.python),
-                pass_fds=[theirs.fileno()],
+                pass_fds=[child_end.fileno()],
                 start_new_session=True,
             )
         except OSError as error:
             raise SetupError(f"task.python: cannot start {command[0]}: {error.strerror}; name a Python interpreter") from error
         finally:
-            theirs.close()
+            child_end.close()
             os.close(write_end)
         self._resources.push_async_callback(self._child.wait)
         loop.add_reader(self._pipe, self._read_output)
         self._resources.callback(loop.remove_reader, self._pipe)
         self._resources.callback(self.kill)
         self._reader, self._writer = await asyncio.open_connection(sock=ours)
-        self._resources.push_async_callback(_closed, self._writer)
+        self._resources.push_async_callback(_close_writer, self._writer)
 
-    async def _loaded(self) -> None:
+    async def _await_loaded(self) -> None:
         program = self.program
         request = {name: getattr(program, name) for name in ("agent", "command", "options", "root", "model_errors")}
         try:
@@ -209,7 +209,7 @@ class AgentProcess:
         await self._resources.aclose()
 
 
-async def _closed(writer: asyncio.StreamWriter) -> None:
+async def _close_writer(writer: asyncio.StreamWriter) -> None:
     writer.close()
     with suppress(OSError):
         await writer.wait_closed()

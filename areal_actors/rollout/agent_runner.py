@@ -53,7 +53,7 @@ class AgentRunner(Protocol):
         """
         ...
 
-    def blocked(self) -> list[EventLoopBlocked]:
+    def take_blocks(self) -> list[EventLoopBlocked]:
         """Take the reports since the last call of agents that blocked their shared event loop."""
         ...
 
@@ -68,8 +68,8 @@ class LoadedRunner:
     async def start(self) -> None:
         """See `AgentRunner.start`."""
 
-    def blocked(self) -> list[EventLoopBlocked]:
-        """See `AgentRunner.blocked`."""
+    def take_blocks(self) -> list[EventLoopBlocked]:
+        """See `AgentRunner.take_blocks`."""
         return []
 
     async def close(self) -> None:

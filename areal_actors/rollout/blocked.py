@@ -22,20 +22,20 @@ def format_blocked(blocked: EventLoopBlocked) -> str:
     """The report as a sentence, with the remedy."""
     where = f" at {blocked.line}" if blocked.line else ""
     inner = f" (in {blocked.innermost})" if blocked.innermost and not blocked.innermost.startswith(f"{blocked.line} ") else ""
-    others = f" and {blocked.episodes - 1} more" if blocked.episodes > 1 else ""
-    blocker = f"episode {blocked.episode}{others}" if blocked.episode else "an agent"
+    more_episodes = f" and {blocked.episodes - 1} more" if blocked.episodes > 1 else ""
+    blocker = f"episode {blocked.episode}{more_episodes}" if blocked.episode else "an agent"
     times = f" ({blocked.times} times together)" if blocked.times > 1 else ""
     return f"{blocker} blocked the event loop for {blocked.seconds:.1f} s{times}{where}{inner}: {remedy_of(blocked)}"
 
 
-def merge_reports(one: EventLoopBlocked, other: EventLoopBlocked) -> EventLoopBlocked:
+def merge_reports(first: EventLoopBlocked, second: EventLoopBlocked) -> EventLoopBlocked:
     """Merge two reports: the line of the longer one, and the sum of seconds."""
-    longer = one if one.seconds >= other.seconds else other
+    longer = first if first.seconds >= second.seconds else second
     return EventLoopBlocked(
-        seconds=one.seconds + other.seconds,
+        seconds=first.seconds + second.seconds,
         line=longer.line,
         innermost=longer.innermost,
         episode=longer.episode,
-        episodes=max(one.episodes, other.episodes),
-        times=one.times + other.times,
+        episodes=max(first.episodes, second.episodes),
+        times=first.times + second.times,
     )

@@ -15,7 +15,7 @@ from areal_actors.core.errors import AgentError, RewardError
 from areal_actors.core.values import Task
 from areal_actors.rollout.agent_runner import AgentResult, LoadedRunner, parse_result
 from areal_actors.rollout.episode_context import workflow_context
-from areal_actors.rollout.inline_runner import guarded
+from areal_actors.rollout.inline_runner import await_agent
 
 
 def runs_groups(agent: Any) -> bool:
@@ -52,7 +52,7 @@ class GroupRunner(LoadedRunner):
         place = make_engine(dict(task.data), base_url, api_key)
         if episode.is_eval or episode.attempt > 1:
             returning = run_workflow(self.agent.arun_episode, place, dict(task.data))
-            return parse_result(self.name, await guarded(self.name, returning, self.model_errors))
+            return parse_result(self.name, await await_agent(self.name, returning, self.model_errors))
         gathering = self._gatherings.setdefault(episode.group, GroupGathering())
         gathering.engines[episode.episode] = place
         result = gathering.results[episode.episode] = asyncio.get_running_loop().create_future()
@@ -80,7 +80,7 @@ class GroupRunner(LoadedRunner):
         members = sorted(gathering.engines)
         try:
             returning = self.agent.arun_group([gathering.engines[member] for member in members], data)
-            returned = await guarded(self.name, returning, self.model_errors)
+            returned = await await_agent(self.name, returning, self.model_errors)
             if not isinstance(returned, Sequence) or len(returned) != len(members):
                 raise AgentError(f"agent {self.name} returned {returned!r:.200} from `arun_group`; return a list of {len(members)} results")
         except AgentError as error:

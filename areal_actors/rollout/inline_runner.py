@@ -46,7 +46,7 @@ def load_agent(agent: str, root: Path, options: Mapping[str, Any]) -> Any:
         raise AgentError(str(error)) from error
 
 
-async def guarded(name: str, returning: Awaitable[T], model_errors: Sequence[str] = ()) -> T:
+async def await_agent(name: str, returning: Awaitable[T], model_errors: Sequence[str] = ()) -> T:
     """Await the agent's code; returns its value. `model_errors` names exceptions as in `task.model_errors`.
 
     Raises:
@@ -89,14 +89,14 @@ class InlineRunner(LoadedRunner):
             raise AgentError(str(error)) from error
 
     @classmethod
-    def named(cls, agent: str, root: Path, options: Mapping[str, Any] | None = None) -> InlineRunner:
+    def from_name(cls, agent: str, root: Path, options: Mapping[str, Any] | None = None) -> InlineRunner:
         """A runner of the agent of this name; also raises like `load_agent`."""
         return cls(load_agent(agent, root, options or {}), agent)
 
     async def run(self, task: Task, *, base_url: str, api_key: str) -> AgentResult:
         """See `AgentRunner.run`; a thread cannot be ended, only abandoned."""
         returning = self._result(dict(task.data), base_url=base_url, api_key=api_key)
-        return await guarded(self.name, returning, self.model_errors)
+        return await await_agent(self.name, returning, self.model_errors)
 
     def _http_client(self) -> Any:
         """The HTTP client that the episodes of agents with a parameter `http_client` share; one of their own would cost each 20 ms.

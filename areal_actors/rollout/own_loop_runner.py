@@ -76,8 +76,8 @@ class OwnLoopRunner:
             notes.append(f"; it takes no notice of being cancelled and is left behind after {END_SECONDS:g} s: let CancelledError pass")
         return notes
 
-    def blocked(self) -> list[EventLoopBlocked]:
-        """See `AgentRunner.blocked`."""
+    def take_blocks(self) -> list[EventLoopBlocked]:
+        """See `AgentRunner.take_blocks`."""
         return self._agents.watch.reports() if self._agents is not None else []
 
     async def close(self) -> None:

@@ -23,7 +23,7 @@ from areal_actors.messages import (
     SessionOpened,
     WorkerLeft,
 )
-from areal_actors.rewards.acceptance import Acceptance, describe_session, rejected, rewards_set, scored_episode
+from areal_actors.rewards.acceptance import Acceptance, describe_session, rejected_event, rewards_set, scored_episode
 from areal_actors.rewards.bounded_rule import BoundedRule
 from areal_actors.rollout.agent_runner import AgentResult, AgentRunner
 from areal_actors.rollout.episode_context import EpisodeContext, workflow_context
@@ -135,7 +135,7 @@ class RolloutWorker(Actor):
             yield AgentReturned(session=opened.session)
         if outcome is not None:
             yield outcome
-        for report in self.runner.blocked():
+        for report in self.runner.take_blocks():
             yield report
 
     async def _open_session(self, work: RunEpisode, context: Context) -> SessionOpened:
@@ -231,11 +231,11 @@ class RolloutWorker(Actor):
 
     async def _outcome(self, work: RunEpisode, result: AgentResult, session: str, context: Context) -> Outcome:
         if result.output is not None:
-            return await self._scored(ScoreEpisode(work=work, session=session, output=result.output), context)
+            return await self._score_text(ScoreEpisode(work=work, session=session, output=result.output), context)
         scored = EpisodeScored(work=work, session=session, reward=result.reward, rewards=result.rewards, metrics=result.metrics)
-        return await self._rejected(work, result, session, context) or scored
+        return await self._reject(work, result, session, context) or scored
 
-    async def _scored(self, work: ScoreEpisode, context: Context) -> Outcome:
+    async def _score_text(self, work: ScoreEpisode, context: Context) -> Outcome:
         """The score of a text, or the work of scoring it."""
         if self.rule is None or not self.rule.takes(work.output):
             return work
@@ -245,7 +245,7 @@ class RolloutWorker(Actor):
             return EpisodeAbandoned(work=work.work, reason="reward", detail=str(error))
         return await scored_episode(work, score, self.acceptance, context)
 
-    async def _rejected(self, work: RunEpisode, result: AgentResult, session: str, context: Context) -> EpisodeAbandoned | None:
+    async def _reject(self, work: RunEpisode, result: AgentResult, session: str, context: Context) -> EpisodeAbandoned | None:
         """The end of a rejected episode, None for an accepted one; text is judged where it is scored."""
         returned_none = result.reward is None and not result.rewards
         if self.acceptance is None and not returned_none:
@@ -258,7 +258,7 @@ class RolloutWorker(Actor):
             return None  # the session manager, which scores it, abandons it as the engine's failure
         rewards = {**rewards_set(described), **result.rewards}
         if returned_none and not rewards:
-            return rejected(work, RETURNED_NONE, retry=self.retry_rejected)
+            return rejected_event(work, RETURNED_NONE, retry=self.retry_rejected)
         if self.acceptance is None:
             return None
         return await self.acceptance.outcome(work, reward=result.reward, rewards=rewards)

@@ -54,7 +54,7 @@ def coroutine_location(coroutine: Any) -> CodeLocation | None:
 def user_location(frames: Sequence[tuple[FrameType, int]]) -> CodeLocation:
     """The location in a non-empty stack of frames with lines, innermost first."""
     innermost, line = frames[0]
-    own = next((found for found in frames if _is_user_code(found[0])), None)
+    own = next((frame for frame in frames if _is_user_code(frame[0])), None)
     is_event_loop = own is None and innermost.f_code.co_filename in _EVENT_LOOP
     inner = f"{_file_line(innermost, line)} in {innermost.f_code.co_name}"
     return CodeLocation(_file_line(*(own or frames[0])), inner, own is not None, is_event_loop)

@@ -96,7 +96,7 @@ class SubprocessRunner:
         self._alive.add(process)
         return process
 
-    def blocked(self) -> list[EventLoopBlocked]:
+    def take_blocks(self) -> list[EventLoopBlocked]:
         """Return nothing: children share no event loop."""
         return []
 

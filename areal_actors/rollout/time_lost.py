@@ -40,12 +40,12 @@ class FailedAttempt(msgspec.Struct, metaclass=FrozenMeta):
     traits: ErrorTraits = NO_TRAITS
     """The cause as far as the agent's exception has it."""
 
-    def ended(self, reason: str = "", cause: str = "") -> EpisodeAbandoned:
+    def to_event(self, reason: str = "", cause: str = "") -> EpisodeAbandoned:
         """The end of the attempt, with this cause in place of the advice."""
         causes = [cause, *(note for note in self.notes if isinstance(note, Cause))]
-        known = "; ".join(filter(None, causes)) or self.advice
+        detail = "; ".join(filter(None, causes)) or self.advice
         rest = "".join(note for note in self.notes if not isinstance(note, Cause))
-        return EpisodeAbandoned(work=self.work, reason=reason or self.reason, detail="; ".join(filter(None, (self.message, known))) + rest)
+        return EpisodeAbandoned(work=self.work, reason=reason or self.reason, detail="; ".join(filter(None, (self.message, detail))) + rest)
 
 
 def attribute_failure(failed: FailedAttempt, described: SessionDescribed) -> EpisodeAbandoned | None:
@@ -58,26 +58,26 @@ def attribute_failure(failed: FailedAttempt, described: SessionDescribed) -> Epi
     if described.replaced_by or described.state == "abandoned" or (refused is not None and refused.status == OVER):
         return None
     if refused is not None and refused.status in (UNKNOWN, UNREAD):
-        return _caused_by(failed, "gateway", f"the gateway has lost the session, as it does when it is restarted ({refused.reason})")
+        return _with_cause(failed, "gateway", f"the gateway has lost the session, as it does when it is restarted ({refused.reason})")
     if described.engine_failure:
-        return _caused_by(failed, "engine", described.engine_failure)
+        return _with_cause(failed, "engine", described.engine_failure)
     return _by_open_call(failed, described.open_calls)
 
 
 def _by_open_call(failed: FailedAttempt, calls: Sequence[OpenCall]) -> EpisodeAbandoned:
     if not calls:
-        return failed.ended()
+        return failed.to_event()
     longest = max(calls, key=lambda call: call.seconds)
     if longest.seconds <= BLAMED_SHARE * failed.seconds:
-        return msgspec.structs.replace(failed, message=f"{failed.message}; {format_wait(longest)}").ended()
+        return msgspec.structs.replace(failed, message=f"{failed.message}; {format_wait(longest)}").to_event()
     if failed.reason == "timeout":
-        return failed.ended(longest.at, format_wait(longest))
-    return _caused_by(failed, longest.at, format_wait(longest))
+        return failed.to_event(longest.at, format_wait(longest))
+    return _with_cause(failed, longest.at, format_wait(longest))
 
 
 def gateway_unreachable(failed: FailedAttempt, error: Exception) -> EpisodeAbandoned:
     """The end of an attempt about which the gateway does not answer."""
-    return _caused_by(failed, "gateway", f"the gateway does not answer ({error})")
+    return _with_cause(failed, "gateway", f"the gateway does not answer ({error})")
 
 
 def format_wait(call: OpenCall) -> str:
@@ -86,8 +86,8 @@ def format_wait(call: OpenCall) -> str:
     return f"its model call had waited {call.seconds:.0f} s for {call.waits_for}{when}"
 
 
-def _caused_by(failed: FailedAttempt, reason: str, cause: str) -> EpisodeAbandoned:
+def _with_cause(failed: FailedAttempt, reason: str, cause: str) -> EpisodeAbandoned:
     """The end of an attempt by a cause that preceded the agent's failure."""
-    without_advice = msgspec.structs.replace(failed, advice="").ended()
+    without_advice = msgspec.structs.replace(failed, advice="").to_event()
     detail = f"{cause}; then the agent failed: {without_advice.detail}"
     return msgspec.structs.replace(without_advice, reason=reason, detail=detail)

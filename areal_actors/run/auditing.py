@@ -100,9 +100,9 @@ def audit(run: str, *, folder: Path, recompute: bool = False, console: Console |
         BusError: its log cannot be opened.
     """
     screen = console or SafeConsole()
-    found = asyncio.run(audit_run(run, folder=folder, recompute=recompute, console=screen))
-    screen.print(report(found), highlight=False, markup=False, soft_wrap=True)
-    return FAULTY if found.all_faults() else SOUND
+    audited = asyncio.run(audit_run(run, folder=folder, recompute=recompute, console=screen))
+    screen.print(report(audited), highlight=False, markup=False, soft_wrap=True)
+    return FAULTY if audited.all_faults() else SOUND
 
 
 async def audit_run(run: str, *, folder: Path, console: Console, recompute: bool = False) -> Audit:
@@ -122,26 +122,26 @@ async def _audit_folder(run: str, folder: Path, recompute: bool, screen: Console
             with tempfile.TemporaryDirectory(prefix="areal-audit-") as temporary:
                 log = Path(temporary) / "log"
                 await export_log(bus, log)
-                return await _recomputed_too(log, place.path, recomputed, screen)
+                return await _recompute_log(log, place.path, recomputed, screen)
 
 
 def _run_folder(run: str, folder: Path) -> RunFolder:
-    found, there = find_run(run, folder)
-    if found is None:
-        raise SetupError(f"{folder.absolute()} has no run '{run}', and no run's folder or log file has that path; {there}; see --folder")
-    return found
+    run_path, hint = find_run(run, folder)
+    if run_path is None:
+        raise SetupError(f"{folder.absolute()} has no run '{run}', and no run's folder or log file has that path; {hint}; see --folder")
+    return run_path
 
 
 async def _audit_file(log: Path, recompute: bool, screen: Console) -> Audit:  # noqa: FBT001
     if recompute:
         async with recomputation(_threads(await _first(_read_file(log)))) as recomputed:
-            return await _recomputed_too(log, log, recomputed, screen)
+            return await _recompute_log(log, log, recomputed, screen)
     auditor = Auditor()
     await auditor.log(_read_file(log))
     return auditor.audit
 
 
-async def _recomputed_too(log: Path, place: Path, recomputed: Recomputed, screen: Console) -> Audit:
+async def _recompute_log(log: Path, place: Path, recomputed: Recomputed, screen: Console) -> Audit:
     auditor = Auditor()
     await auditor.log(_read_file(log))
     if auditor.audit.lives:
@@ -173,15 +173,15 @@ async def _compare(auditor: Auditor, results: AsyncIterator[RecomputeProgress], 
     audit = auditor.audit
     wanted = max(audit.versions, default=0) if not audit.learns_from_examples() else audit.steps
     with screen.status("recomputing the weights from the log") as shown:
-        async for found in results:
-            if found.error:
-                audit.fault(0, "checksum", f"the weights cannot be recomputed: {found.error}")
+        async for recomputed in results:
+            if recomputed.error:
+                audit.fault(0, "checksum", f"the weights cannot be recomputed: {recomputed.error}")
                 return
-            if found.phase:
-                shown.update(f"preparing the model: {found.phase}")
-            if found.version >= 0 or found.step:
-                shown.update(f"recomputing the weights from the log: {max(found.version, found.step)} of {wanted} steps")
-            if not audit.computed(found, auditor.steps.get(found.step)):
+            if recomputed.phase:
+                shown.update(f"preparing the model: {recomputed.phase}")
+            if recomputed.version >= 0 or recomputed.step:
+                shown.update(f"recomputing the weights from the log: {max(recomputed.version, recomputed.step)} of {wanted} steps")
+            if not audit.compare_computed(recomputed, auditor.steps.get(recomputed.step)):
                 return
     audit.all_computed()
 
@@ -217,18 +217,18 @@ async def recomputation(threads: int) -> AsyncIterator[Recomputed]:
     assert process.stdout is not None
     into, lines = process.stdin, process.stdout
 
-    def recomputed(log: Path, place: Path, steps: int, /) -> AsyncIterator[RecomputeProgress]:
+    def read_progress(log: Path, place: Path, steps: int, /) -> AsyncIterator[RecomputeProgress]:
         into.write(msgspec.json.encode(RecomputeOrder(log=str(log), place=str(place), steps=steps)) + b"\n")
-        return _decoded(lines)
+        return _decode_lines(lines)
 
     try:
-        yield recomputed
+        yield read_progress
     finally:
         if process.returncode is None and not lines.at_eof():
             process.kill()
         await process.wait()
 
 
-async def _decoded(lines: asyncio.StreamReader) -> AsyncIterator[RecomputeProgress]:
+async def _decode_lines(lines: asyncio.StreamReader) -> AsyncIterator[RecomputeProgress]:
     async for line in lines:
         yield msgspec.json.decode(line, type=RecomputeProgress)

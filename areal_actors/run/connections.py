@@ -19,7 +19,7 @@ def retry_seconds(recipe: Recipe) -> float:
 
 
 @asynccontextmanager
-async def connected(address: ServerAddress, folder: RunFolder | None, *, monitors: bool = False) -> AsyncIterator[NatsBus]:
+async def connect_to_run(address: ServerAddress, folder: RunFolder | None, *, monitors: bool = False) -> AsyncIterator[NatsBus]:
     """Connect to the existing bus of a run, as its supervisor or as a monitor; without a folder, large bodies cannot be read."""
     name, blobs = "monitor" if monitors else "supervisor", folder.blobs if folder else None
     bus = await NatsBus.connect(address.url, address.run, name=name, token=address.token, blobs=blobs, monitors=monitors)
@@ -36,7 +36,7 @@ async def open_store(
     """Open the bus of a run that is not live, on a temporary server for its store."""
     server = await EmbeddedServer.start(store, owner_only=owner_only)
     try:
-        async with connected(ServerAddress(url=server.url, token=server.token, run=run, pid=0), folder, monitors=monitors) as bus:
+        async with connect_to_run(ServerAddress(url=server.url, token=server.token, run=run, pid=0), folder, monitors=monitors) as bus:
             yield bus
     finally:
         await server.stop()

@@ -57,7 +57,7 @@ class DiskWatch:
             return None
         self._next_check = self.clock() + CHECK_SECONDS
         try:
-            free, needed = shutil.disk_usage(self.folder.path).free, self._needed()
+            free, needed = shutil.disk_usage(self.folder.path).free, self._needed_bytes()
         except OSError as error:
             if not is_out_of_descriptors(error):
                 raise
@@ -75,7 +75,7 @@ class DiskWatch:
         self._warned = True
         return DiskLow(free_bytes=free, needed_bytes=needed, reason=f"{figures}; the run saves a checkpoint and ends if less is free")
 
-    def _needed(self) -> int:
+    def _needed_bytes(self) -> int:
         """The configured minimum plus the size of the largest checkpoint so far."""
         checkpoints: list[Path] = []
         if self.folder.checkpoints.is_dir():

@@ -83,9 +83,9 @@ def report(findings: Sequence[Finding]) -> Report:
     return Report(ready, list(findings), {engine: sorted(engine_abilities(engine)) for engine in ENGINE_ABILITIES})
 
 
-def to_json(made: Report) -> str:
+def to_json(report: Report) -> str:
     """Returns a report as indented JSON."""
-    return msgspec.json.format(msgspec.json.encode(made), indent=1).decode()
+    return msgspec.json.format(msgspec.json.encode(report), indent=1).decode()
 
 
 def examine(folder: Path) -> list[Finding]:
@@ -97,7 +97,7 @@ def examine(folder: Path) -> list[Finding]:
         _other_packages(),
         *_extras(),
         _nats_server(),
-        *(Finding("limits", found, remedy) for found, remedy in limit_problems()),
+        *(Finding("limits", problem, remedy) for problem, remedy in limit_problems()),
         *_hardware(),
         _shared_memory(),
         _disk(folder),
@@ -127,9 +127,9 @@ def _version(name: str) -> str:
 
 
 def _package(name: str) -> Finding:
-    found = _version(name)
-    if found and importlib.util.find_spec(name) is not None:
-        return Finding(name, found)
+    version = _version(name)
+    if version and importlib.util.find_spec(name) is not None:
+        return Finding(name, version)
     return Finding(name, "not installed for this interpreter", f"{sys.executable} -m {install_command([TRAIN])}")
 
 
@@ -199,12 +199,12 @@ def _disk(folder: Path) -> Finding:
     name, place = "disk", next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
         return Finding(name, f"{place} cannot be written", "set folder (here: --folder) to a folder that can be written")
-    found = f"{_mebibytes(shutil.disk_usage(place).free)} free for runs in {folder}"
+    free = f"{_mebibytes(shutil.disk_usage(place).free)} free for runs in {folder}"
     try:
         refuse_full_disk(DiskSettings(), place)
     except SetupError as error:
-        return Finding(name, found, str(error))
-    return Finding(name, found)
+        return Finding(name, free, str(error))
+    return Finding(name, free)
 
 
 def _installed_parts() -> Iterator[Finding]:
@@ -245,9 +245,11 @@ def _mebibytes(size: int) -> str:
     return f"{size // MEBIBYTE:,} MiB"
 
 
-def to_text(made: Report) -> str:
+def to_text(report: Report) -> str:
     """Returns a report as lines: one for each finding, its remedy below it, the table of abilities, and the verdict."""
-    return "\n".join([*_lines(made.findings), "\nAbilities of the engines (docs/engines.md):\n", *_table(ability_rows()), *_verdict(made)])
+    return "\n".join(
+        [*_lines(report.findings), "\nAbilities of the engines (docs/engines.md):\n", *_table(ability_rows()), *_verdict(report)]
+    )
 
 
 def _lines(findings: Sequence[Finding]) -> Iterator[str]:
@@ -265,6 +267,6 @@ def _table(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
-def _verdict(made: Report) -> Iterator[str]:
-    missing = ", ".join(finding.name for finding in made.findings if finding.is_problem)
+def _verdict(report: Report) -> Iterator[str]:
+    missing = ", ".join(finding.name for finding in report.findings if finding.is_problem)
     yield f"\nA run cannot start here; missing: {missing}" if missing else f"\n{COMPLETE}"

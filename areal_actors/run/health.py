@@ -19,9 +19,9 @@ from areal_actors.core.gateways import gateway_name
 from areal_actors.core.settings import SEVERAL
 from areal_actors.messages import Heartbeat, RunStalled, WatchProbe
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.recipe.supervision import joined_kind, left_to_others
+from areal_actors.recipe.supervision import gateways_of_others, joined_kind
 from areal_actors.run.liveness import LONG_GAP_SECONDS, Leases, Liveness, WatchClock, activity_of
-from areal_actors.run.process import placed
+from areal_actors.run.process import actors_of_process
 from areal_actors.run.supervisor import Supervisor
 from areal_actors.run.watchdog import Watchdog
 from areal_bus.base import Bus, Stamp
@@ -62,9 +62,9 @@ class HealthMonitor:
             batch_size=recipe.trainer.batch_size,
             waits_for_clients=recipe.is_online(),
             joined=[role for role in elsewhere if not placements[role].count],
-            gateways=[gateway_name(number) for number in left_to_others(recipe)],
+            gateways=[gateway_name(number) for number in gateways_of_others(recipe)],
         )
-        self.liveness = Liveness(recipe.watchdog, lambda process: placed(recipe, process), activity_of)
+        self.liveness = Liveness(recipe.watchdog, lambda process: actors_of_process(recipe, process), activity_of)
         self.leases = Leases(recipe.watchdog)
         self.let_go: Callable[[str, str], None] = _nothing
         """Called with a worker of another host whose lease has expired, and the reason."""
@@ -78,7 +78,7 @@ class HealthMonitor:
         """Fold a message; `sent` is in seconds since the epoch by its sender's clock."""
         now = self.clock.watching
         if isinstance(message, WatchProbe):
-            self.clock.answered()
+            self.clock.note_answer()
         self.watchdog.receive(message, now, sent)
         if isinstance(message, Heartbeat):
             if joined_kind(message.process):
@@ -142,7 +142,7 @@ class HealthMonitor:
 
     def _check_progress(self, now: float) -> None:
         self.watchdog.progressed_at = max(self.watchdog.progressed_at, self.liveness.first_start_progressed)
-        if stall := self.watchdog.stalled(now):
+        if stall := self.watchdog.find_stall(now):
             self._report(self._with_processes(stall[0], now), stall[1])
         if problem := self.watchdog.problem(now):
             self.end(self._with_processes(problem, now))

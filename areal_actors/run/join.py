@@ -100,24 +100,24 @@ def _place(folder: str) -> Iterator[Path]:
         make_or_keep_private(Path(folder), "--folder")
         yield Path(folder).absolute()
         return
-    with tempfile.TemporaryDirectory(prefix="areal-join-") as made:
-        yield Path(made)
+    with tempfile.TemporaryDirectory(prefix="areal-join-") as temporary:
+        yield Path(temporary)
 
 
 async def _join(options: JoinOptions, folder: RunFolder) -> int:
     stopped = asyncio.Event()
     if options.wait_seconds:
-        await _awaited(options, stopped)
+        await _await_listener(options, stopped)
     if stopped.is_set():
         return FINISHED
-    bus = await _connected(options)
+    bus = await _connect(options)
     try:
         return FINISHED if stopped.is_set() else await JoinedHost(options, folder, bus).serve()
     finally:
         await bus.close()
 
 
-async def _connected(options: JoinOptions) -> NatsBus:
+async def _connect(options: JoinOptions) -> NatsBus:
     """Returns the connection to the bus of the run."""
     address, shown = options.address, without_credentials(options.address.url)
     try:
@@ -132,7 +132,7 @@ async def _connected(options: JoinOptions) -> NatsBus:
         raise SetupError(f"no bus answers at {shown}{waited}: the address is wrong, or run '{address.run}' has ended") from error
 
 
-async def _awaited(options: JoinOptions, stopped: asyncio.Event) -> None:
+async def _await_listener(options: JoinOptions, stopped: asyncio.Event) -> None:
     """Wait until something listens at the run's address, the time is over, or a signal to end has set `stopped`."""
     parts, until = urlsplit(options.address.url), time.monotonic() + options.wait_seconds
     on_interrupt(stopped, lambda name: sys.stderr.write(f"{name}: this host no longer waits for run '{options.address.run}'\n"))

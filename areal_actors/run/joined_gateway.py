@@ -35,8 +35,8 @@ def gateway_recipe(recipe: Recipe, keys: GatewayKeys, settings: Sequence[str], b
     gateway, own = recipe.gateway, own_address(bus_url)
     host = gateway.host if "gateway.host" in named or gateway.host in EVERY_INTERFACE else own
     advertise = gateway.advertise if "gateway.advertise" in named else own if host in EVERY_INTERFACE else ""
-    here = msgspec.structs.replace(gateway, host=host, advertise=advertise, admin_key=keys.admin_key, **_certificate_here(settings))
-    return msgspec.structs.replace(recipe, gateway=here)
+    own_settings = msgspec.structs.replace(gateway, host=host, advertise=advertise, admin_key=keys.admin_key, **_certificate_here(settings))
+    return msgspec.structs.replace(recipe, gateway=own_settings)
 
 
 def encrypts_here(settings: Sequence[str]) -> bool:
@@ -46,7 +46,7 @@ def encrypts_here(settings: Sequence[str]) -> bool:
         SetupError: its certificate cannot be used.
     """
     files = _certificate_here(settings)
-    advertise = _written(settings, "advertise")
+    advertise = _written_setting(settings, "advertise")
     if not any(files.values()):
         return advertise.startswith("https://")
     if not all(files.values()):
@@ -60,19 +60,21 @@ def encrypts_here(settings: Sequence[str]) -> bool:
 
 def _certificate_here(settings: Sequence[str]) -> dict[str, str]:
     """Returns the files of this host's certificate; those of the run are on another host. Its process works in another folder."""
-    named = {name: _written(settings, name) for name in ("certificate", "certificate_key")}
+    named = {name: _written_setting(settings, name) for name in ("certificate", "certificate_key")}
     return {name: str(Path(file).expanduser().absolute()) if file else "" for name, file in named.items()}
 
 
-def _written(settings: Sequence[str], name: str) -> str:
+def _written_setting(settings: Sequence[str], name: str) -> str:
     """Returns a setting of `[gateway]` of this host; empty if it is unset."""
-    found = [read_override(one).data["gateway"][name] for one in settings if one.partition("=")[0].strip() == f"gateway.{name}"]
-    return str(found[-1]) if found else ""
+    values = [
+        read_override(setting).data["gateway"][name] for setting in settings if setting.partition("=")[0].strip() == f"gateway.{name}"
+    ]
+    return str(values[-1]) if values else ""
 
 
 def gateway_address(recipe: Recipe, actor: str) -> str:
     """Returns the address of a gateway for agents, as far as it is known before it listens."""
-    gateway = recipe.gateway.numbered(int(actor.rpartition("-")[2]))
+    gateway = recipe.gateway.with_number(int(actor.rpartition("-")[2]))
     return gateway.url(gateway.port) if gateway.port or "://" in gateway.advertise else "a free port"
 
 

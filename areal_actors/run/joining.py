@@ -31,7 +31,7 @@ from areal_actors.messages import (
     WorkerLeft,
 )
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.recipe.supervision import FIRST_JOINED, left_to_others
+from areal_actors.recipe.supervision import FIRST_JOINED, gateways_of_others
 from areal_actors.run.gateway_shares import GatewayShares
 from areal_actors.run.health import HealthMonitor
 from areal_actors.run.joined_gateway import gateway_address
@@ -76,7 +76,7 @@ class Joining:
         """`start` starts processes of the run's own host."""
         self.recipe, self.folder, self.bus, self.server, self.publish = recipe, folder, bus, server, publish
         self.start_processes = start
-        self.shares = GatewayShares(left_to_others(recipe))
+        self.shares = GatewayShares(gateways_of_others(recipe))
         self.health, self.leases = health, health.leases
         health.let_go = self._let_go
         self.joined = 0
@@ -116,7 +116,7 @@ class Joining:
 
     def weights_published(self, event: WeightsPublished) -> None:
         """Note the model's folder."""
-        self._start(self.objects.publish_model(Path(event.location.resolved(self.folder.path).model)))
+        self._start(self.objects.publish_model(Path(event.location.resolve(self.folder.path).model)))
 
     async def serve(self) -> None:
         """Answer until cancelled."""

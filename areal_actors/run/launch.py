@@ -96,10 +96,10 @@ class Launch:
         return not self.server.failed.done() and not self.health.server_silent
 
     @asynccontextmanager
-    async def supervised(self, *listeners: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    async def supervise(self, *listeners: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
         """Receive telemetry, run these listeners and the health checks, and stop all processes at the end."""
         work = (*listeners, self._receive_telemetry(), self.health.watch(), self.server.report_restarts(self.bus, self.publish))
-        tasks = [asyncio.create_task(one) for one in work]
+        tasks = [asyncio.create_task(coroutine) for coroutine in work]
         for task in tasks:
             task.add_done_callback(self.end_with_error)
         try:

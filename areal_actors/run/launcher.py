@@ -14,7 +14,7 @@ from areal_actors.core.command import COMMAND
 from areal_actors.core.durable_files import explain_os_error, storage_error
 from areal_actors.core.errors import SetupError
 from areal_actors.messages import RunResumed, RunStarted
-from areal_actors.recipe.recipe import Recipe, redacted
+from areal_actors.recipe.recipe import Recipe, redact_recipe
 from areal_actors.run.disk_watch import refuse_full_disk
 from areal_actors.run.extras import check_extras
 from areal_actors.run.fold_actors import open_tasks
@@ -26,7 +26,7 @@ from areal_actors.run.resuming import checkpoint_to_resume, recipe_to_resume, ru
 from areal_actors.run.run_folder import RunFolder
 from areal_actors.run.run_loop import FAILED, RunLoop
 from areal_actors.run.server import with_port
-from areal_actors.run.tracking import tracked
+from areal_actors.run.tracking import track_run
 from areal_actors.tasks.environment_tasks import list_environment
 from areal_actors.weights.folders import remove_all
 from areal_bus.descriptors import is_out_of_descriptors
@@ -42,12 +42,12 @@ def run(recipe: Recipe, *, profile: str, reason: str) -> int:
     """
     log_to_terminal()
     folder = RunFolder(Path(recipe.folder).absolute() / recipe.run)
-    with fresh_folder(recipe, folder, _prepared) as checked:
+    with fresh_folder(recipe, folder, _prepare_recipe) as checked:
         place = str(Path(recipe.folder) / recipe.run)
         if checked.plays_environment():
             list_environment(checked.task, folder.tasks, Path.cwd())
             open_tasks(checked, folder)
-        return _live(checked, folder, RunStarted(recipe=redacted(checked), profile=profile, reason=reason, folder=place))
+        return _live(checked, folder, RunStarted(recipe=redact_recipe(checked), profile=profile, reason=reason, folder=place))
 
 
 def resume(name: str, overrides: Sequence[str], *, folder: Path, checkpoint: str = "") -> int:
@@ -66,23 +66,23 @@ def resume(name: str, overrides: Sequence[str], *, folder: Path, checkpoint: str
     """
     log_to_terminal()
     report_clean_up(folder)
-    found = run_to_resume(name, folder)
-    with found.held():
-        recipe, changed = recipe_to_resume(found, overrides)
-        recipe = msgspec.structs.replace(_prepared(recipe), folder=str(folder))
-        refuse_full_disk(recipe.disk, found.path)
-        found.check_writable()
-        from_step = checkpoint_to_resume(found, checkpoint)
-        place = str(folder / found.path.name)
-        with holding_weights(recipe, found):
-            found.keep(recipe)
-            set_later_aside(found, from_step)
+    run = run_to_resume(name, folder)
+    with run.hold():
+        recipe, changed = recipe_to_resume(run, overrides)
+        recipe = msgspec.structs.replace(_prepare_recipe(recipe), folder=str(folder))
+        refuse_full_disk(recipe.disk, run.path)
+        run.check_writable()
+        from_step = checkpoint_to_resume(run, checkpoint)
+        place = str(folder / run.path.name)
+        with holding_weights(recipe, run):
+            run.keep(recipe)
+            set_later_aside(run, from_step)
             reason = "; ".join(filter(None, (changed, f"from {checkpoint}" if checkpoint else "")))
-            resumed = RunResumed(recipe=redacted(recipe), reason=reason, folder=place, from_step=from_step)
-            return _live(recipe, found, resumed)
+            resumed = RunResumed(recipe=redact_recipe(recipe), reason=reason, folder=place, from_step=from_step)
+            return _live(recipe, run, resumed)
 
 
-def _prepared(recipe: Recipe) -> Recipe:
+def _prepare_recipe(recipe: Recipe) -> Recipe:
     check_extras(recipe)
     for notice in check_parts(recipe):
         sys.stderr.write(f"{notice}\n")
@@ -108,12 +108,12 @@ def _live(recipe: Recipe, folder: RunFolder, opening: RunStarted | RunResumed) -
 
 async def _launch(recipe: Recipe, folder: RunFolder, opening: RunStarted | RunResumed) -> int:
     if isinstance(opening, RunResumed):
-        found = await recover_log(recipe, folder)
-        opening = msgspec.structs.replace(opening, queued=found.queued, published=found.published)
-        if found.problem:
-            sys.stderr.write(f"the log of run '{recipe.run}' was recovered: {found.problem}\n")
+        recovery = await recover_log(recipe, folder)
+        opening = msgspec.structs.replace(opening, queued=recovery.queued, published=recovery.published)
+        if recovery.problem:
+            sys.stderr.write(f"the log of run '{recipe.run}' was recovered: {recovery.problem}\n")
     fresh = isinstance(opening, RunStarted)
-    async with tracked(recipe, folder), open_bus(recipe, folder, fresh=fresh) as (bus, server):
+    async with track_run(recipe, folder), open_bus(recipe, folder, fresh=fresh) as (bus, server):
         try:
             return await RunLoop(recipe, folder, bus, server).run(opening)
         except BusError:

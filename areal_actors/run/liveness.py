@@ -51,7 +51,7 @@ class WatchClock:
         self._answered_at = 0.0
         self._answered = True
 
-    def answered(self) -> None:
+    def note_answer(self) -> None:
         """Note that a probe has returned over the bus."""
         self._answered = True
 
@@ -145,16 +145,16 @@ class Leases:
 
     def overdue(self, now: float) -> list[tuple[str, str]]:
         """Returns the workers whose lease has expired, with the reason."""
-        found = []
+        sentences = []
         for worker, lease in self.held.items():
             silent, limit = now - lease.renewed, self.settings.heartbeat_seconds
             start_limit = self.settings.start_seconds * MAX_START_FACTOR
             if silent > limit:
                 sign = "heartbeat" if lease.beats else "sign of life"
-                found.append((worker, f"no {sign} for {silent:.0f} s (watchdog.heartbeat_seconds = {limit:g})"))
+                sentences.append((worker, f"no {sign} for {silent:.0f} s (watchdog.heartbeat_seconds = {limit:g})"))
             elif not lease.beats and now - lease.admitted > start_limit:
-                found.append((worker, f"{worker} {START_OVERDUE} within {start_limit:g} s"))
-        return found
+                sentences.append((worker, f"{worker} {START_OVERDUE} within {start_limit:g} s"))
+        return sentences
 
 
 @dataclass
@@ -192,7 +192,7 @@ class Liveness:
         alive = set(processes.values())
         self.beats = {pid: actors for pid, actors in self.beats.items() if pid in alive}
         self.starts = {pid: start for pid, start in self.starts.items() if pid in alive}
-        stuck = [found for name, pid in processes.items() if (found := self._stuck(name, pid, now))]
+        stuck = [sentence for name, pid in processes.items() if (sentence := self._stuck(name, pid, now))]
         return [*stuck, *self._silent(processes, now)]
 
     def missing(self, name: str, pid: int) -> list[str]:
@@ -212,21 +212,21 @@ class Liveness:
             self.served.add(name)
             self.starts.pop(pid, None)
             return None
-        found = self.activity(pid)
-        start = self.starts.setdefault(pid, _Start(now, now, found))
-        if not self.beats.get(pid) and _progress(start.activity, found):
-            start.progressed, start.activity = now, found
+        activity = self.activity(pid)
+        start = self.starts.setdefault(pid, _Start(now, now, activity))
+        if not self.beats.get(pid) and _progress(start.activity, activity):
+            start.progressed, start.activity = now, activity
             if name not in self.served:
                 self.first_start_progressed = now
         limit = self.settings.start_seconds
         actors = ", ".join(missing)
         if now - start.progressed > limit:
-            what = f"its process {pid} is {found.state or 'gone'}, used no CPU time and read nothing for {now - start.progressed:.0f} s"
+            what = f"its process {pid} is {activity.state or 'gone'}, used no CPU time and read nothing for {now - start.progressed:.0f} s"
             if self.beats.get(pid):
                 what = f"other actors of its process {pid} serve, it has been starting for {now - start.since:.0f} s"
             return Overdue(name, pid, f"{actors} {START_OVERDUE}: {what} (watchdog.start_seconds = {limit:g})")
         if now - start.since > limit * MAX_START_FACTOR:
-            what = f"its process {pid} is {found.state}, has used {found.cpu_seconds:.0f} s of CPU time and is not ready"
+            what = f"its process {pid} is {activity.state}, has used {activity.cpu_seconds:.0f} s of CPU time and is not ready"
             return Overdue(name, pid, f"{actors} {START_OVERDUE} within {limit * MAX_START_FACTOR:g} s: {what}")
         return None
 

@@ -41,8 +41,8 @@ class LoadWatch:
         """Publish until cancelled; a load that the bus does not take is of no use later."""
         while self.fold is not None:
             await asyncio.sleep(TICK_SECONDS)
-            found, self.decision = (self.decision, self.fold.tick(time.monotonic())), None
-            for event in found:
+            decision, self.decision = (self.decision, self.fold.tick(time.monotonic())), None
+            for event in decision:
                 try:
                     if event is not None:
                         await self.publish(event)

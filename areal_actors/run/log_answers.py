@@ -95,7 +95,7 @@ class AnsweredEvents:
 
 async def queued_attempts(streams: Streams) -> dict[str, int]:
     """Returns the latest attempt of each episode that is queued or in flight, to be run or scored."""
-    found: dict[str, int] = {}
+    attempts: dict[str, int] = {}
     async for message in messages_of(streams, streams.queue):
         try:
             envelope = check_out(unpack(bytes(message.data), where="a work item"), streams.blobs)
@@ -106,5 +106,5 @@ async def queued_attempts(streams: Streams) -> dict[str, int]:
             continue
         if item is not None:
             work = item if isinstance(item, RunEpisode) else item.work
-            found[work.episode] = max(work.attempt, found.get(work.episode, 0))
-    return found
+            attempts[work.episode] = max(work.attempt, attempts.get(work.episode, 0))
+    return attempts

@@ -19,7 +19,7 @@ from areal_actors.core.snapshots import SnapshotStore
 from areal_actors.core.values import Value
 from areal_actors.messages import KINDS, CheckpointCommitted, LogRecovered
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.run.connections import connected, open_store
+from areal_actors.run.connections import connect_to_run, open_store
 from areal_actors.run.launch import publish
 from areal_actors.run.log_answers import EPISODE_PUBLISHERS, AnsweredEvents, queued_attempts
 from areal_actors.run.run_folder import RunFolder, ServerAddress, first_free
@@ -60,31 +60,31 @@ async def recover_log(recipe: Recipe, folder: RunFolder) -> Recovered:
         return await _check_elsewhere(url, recipe, folder)
     finish_exchange(folder.nats)
     if not folder.nats.is_dir() or not any(folder.nats.iterdir()):
-        raise SetupError(_gone(recipe, folder, f"{folder.nats} is gone or empty"))
+        raise SetupError(_describe_missing_log(recipe, folder, f"{folder.nats} is gone or empty"))
     async with open_store(folder.nats, folder, recipe.run) as bus:
         answers = AnsweredEvents()
-        found = await _checked(bus, recipe, folder, answers)
+        check = await _check_log(bus, recipe, folder, answers)
         positions = await _positions(bus)
-        late = _late_checkpoints(folder, found.end)
-        problem = _problem(found, positions, late) or _unnoticed_loss(folder, found, answers)
+        late = _late_checkpoints(folder, check.end)
+        problem = _problem(check, positions, late) or _unnoticed_loss(folder, check, answers)
         if not problem:
             if answers.oldest:
                 await bus.set_dedup_window(answers.seconds_since_end(time.time()) + DUPLICATE_SECONDS)
-            return Recovered(problem="", queued=await queued_attempts(bus.streams), published=_published(positions))
-        _refuse_without_beginning(recipe, folder, found, problem)
-        moved = {actor: answers.position(actor, position, found.end) for actor, position in positions.items()}
+            return Recovered(problem="", queued=await queued_attempts(bus.streams), published=_published_positions(positions))
+        _refuse_without_beginning(recipe, folder, check, problem)
+        moved = {actor: answers.position(actor, position, check.end) for actor, position in positions.items()}
         # Rewritten even if the log is only shorter: a queue from lost events would run episodes that were never granted.
         async with open_store(unfinished_store(folder.nats), folder, recipe.run, owner_only=has_users(folder.nats)) as fresh:
-            await copy_log(bus.streams, fresh.streams, found.first, found.end)
+            await copy_log(bus.streams, fresh.streams, check.first, check.end)
             await create_empty_queue(bus.streams, fresh.streams)
             await copy_values(bus.streams, fresh.streams, {POSITION + actor: b"%d" % place for actor, place in moved.items()})
             aside = (aside_name(folder.nats).name, *_set_aside(late))
-            await _report(fresh, folder, found, answers, problem, aside)
+            await _report(fresh, folder, check, answers, problem, aside)
             await fresh.set_dedup_window(answers.seconds_since_beginning(time.time()) + DUPLICATE_SECONDS)
-    _forget_snapshots(folder, moved, found.end)
+    _forget_snapshots(folder, moved, check.end)
     exchange(folder.nats)
-    note_log_end(folder, found.end)
-    return Recovered(problem=problem, queued={}, published=_published(moved))
+    note_log_end(folder, check.end)
+    return Recovered(problem=problem, queued={}, published=_published_positions(moved))
 
 
 def _forget_snapshots(folder: RunFolder, moved: Mapping[str, int], end: int) -> None:
@@ -96,18 +96,18 @@ def _forget_snapshots(folder: RunFolder, moved: Mapping[str, int], end: int) -> 
 
 async def _check_elsewhere(url: str, recipe: Recipe, folder: RunFolder) -> Recovered:
     """Check the log on an external server, which is not rewritten: a damaged log is refused."""
-    async with connected(ServerAddress(url=url, run=recipe.run, pid=0), folder) as bus:
-        found = await _checked(bus, recipe, folder, AnsweredEvents())
+    async with connect_to_run(ServerAddress(url=url, run=recipe.run, pid=0), folder) as bus:
+        check = await _check_log(bus, recipe, folder, AnsweredEvents())
         positions = await _positions(bus)
-        if problem := _problem(found, positions, _late_checkpoints(folder, found.end)):
+        if problem := _problem(check, positions, _late_checkpoints(folder, check.end)):
             raise SetupError(_unusable(recipe, folder, f"{problem}, on a server that this run does not own ({without_credentials(url)})"))
-        return Recovered(problem="", queued=await queued_attempts(bus.streams), published=_published(positions))
+        return Recovered(problem="", queued=await queued_attempts(bus.streams), published=_published_positions(positions))
 
 
-async def _checked(bus: NatsBus, recipe: Recipe, folder: RunFolder, answers: AnsweredEvents) -> LogCheck:
+async def _check_log(bus: NatsBus, recipe: Recipe, folder: RunFolder, answers: AnsweredEvents) -> LogCheck:
     for stream in (bus.streams.log, bus.streams.queue, bus.streams.values):
         if await is_missing(bus.streams, stream):
-            raise SetupError(_gone(recipe, folder, f"the server finds no stream {stream} in its store"))
+            raise SetupError(_describe_missing_log(recipe, folder, f"the server finds no stream {stream} in its store"))
     return await check_log(bus.streams, answers.receive)
 
 
@@ -117,17 +117,17 @@ async def _positions(bus: NatsBus) -> dict[str, int]:
     return {name: await bus.position(name) for name in names}
 
 
-def _published(positions: Mapping[str, int]) -> dict[str, int]:
+def _published_positions(positions: Mapping[str, int]) -> dict[str, int]:
     return {kind: place for kind in EPISODE_PUBLISHERS for actor, place in positions.items() if actor.startswith(kind)}
 
 
 def _cursors(folder: RunFolder) -> dict[Path, int]:
     """Returns the last event trained on for each checkpoint, oldest first."""
-    found: dict[Path, int] = {}
+    by_file: dict[Path, int] = {}
     for path in folder.checkpoints.glob("step-*"):
         with suppress(OSError, ValueError):
-            found[path] = int((path / "cursor").read_text())
-    return dict(sorted(found.items(), key=lambda item: item[1]))
+            by_file[path] = int((path / "cursor").read_text())
+    return dict(sorted(by_file.items(), key=lambda item: item[1]))
 
 
 def _late_checkpoints(folder: RunFolder, end: int) -> list[Path]:
@@ -135,16 +135,16 @@ def _late_checkpoints(folder: RunFolder, end: int) -> list[Path]:
     return [path for path, cursor in _cursors(folder).items() if cursor > end]
 
 
-def _problem(found: LogCheck, positions: dict[str, int], late: list[Path]) -> str:
+def _problem(check: LogCheck, positions: dict[str, int], late: list[Path]) -> str:
     """Describes the damage of the log; empty if there is none."""
-    if found.damage:
-        return f"{found.damage}; the log is readable up to event {found.end} of {found.last}"
+    if check.damage:
+        return f"{check.damage}; the log is readable up to event {check.end} of {check.last}"
     if late:
-        return f"the log ends at event {found.end}, before the cursor of {', '.join(path.name for path in late)}"
-    ahead = {actor: place for actor, place in positions.items() if place > found.end}
+        return f"the log ends at event {check.end}, before the cursor of {', '.join(path.name for path in late)}"
+    ahead = {actor: place for actor, place in positions.items() if place > check.end}
     if ahead:
         actor, place = max(ahead.items(), key=lambda item: item[1])
-        return f"the log ends at event {found.end}, and {actor} had read event {place}"
+        return f"the log ends at event {check.end}, and {actor} had read event {place}"
     return ""
 
 
@@ -161,16 +161,16 @@ def note_log_end(folder: RunFolder, sequence: int) -> None:
         (folder.path / LOG_END).write_bytes(msgspec.json.encode(LogEnd(sequence=sequence, boot=boot_id())))
 
 
-def _unnoticed_loss(folder: RunFolder, found: LogCheck, answers: AnsweredEvents) -> str:
+def _unnoticed_loss(folder: RunFolder, check: LogCheck, answers: AnsweredEvents) -> str:
     """Describes a possible loss of unacknowledged events at the end of the log; empty if there is no sign of it."""
     try:
         noted = msgspec.json.decode((folder.path / LOG_END).read_bytes(), type=LogEnd)
     except (OSError, msgspec.MsgspecError):
         return ""
-    if noted.sequence > found.end:
-        return f"the log ends at event {found.end}, and the supervisor had read event {noted.sequence}"
+    if noted.sequence > check.end:
+        return f"the log ends at event {check.end}, and the supervisor had read event {noted.sequence}"
     if not answers.ended and noted.boot and noted.boot != boot_id():
-        return f"the machine went down during the run, and events after {found.end} may not have reached its disk"
+        return f"the machine went down during the run, and events after {check.end} may not have reached its disk"
     return ""
 
 
@@ -182,14 +182,14 @@ def boot_id() -> str:
         return ""
 
 
-def _refuse_without_beginning(recipe: Recipe, folder: RunFolder, found: LogCheck, problem: str) -> None:
+def _refuse_without_beginning(recipe: Recipe, folder: RunFolder, check: LogCheck, problem: str) -> None:
     """Refuse an empty log, and a trimmed log without a checkpoint inside its remaining part.
 
     Raises:
         SetupError: the log is unusable; the message has the remedy.
     """
-    kept = [cursor for cursor in _cursors(folder).values() if cursor <= found.end]
-    if found.end < found.first or (found.first > 1 and not kept):
+    kept = [cursor for cursor in _cursors(folder).values() if cursor <= check.end]
+    if check.end < check.first or (check.first > 1 and not kept):
         raise SetupError(_unusable(recipe, folder, problem))
 
 
@@ -198,20 +198,20 @@ def _set_aside(late: list[Path]) -> tuple[str, ...]:
     return tuple(path.rename(first_free(path.parent, f"{BEYOND}-", f".{path.name}")).name for path in late)
 
 
-async def _report(bus: NatsBus, folder: RunFolder, found: LogCheck, answers: AnsweredEvents, problem: str, aside: tuple[str, ...]) -> None:
+async def _report(bus: NatsBus, folder: RunFolder, check: LogCheck, answers: AnsweredEvents, problem: str, aside: tuple[str, ...]) -> None:
     """Log the loss, and log the newest checkpoint again if its event was lost."""
     await bus.provision(KINDS)
-    await publish(bus, LogRecovered(damage=problem, lost=found.last - found.end, set_aside=aside))
-    there = _cursors(folder)
-    if there and (answers.saved is None or folder.checkpoints / Path(answers.saved.folder).name not in there):
-        newest, cursor = list(there.items())[-1]
+    await publish(bus, LogRecovered(damage=problem, lost=check.last - check.end, set_aside=aside))
+    cursors = _cursors(folder)
+    if cursors and (answers.saved is None or folder.checkpoints / Path(answers.saved.folder).name not in cursors):
+        newest, cursor = list(cursors.items())[-1]
         step = int(newest.name.removeprefix("step-"))
-        kept = tuple(int(path.name.removeprefix("step-")) for path in there)
+        kept = tuple(int(path.name.removeprefix("step-")) for path in cursors)
         folder_name, manifest = f"{CHECKPOINTS}/{newest.name}", digest_of_manifest(newest)
         await publish(bus, CheckpointCommitted(folder=folder_name, step=step, cursor=cursor, manifest=manifest, kept=kept))
 
 
-def _gone(recipe: Recipe, folder: RunFolder, why: str) -> str:
+def _describe_missing_log(recipe: Recipe, folder: RunFolder, why: str) -> str:
     return _unusable(recipe, folder, f"there is no log to resume from: {why}")
 
 

@@ -115,7 +115,7 @@ class LogRetention:
             size = span.bytes + await asyncio.to_thread(folder_bytes, self.blobs)
             if size <= self.settings.max_mb * MEBIBYTE:
                 return
-            first = await self.needed(kept)
+            first = await self.first_needed(kept)
             if first - span.first > (1 - MAX_KEPT_SHARE) * (span.last - span.first):
                 await self.publish(LogTrimmed(first=first, step=kept[0].step, removed=first - span.first))
                 started = time.monotonic()
@@ -124,7 +124,7 @@ class LogRetention:
         except BusError as error:
             logger.warning("the log was not trimmed; retried at the next checkpoint", error=str(error))
 
-    async def needed(self, kept: list[CheckpointCommitted]) -> int:
+    async def first_needed(self, kept: list[CheckpointCommitted]) -> int:
         """Returns the sequence of the first event that a kept checkpoint or snapshot needs; 1 if all may be needed."""
         if len(kept) < self.keep_last or not kept[0].cursor or not (snapshots := oldest(self.store, self.folds)):
             return 1

@@ -47,7 +47,7 @@ async def each_message(bus: Bus, subjects: str, handle: Callable[[Envelope], Non
 def readable_line(envelope: Envelope) -> str:
     """Returns time, position, subject, sender and shortened content."""
     place = f" #{envelope.sequence}" if envelope.sequence else ""
-    content = f"in {envelope.claim}" if envelope.claim else json.dumps(_shortened(fields_of(envelope)), ensure_ascii=False)
+    content = f"in {envelope.claim}" if envelope.claim else json.dumps(_shorten_value(fields_of(envelope)), ensure_ascii=False)
     return f"{clock(envelope.time)}{place} {envelope.subject} from {envelope.sender}: {content}"
 
 
@@ -74,12 +74,12 @@ def clock(at: float) -> str:
     return time.strftime("%H:%M:%S", time.localtime(at))
 
 
-def _shortened(value: Any) -> Any:
+def _shorten_value(value: Any) -> Any:
     """Replace token columns by their size, and shorten long texts."""
     if isinstance(value, bytes):
         return f"<{len(value)} bytes>"
     if isinstance(value, str) and len(value) > LONGEST_TEXT:
         return f"{value[:LONGEST_TEXT]}… ({len(value)} characters)"
     if isinstance(value, dict):
-        return {name: _shortened(entry) for name, entry in value.items()}
-    return [_shortened(entry) for entry in value] if isinstance(value, list) else value
+        return {name: _shorten_value(entry) for name, entry in value.items()}
+    return [_shorten_value(entry) for entry in value] if isinstance(value, list) else value

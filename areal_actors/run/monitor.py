@@ -31,7 +31,7 @@ from areal_actors.messages import (
     Throughput,
     TrainerProgress,
 )
-from areal_actors.run.connections import connected, open_store
+from areal_actors.run.connections import connect_to_run, open_store
 from areal_actors.run.message_lines import clock, each_message, json_line, readable_line
 from areal_actors.run.prometheus import serving
 from areal_actors.run.run_folder import RunFolder, ServerAddress
@@ -66,12 +66,12 @@ async def follow(bus: Bus, view: RunView, console: Console, *, live: bool, after
             console.print(missing, markup=False, highlight=False, soft_wrap=True)
     if live:
         async with full_screen(view, console):
-            await _followed(bus, view, None, after, snapshots)
+            await _follow(bus, view, None, after, snapshots)
     else:
-        await _followed(bus, view, console, after, snapshots)
+        await _follow(bus, view, console, after, snapshots)
 
 
-async def _followed(bus: Bus, view: RunView, console: Console | None, after: int, snapshots: SnapshotStore | None) -> None:
+async def _follow(bus: Bus, view: RunView, console: Console | None, after: int, snapshots: SnapshotStore | None) -> None:
     """Feed the view until the run is finished; if trimming overtakes a slow view, restart it from a snapshot."""
     while True:
         try:
@@ -206,15 +206,15 @@ def find_live(run: str, folder: Path) -> RunFolder:
         SetupError: it is not live.
     """
     announced = sorted(folder.glob("*/bus.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    live = [found for path in announced if (found := RunFolder(path.parent)).live_supervisor()]
-    for found in live:
-        if run in ("", found.path.name):
-            return found
-    there = f"live there: {', '.join(found.path.name for found in live)}" if live else f"no run is live in {folder.absolute()}"
+    live = [folder_of_run for path in announced if (folder_of_run := RunFolder(path.parent)).live_supervisor()]
+    for folder_of_run in live:
+        if run in ("", folder_of_run.path.name):
+            return folder_of_run
+    hint = f"live there: {', '.join(found.path.name for found in live)}" if live else f"no run is live in {folder.absolute()}"
     if not run:
-        raise SetupError(f"{there}; start one with `{COMMAND} run RECIPE`")
+        raise SetupError(f"{hint}; start one with `{COMMAND} run RECIPE`")
     over = f"; its metrics are in {folder / run / 'metrics.jsonl'}" if (folder / run).is_dir() else ""
-    raise SetupError(f"run '{run}' is not live{over}; {there}")
+    raise SetupError(f"run '{run}' is not live{over}; {hint}")
 
 
 def address_in(file: Path) -> ServerAddress:
@@ -231,7 +231,7 @@ def address_in(file: Path) -> ServerAddress:
 
 async def _attach(server: ServerAddress, folder: RunFolder | None, watch: Watch, *, data: bool) -> None:
     """Watch a run until it ends; for `data`, its end is no failure."""
-    async with connected(server, folder, monitors=True) as bus:
+    async with connect_to_run(server, folder, monitors=True) as bus:
         watching = asyncio.ensure_future(watch(bus, SnapshotStore(folder.snapshots) if folder else None))
         finished = asyncio.create_task(_wait_gone(folder) if folder else _wait_finished(bus))
         ends = [finished, asyncio.create_task(bus.wait_lost())]
@@ -286,8 +286,8 @@ async def open_log(folder: RunFolder) -> AsyncIterator[NatsBus]:
         if bus is None and folder.nats.is_dir() and any(folder.nats.iterdir()):
             bus = await stack.enter_async_context(open_store(folder.nats, folder, folder.recipe().run, monitors=True))
         if bus is None:
-            made = "name a run that was made here, or export one on a shared server while it is live"
-            raise SetupError(f"{folder.path} holds no log; {made}")
+            remedy = "name a run that was made here, or export one on a shared server while it is live"
+            raise SetupError(f"{folder.path} holds no log; {remedy}")
         yield bus
 
 
@@ -296,7 +296,7 @@ async def _live_bus(stack: AsyncExitStack, folder: RunFolder) -> NatsBus | None:
     give_up = time.monotonic() + CHANGE_SECONDS
     while folder.live_supervisor():
         try:
-            return await stack.enter_async_context(connected(folder.monitor(), folder, monitors=True))
+            return await stack.enter_async_context(connect_to_run(folder.monitor(), folder, monitors=True))
         except ServerUnavailable:
             if time.monotonic() > give_up:
                 raise
@@ -323,7 +323,7 @@ async def serve_metrics(bus: Bus, address: str, snapshots: SnapshotStore | None)
     after = await restore_fold(bus, snapshots, view.state)
     async with serving(lambda: view.state, address) as url:
         sys.stderr.write(f"metrics at {url}, until the run ends\n")
-        await _followed(bus, view, None, after, snapshots)
+        await _follow(bus, view, None, after, snapshots)
 
 
 async def print_json(bus: Bus, subjects: str) -> None:

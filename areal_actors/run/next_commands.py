@@ -40,9 +40,9 @@ def next_commands(folder: RunFolder, runs: str, checkpoint: str, *, has_episodes
     written = [file for file in WRITTEN if (folder.path / file).exists()]
     commands = [run_command("show", name, runs)] if has_episodes else []
     commands.append(run_command("view", name, runs))
-    others = [path for path in folder.path.parent.glob("*/metrics.jsonl") if path.parent != folder.path]
-    if others:
-        latest = max(others, key=lambda path: path.stat().st_mtime).parent.name
+    other_runs = [path for path in folder.path.parent.glob("*/metrics.jsonl") if path.parent != folder.path]
+    if other_runs:
+        latest = max(other_runs, key=lambda path: path.stat().st_mtime).parent.name
         commands.append(run_command("compare", latest, runs, name))
     commands.append(run_command("track", name, runs, "--to", "tensorboard"))
     rows = [("files", f"{typed_path(place)}: {', '.join(written)}"), ("next", "\n".join(commands))]

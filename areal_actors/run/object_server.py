@@ -133,10 +133,10 @@ class ObjectServer:
                         await asyncio.sleep(POLL_SECONDS)
             if self.model is None:
                 raise web.HTTPServiceUnavailable(text="there is no model yet")
-        found = await asyncio.to_thread(self._described, folder)
-        return web.Response(body=msgspec.json.encode(found), content_type="application/json")
+        files = await asyncio.to_thread(self._describe_files, folder)
+        return web.Response(body=msgspec.json.encode(files), content_type="application/json")
 
-    def _described(self, folder: str) -> dict[str, StoredFile]:
+    def _describe_files(self, folder: str) -> dict[str, StoredFile]:
         has_checksum = folder.startswith(WEIGHTS)
         return {
             name: StoredFile(size=path.stat().st_size, digest="" if has_checksum else self._digest(path))
@@ -163,7 +163,7 @@ class ObjectServer:
             return self.code
         place = self.model if folder == MODEL else None
         if version := VERSION.fullmatch(folder.removeprefix(WEIGHTS)) if folder.startswith(WEIGHTS) else None:
-            place = next((found for root in self._weights if (found := version_folder(root, int(version[0]))).is_dir()), None)
+            place = next((version_path for root in self._weights if (version_path := version_folder(root, int(version[0]))).is_dir()), None)
         files = {} if place is None else {path.name: path for path in place.iterdir() if path.is_file()}
         if not files:
             raise web.HTTPNotFound
@@ -178,8 +178,8 @@ class ObjectServer:
 
     async def _put_image(self, request: web.Request) -> web.Response:
         _check(request[ACCESS].writes_images, "does not write images")
-        if (found := await asyncio.to_thread(self._images.store, await request.read())) != request.match_info["digest"]:
-            raise web.HTTPBadRequest(text=f"the image has the digest {found}")
+        if (digest := await asyncio.to_thread(self._images.store, await request.read())) != request.match_info["digest"]:
+            raise web.HTTPBadRequest(text=f"the image has the digest {digest}")
         return web.Response()
 
     def _fold(self, request: web.Request) -> str:
@@ -189,8 +189,8 @@ class ObjectServer:
         return fold
 
     async def _list_snapshots(self, request: web.Request) -> web.Response:
-        found = await asyncio.to_thread(self._snapshots.sequences, self._fold(request))
-        return web.Response(body=msgspec.json.encode(found), content_type="application/json")
+        sequences = await asyncio.to_thread(self._snapshots.sequences, self._fold(request))
+        return web.Response(body=msgspec.json.encode(sequences), content_type="application/json")
 
     async def _get_snapshot(self, request: web.Request) -> web.StreamResponse:
         path = self._snapshots.path(self._fold(request), int(request.match_info["sequence"]))

@@ -28,9 +28,9 @@ def usual_times(recipe: Recipe, folder: Path) -> dict[str, float]:
     files = sorted(folder.parent.glob(f"*/{FILE}"), key=lambda path: path.stat().st_mtime, reverse=True)
     for file in files:
         with suppress(OSError, msgspec.MsgspecError):
-            found = msgspec.json.decode(file.read_bytes(), type=PhaseTimes)
-            if (found.model, found.engine) == (recipe.model, recipe.generation.engine):
-                return found.seconds
+            times = msgspec.json.decode(file.read_bytes(), type=PhaseTimes)
+            if (times.model, times.engine) == (recipe.model, recipe.generation.engine):
+                return times.seconds
     return {}
 
 

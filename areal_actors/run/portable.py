@@ -18,7 +18,7 @@ from areal_actors.chaos.settings import ChaosSettings
 from areal_actors.core.durable_files import MEBIBYTE
 from areal_actors.core.errors import SetupError
 from areal_actors.recipe.paths import LONGEST_PATH, NAMED
-from areal_actors.recipe.recipe import Recipe, redacted
+from areal_actors.recipe.recipe import Recipe, redact_recipe
 
 TABLES = ("task", "generation")
 """Tables of a recipe with files that workers read."""
@@ -42,10 +42,10 @@ class PortableRecipe:
         """
         self._root = root
         self.files: dict[str, Path] = {}
-        self.recipe = redacted(msgspec.structs.replace(recipe, chaos=ChaosSettings(), record_actor_io=False))
+        self.recipe = redact_recipe(msgspec.structs.replace(recipe, chaos=ChaosSettings(), record_actor_io=False))
         for table in TABLES:
-            self.recipe[table] = self._shipped(self.recipe[table])
-        self.recipe["gateway"]["chat_template"] = self._shipped(recipe.gateway.chat_template)
+            self.recipe[table] = self._ship_value(self.recipe[table])
+        self.recipe["gateway"]["chat_template"] = self._ship_value(recipe.gateway.chat_template)
         if len(self.files) > MAX_FILES or sum(path.stat().st_size for path in self.files.values()) > MAX_MB * MEBIBYTE:
             folders = ", ".join(sorted({str(path.parent) for path in self.files.values()})[:3])
             raise SetupError(
@@ -53,24 +53,24 @@ class PortableRecipe:
                 f"files of together {MAX_MB} MiB are: keep agent and reward in a folder without other files"
             )
 
-    def _shipped(self, value: Any) -> Any:
+    def _ship_value(self, value: Any) -> Any:
         """Returns a value with paths relative to the folder, and adds their files."""
         if isinstance(value, dict):
-            return {name: entry if name in STAYS else self._shipped(entry) for name, entry in value.items()}
+            return {name: entry if name in STAYS else self._ship_value(entry) for name, entry in value.items()}
         if isinstance(value, list | tuple):
-            return [self._shipped(entry) for entry in value]
+            return [self._ship_value(entry) for entry in value]
         if (
             not isinstance(value, str)
             or len(value) > LONGEST_PATH
             or not re.search(r"[/.]", value)
-            or not (found := NAMED.fullmatch(value))
+            or not (match := NAMED.fullmatch(value))
         ):
             return value
-        named = self._root / found["path"]
+        named = self._root / match["path"]
         if not os.path.exists(named):  # noqa: PTH110 - any text is a fine argument of this
-            self._add_module(found["path"])
+            self._add_module(match["path"])
             return value
-        return f"{found['kind'] or ''}{self._add(Path(os.path.abspath(named)))}{found['name'] or ''}"  # noqa: PTH100 - resolve() would follow links
+        return f"{match['kind'] or ''}{self._add(Path(os.path.abspath(named)))}{match['name'] or ''}"  # noqa: PTH100 - resolve() would follow links
 
     def _add(self, path: Path) -> str:
         """Add a file, with the Python files beside and below it if it is one, or a folder; returns its name in the folder."""
@@ -88,8 +88,8 @@ class PortableRecipe:
         top = self._root / spec.partition(".")[0]
         if spec.partition(".")[0].isidentifier():
             module = top.with_suffix(".py")
-            found = python_files(top) if top.is_dir() else [module] if module.is_file() else []
-            self._add_all(found, self._root, Path())
+            modules = python_files(top) if top.is_dir() else [module] if module.is_file() else []
+            self._add_all(modules, self._root, Path())
 
     def _add_all(self, files: Iterator[Path] | list[Path], base: Path, name: Path) -> None:
         self.files |= {(name / file.relative_to(base)).as_posix(): file for file in files}

@@ -41,7 +41,7 @@ from areal_actors.run.fold_actors import open_tasks
 from areal_actors.run.process_limits import check_limits
 from areal_actors.run.reference_check import check_references
 from areal_actors.run.run_folder import RunFolder
-from areal_actors.run.run_lock import LockHeld, holder, locked
+from areal_actors.run.run_lock import LockHeld, holder, lock_file
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.training.checkpoint_store import folder_bytes
 from areal_actors.weights.folders import check_room, has_shared_room, lock_path, locked_folders, remove_all, shared_memory_path
@@ -58,24 +58,24 @@ BUS_CHECK_SECONDS = 5.0
 """Time for an external bus server to answer."""
 
 
-def check_devices(recipe: Recipe, found: CudaDevices | None = None) -> None:
+def check_devices(recipe: Recipe, cuda: CudaDevices | None = None) -> None:
     """Refuse a recipe that asks for CUDA devices that the machine lacks; `found` are its devices, detected here if None.
 
     Raises:
         SetupError: no CUDA device, or too few; the message names the setting.
     """
-    found = found or detect_cuda()
+    cuda = cuda or detect_cuda()
     named = {
         "trainer.device": recipe.trainer.device if recipe.actors.trainer.count and not recipe.trainer.ranks_address else "",
         "generation.device": recipe.generation.device if recipe.generation.engine in (*TENSOR_ENGINES, *SERVER_ENGINES) else "",
     }
     asking = [setting for setting, device in named.items() if device.startswith(CUDA)]
-    if problems := [RecipeProblem(*problem).sentence("") for problem in device_problems(recipe, found)]:
+    if problems := [RecipeProblem(*problem).sentence("") for problem in device_problems(recipe, cuda)]:
         raise SetupError("; ".join(problems))
-    if not asking or found.count:
+    if not asking or cuda.count:
         return
     devices = " and ".join(f'{setting} = "{named[setting]}"' for setting in asking)
-    raise SetupError(f'{devices}: {found.reason}; write "cpu" or "auto", or start the run on a machine with one')
+    raise SetupError(f'{devices}: {cuda.reason}; write "cpu" or "auto", or start the run on a machine with one')
 
 
 def check_inference_server(recipe: Recipe) -> None:
@@ -168,11 +168,11 @@ def check_folder(recipe: Recipe) -> None:
         SetupError: a file is in the way, it cannot be written, or the disk is full.
     """
     folder = Path(recipe.folder).absolute()
-    there = next(place for place in (folder, *folder.parents) if place.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        reason = "cannot be written" if there.is_dir() else "is a file"
-        raise SetupError(f"folder: the run cannot be kept in {folder} ({there} {reason}); set folder to one that can be written")
-    refuse_full_disk(recipe.disk, there)
+    existing = next(place for place in (folder, *folder.parents) if place.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        reason = "cannot be written" if existing.is_dir() else "is a file"
+        raise SetupError(f"folder: the run cannot be kept in {folder} ({existing} {reason}); set folder to one that can be written")
+    refuse_full_disk(recipe.disk, existing)
 
 
 def check_bus_server(recipe: Recipe) -> None:
@@ -248,7 +248,7 @@ def fresh_folder(recipe: Recipe, folder: RunFolder, check: Callable[[Recipe], Re
     report_clean_up(folder.path.parent)
     with ExitStack() as stack:
         try:
-            stack.enter_context(folder.held())
+            stack.enter_context(folder.hold())
             recipe = check(recipe)
             refuse_full_disk(recipe.disk, folder.path.parent)
             check_room(recipe.run, folder.path, published_bytes(recipe), recipe.trainer.weights_folder)
@@ -289,7 +289,7 @@ def holding_weights(recipe: Recipe, folder: RunFolder) -> Iterator[None]:
         if not has_shared_room(max(needed, MEBIBYTE)):  # the weights are kept on the disk, and a full file system takes no lock
             yield
             return
-        with locked(lock, remove=True):
+        with lock_file(lock, remove=True):
             yield
     finally:
         remove_all(recipe.run, folder.path, recipe.trainer.weights_folder)
@@ -299,7 +299,7 @@ def holding_weights(recipe: Recipe, folder: RunFolder) -> Iterator[None]:
 def _weights() -> Iterator[str]:
     for place in locked_folders():
         try:
-            with locked(lock_path(place), seconds=0, remove=True):
+            with lock_file(lock_path(place), seconds=0, remove=True):
                 if place.is_dir():
                     size = folder_bytes(place)
                     shutil.rmtree(place, ignore_errors=True)

@@ -125,7 +125,7 @@ def _session_manager(context: BuildContext) -> Actor:
     slots = recipe.concurrent_groups() * group_size if recipe.is_served() else 0
     locate_model, images = gateway_files(context.folder, context.process)
     return session_manager.SessionManager(
-        recipe.gateway.numbered(share.number),
+        recipe.gateway.with_number(share.number),
         tokenizer.ChatTokenizer.load,
         secret=context.folder.secret(),
         max_model_len=recipe.generation.max_model_len,
@@ -221,29 +221,29 @@ CPU_ACTORS: Mapping[str, Builder] = {
 """Builders of actors that need no tensors: their processes never load torch."""
 
 
-def placed(recipe: Recipe, process: str) -> dict[str, str]:
+def actors_of_process(recipe: Recipe, process: str) -> dict[str, str]:
     """Returns the actors of a process: instance name to kind. The episode log, if enabled, is placed with the metrics."""
     if kind := joined_kind(process):
         return {process: kind}
-    found: dict[str, str] = {}
+    instances: dict[str, str] = {}
     for kind, placement in msgspec.structs.asdict(recipe.actors).items():
         for index, name in enumerate(processes_of(placement)):
             if name == process:
-                found[f"{kind}-{index}"] = kind
+                instances[f"{kind}-{index}"] = kind
     if recipe.task.dump_to_file and process == recipe.actors.metrics.process:
-        found["episode_log-0"] = "episode_log"
-    return found
+        instances["episode_log-0"] = "episode_log"
+    return instances
 
 
 def actors_of(recipe: Recipe, folder: RunFolder, process: str) -> dict[str, str]:
     """Returns the actors that a process serves: name to kind. That of a worker of another host may have another name."""
     joined = joined_worker(folder, process)
-    return placed(recipe, process) if joined is None else {joined.actor or process: joined_kind(process)}
+    return actors_of_process(recipe, process) if joined is None else {joined.actor or process: joined_kind(process)}
 
 
 def has_tensors(recipe: Recipe, process: str) -> bool:
     """Returns True if an actor of this process loads torch."""
-    kinds = set(placed(recipe, process).values())
+    kinds = set(actors_of_process(recipe, process).values())
     scores = "reward_worker" in kinds and recipe.task.reward.startswith(MODEL)
     return scores or "trainer" in kinds or ("inference_worker" in kinds and recipe.generation.engine in TENSOR_ENGINES)
 
@@ -264,7 +264,7 @@ def serve_actors(builders: Mapping[str, Builder], arguments: list[str]) -> None:
             runner.run(_serve(folder, process, builders, server, served))
         except BaseException as error:  # every error is reported to the supervisor by file and exit status
             logger.exception("failed")
-            _end_failed(folder, process, error, at_start=not served or any(map(_failed_at_start, served)))
+            _end_failed(folder, process, error, at_start=not served or any(map(_has_failed, served)))
 
 
 def _may_pass(error: BaseException) -> bool:
@@ -272,7 +272,7 @@ def _may_pass(error: BaseException) -> bool:
     return isinstance(error, BusError | SpawnFailed) or (isinstance(error, OSError) and error.errno in SCARCE)
 
 
-def _failed_at_start(served: Served) -> bool:
+def _has_failed(served: Served) -> bool:
     runtime, task = served
     return task.done() and not task.cancelled() and task.exception() is not None and not runtime.handled
 
@@ -319,7 +319,7 @@ async def _serve(folder: RunFolder, process: str, builders: Mapping[str, Builder
         blobs=blobs,
         lease_seconds=recipe.bus.lease_seconds,
         retry_for_seconds=retry_seconds(recipe),
-        shares_log=len(placed(recipe, process)) > 1,
+        shares_log=len(actors_of_process(recipe, process)) > 1,
     )
     try:
         async with asyncio.TaskGroup() as tasks:

@@ -40,7 +40,7 @@ def check_limits() -> None:
         SetupError: there are such; names each with its remedy.
     """
     if problems := limit_problems():
-        raise SetupError("; ".join(f"{found}: {remedy}" for found, remedy in problems))
+        raise SetupError("; ".join(f"{problem}: {remedy}" for problem, remedy in problems))
 
 
 def _is_below(limit: int, least: int) -> bool:

@@ -145,7 +145,11 @@ def _engines(state: RunState) -> Iterator[Metric]:
     speed: dict[tuple[str, ...], float] = {}
     busy: dict[tuple[str, ...], float] = {}
     for side in ("generation", "training"):
-        recent = [one for one in state.throughputs if one.side == side and one.started + one.seconds > window[0]]
+        recent = [
+            throughput
+            for throughput in state.throughputs
+            if throughput.side == side and throughput.started + throughput.seconds > window[0]
+        ]
         if window[0] < window[1]:
             speed[side,], busy[side,] = tokens_per_second(recent), busy_share(recent, window)
     yield _gauge(state, "tokens_per_second", f"Tokens per busy second, of the last {WINDOW_SECONDS:.0f} s.", speed, ("side",))

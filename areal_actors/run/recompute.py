@@ -99,7 +99,7 @@ class Recomputation:
         if self.trainer is None:
             raise SetupError("the log does not begin with the start of its run; weights can be recomputed only from the start")
         async for emitted in self.trainer.receive(message, LogContext(envelope, self.kept)):
-            if (result := _computed(emitted)) is not None:
+            if (result := _progress_of(emitted)) is not None:
                 yield result
         if isinstance(message, BatchFormed | ExamplesDrawn):
             self._finish_step(message, envelope.sequence)
@@ -159,7 +159,7 @@ class Recomputation:
             del self.kept[sequence]
 
 
-def _computed(emitted: Message) -> RecomputeProgress | None:
+def _progress_of(emitted: Message) -> RecomputeProgress | None:
     match emitted:
         case TrainerProgress():
             return RecomputeProgress(phase=f"{emitted.phase} {emitted.done}/{emitted.total}" if emitted.total else emitted.phase)

@@ -100,10 +100,10 @@ def rehearse(recipe: Recipe) -> Generator[str, None, list[Played]]:
     tokenizer = model_tokenizer(recipe.model)
     own = own_answer(task)
     played = asyncio.run(_play(recipe, task, [*([own] if own else []), OTHER_ANSWER], tokenizer))
-    if all(one.failure and NO_ACTION not in one.failure for one in played):
+    if all(episode.failure and NO_ACTION not in episode.failure for episode in played):
         field = "task.environment: " if recipe.plays_environment() else ""
         raise SetupError(f"{field}task '{task.id}', played with the answer '{played[-1].answer}': {played[-1].failure}")
-    yield from (_described(task, one) for one in played)
+    yield from (_describe_task(task, one) for one in played)
     if tokenizer is not None and not recipe.plays_environment():
         rows = (tasks.task(number) for number in range(len(tasks)))
         yield from filter(None, [describe_long_answers(rows, tokenizer, recipe.sampling.max_tokens)])
@@ -146,21 +146,21 @@ def _unplayable(recipe: Recipe) -> str:
     return "the reward is a model" if recipe.task.reward.startswith(MODEL) else ""
 
 
-def _described(task: Task, played: Played) -> str:
+def _describe_task(task: Task, played: Played) -> str:
     shown = played.answer if len(played.answer) <= 40 else f"…{played.answer[-40:]}"
     result = f"failed: {played.failure}" if played.failure else f"reward {played.reward:g}, {played.calls} model calls"
     return f"task {task.id} with the answer {' '.join(shown.split())!r}: {'; '.join(filter(None, (result, played.cut)))}"
 
 
-async def _play(recipe: Recipe, task: Task, answers: Sequence[str], known: ChatTokenizer | None) -> list[Played]:
+async def _play(recipe: Recipe, task: Task, answers: Sequence[str], chat_tokenizer: ChatTokenizer | None) -> list[Played]:
     """Play the task once for each answer; `arun_group` workflows play it as a group of one.
 
     Where the model's tokenizer is not `known`, a token is a byte, and the recipe's limits, which count the model's tokens, cut nothing.
     """
-    tokenizer, settings = known or _byte_tokenizer(), msgspec.structs.replace(recipe.task, processes=1)
+    tokenizer, settings = chat_tokenizer or _byte_tokenizer(), msgspec.structs.replace(recipe.task, processes=1)
     spoken: list[str] = []
     sampling, context = recipe.sampling, recipe.generation.max_model_len
-    if known is None:
+    if chat_tokenizer is None:
         sampling, context = msgspec.structs.replace(sampling, max_tokens=BYTES), context * TOKEN_BYTES + BYTES
     engine = ScriptedEngine(
         lambda *_: [(token, -0.1) for token in (*tokenizer.encode(spoken[-1]), tokenizer.stop_ids[0])],
@@ -191,10 +191,10 @@ async def _play(recipe: Recipe, task: Task, answers: Sequence[str], known: ChatT
         for number, answer in enumerate(answers):
             spoken.append(answer)
             work = first_attempt(str(number), 0, task, sampling, 0)
-            one, calls = await _episode(host, recipe, work, answer)
-            cut = describe_cut(len(tokenizer.encode(answer)), calls, sampling.max_tokens, "tokens" if known else "bytes")
-            prompts = sum(len(call.prompt_suffix) // 4 for call in calls) if known else 0
-            played.append(msgspec.structs.replace(one, cut=cut, prompt_tokens=prompts))
+            episode, calls = await _episode(host, recipe, work, answer)
+            cut = describe_cut(len(tokenizer.encode(answer)), calls, sampling.max_tokens, "tokens" if chat_tokenizer else "bytes")
+            prompts = sum(len(call.prompt_suffix) // 4 for call in calls) if chat_tokenizer else 0
+            played.append(msgspec.structs.replace(episode, cut=cut, prompt_tokens=prompts))
         return played
     finally:
         await host.stop()

@@ -35,7 +35,7 @@ class Restarts:
         root = next(name for name in self.tree if name not in self.parents)
         return self._below(root)
 
-    def died(self, process: str, now: float) -> Decision:
+    def decide_restart(self, process: str, now: float) -> Decision:
         """Decide about a dead process; `now` in seconds of any clock."""
         actors = [name for name, processes in self.processes.items() if process in processes]
         restart: list[str] = []
@@ -54,7 +54,7 @@ class Restarts:
         self.recent[supervisor] = [*recent, now]
         if len(recent) >= settings.max_restarts:
             return self._escalate(supervisor, process, now)
-        return Decision(restart=self._affected(settings, failed, process))
+        return Decision(restart=self._affected_processes(settings, failed, process))
 
     def _escalate(self, supervisor: str, process: str, now: float) -> Decision:
         settings = self.tree[supervisor]
@@ -67,7 +67,7 @@ class Restarts:
         self.recent[supervisor] = []
         return self._decide(parent, [supervisor], process, now)
 
-    def _affected(self, settings: SupervisorSettings, failed: list[str], process: str) -> tuple[str, ...]:
+    def _affected_processes(self, settings: SupervisorSettings, failed: list[str], process: str) -> tuple[str, ...]:
         children = list(settings.children)
         if settings.restart == "one_for_all":
             affected = children

@@ -56,13 +56,13 @@ def run_to_resume(name: str, folder: Path) -> RunFolder:
     Raises:
         SetupError: there is none, it is live, or it cannot be resumed.
     """
-    found, there = find_run(name, folder)
-    if found is None:
+    run_path, hint = find_run(name, folder)
+    if run_path is None:
         place = folder.absolute()
-        raise SetupError(f"{place} has no run '{name}'; {there}" if name else f"{place}: {there}; see --folder")
-    if process := found.live_supervisor():
-        raise SetupError(f"run '{found.path.name}' is running ({process}); stop it first")
-    return found
+        raise SetupError(f"{place} has no run '{name}'; {hint}" if name else f"{place}: {hint}; see --folder")
+    if process := run_path.live_supervisor():
+        raise SetupError(f"run '{run_path.path.name}' is running ({process}); stop it first")
+    return run_path
 
 
 def recipe_to_resume(folder: RunFolder, overrides: Sequence[str]) -> tuple[Recipe, str]:
@@ -72,7 +72,7 @@ def recipe_to_resume(folder: RunFolder, overrides: Sequence[str]) -> tuple[Recip
         RecipeError: an override is invalid, or its setting may not change.
         SetupError: the run's recipe cannot be read, or it trains nothing.
     """
-    before = _kept(folder)
+    before = _kept_recipe(folder)
     over = Layer({}, {})
     for override in overrides:
         over = read_override(override).over(over)
@@ -82,8 +82,8 @@ def recipe_to_resume(folder: RunFolder, overrides: Sequence[str]) -> tuple[Recip
         raise RecipeError("\n".join(complaints))
     if refused := [key for key in _keys(over.data) if not any(key[: len(allowed)] == allowed for allowed in MAY_CHANGE)]:
         raise RecipeError("\n".join(_refusal(over, key, data, folder) for key in refused))
-    if found := problems(recipe):
-        raise RecipeError("\n".join(problem.sentence(over.place(problem.key)) for problem in found))
+    if violations := problems(recipe):
+        raise RecipeError("\n".join(problem.sentence(over.place(problem.key)) for problem in violations))
     changed = [f"{'.'.join(key)} = {toml_value(_at(over.data, key))}" for key in _keys(over.data)]
     return recipe, f"with {', '.join(changed)}" if changed else ""
 
@@ -99,9 +99,9 @@ def checkpoint_to_resume(folder: RunFolder, name: str) -> int:
     kept = _kept_steps(folder)
     step = int(number) if (number := name.removeprefix("step-")).isdecimal() else -1
     if step != 0 and step not in kept:
-        there = ", ".join(f"step-{one}" for one in kept)
+        steps = ", ".join(f"step-{kept_step}" for kept_step in kept)
         raise SetupError(
-            f"run '{folder.path.name}' has no checkpoint '{name}'; kept: {there or 'none'}. step-0 retrains all steps from the log"
+            f"run '{folder.path.name}' has no checkpoint '{name}'; kept: {steps or 'none'}. step-0 retrains all steps from the log"
         )
     return step
 
@@ -119,7 +119,7 @@ def _kept_steps(folder: RunFolder) -> list[int]:
     return sorted(int(name) for name in names if name.isdecimal())
 
 
-def _kept(folder: RunFolder) -> Recipe:
+def _kept_recipe(folder: RunFolder) -> Recipe:
     try:
         recipe = folder.recipe()
     except (OSError, msgspec.MsgspecError) as error:
@@ -134,10 +134,10 @@ def _kept(folder: RunFolder) -> Recipe:
 
 def _keys(data: Mapping[str, Any], table: Key = ()) -> list[Key]:
     """Returns the keys of all settings, tables flattened."""
-    found: list[Key] = []
+    keys: list[Key] = []
     for name, value in data.items():
-        found += _keys(value, (*table, name)) if isinstance(value, dict) and value else [(*table, name)]
-    return found
+        keys += _keys(value, (*table, name)) if isinstance(value, dict) and value else [(*table, name)]
+    return keys
 
 
 def _at(data: Any, key: Key) -> Any:

@@ -17,7 +17,7 @@ from areal_actors.core.private_folders import make_private
 from areal_actors.core.values import Value
 from areal_actors.gateway.sessions.keys import admin_key
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.run.run_lock import LockHeld, holder, locked, share
+from areal_actors.run.run_lock import LockHeld, holder, lock_file, share
 from areal_bus.payload import read_dictionaries
 
 LOCK = "lock"
@@ -87,7 +87,7 @@ class RunFolder:
         """Lock of the folder itself, within `held`."""
 
     @contextmanager
-    def held(self) -> Iterator[None]:
+    def hold(self) -> Iterator[None]:
         """Lock the run's folder and name against other processes, until the context or the process ends.
 
         Raises:
@@ -97,7 +97,7 @@ class RunFolder:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
             try:
-                stack.enter_context(locked(self.path.with_name(f".{self.path.name}.lock"), remove=True))
+                stack.enter_context(lock_file(self.path.with_name(f".{self.path.name}.lock"), remove=True))
                 self._inside = stack.enter_context(ExitStack())
                 if self.path.is_dir():
                     make_private(self.path)
@@ -105,7 +105,7 @@ class RunFolder:
                     self._wait_for_processes()
             except LockHeld as held:
                 raise SetupError(
-                    f"run '{self.path.name}' is running{_named(held.pid)}; stop it first, or give this one another name: run=NAME"
+                    f"run '{self.path.name}' is running{_process_text(held.pid)}; stop it first, or give this one another name: run=NAME"
                 ) from held
             try:
                 yield
@@ -129,18 +129,18 @@ class RunFolder:
     def _hold_inside(self) -> None:
         """Lock the folder itself, independent of its name."""
         assert self._inside is not None
-        self._inside.enter_context(locked(self.path / LOCK))
+        self._inside.enter_context(lock_file(self.path / LOCK))
 
     def _wait_for_processes(self) -> None:
         """Wait for processes of a run whose launcher was killed: until they end, they write to the folder."""
         for lock in (self.path / PROCESSES_LOCK, self.nats / "nats-server.lock"):
             if lock.exists():
                 try:
-                    with locked(lock, seconds=ORPHAN_SECONDS):
+                    with lock_file(lock, seconds=ORPHAN_SECONDS):
                         pass
                 except LockHeld as held:
                     raise SetupError(
-                        f"run '{self.path.name}' was killed, but some of its processes still run and hold {lock}{_named(held.pid)}: "
+                        f"run '{self.path.name}' was killed, but some of its processes still run and hold {lock}{_process_text(held.pid)}: "
                         "end them"
                     ) from held
 
@@ -180,10 +180,10 @@ class RunFolder:
 
         `secret` and `admin_key` stay, so that external agents keep their keys when the run resumes.
         """
-        found = [path for pattern in SECRETS for path in self.path.glob(pattern)]
-        for path in found:
+        paths = [path for pattern in SECRETS for path in self.path.glob(pattern)]
+        for path in paths:
             path.unlink(missing_ok=True)
-        return [path.name for path in found]
+        return [path.name for path in paths]
 
     def announce(self, server: ServerAddress, *, monitor: ServerAddress | None = None) -> None:
         """Write the address of the bus; for monitors, by default the same with what reads messages: `monitor.json` may be handed out."""
@@ -253,11 +253,11 @@ def find_run(run: str, folder: Path) -> tuple[RunFolder | None, str]:
     """Returns the run of this name in a folder (the latest if empty), or at this path, or None, and a text that lists the runs there."""
     recipes = sorted(folder.absolute().glob("*/recipe.json"), key=lambda path: path.stat().st_mtime)
     names = [path.parent.name for path in recipes]
-    there = f"runs there: {', '.join(names)}" if names else "there is no run"
+    hint = f"runs there: {', '.join(names)}" if names else "there is no run"
     if names and run in ("", *names):
-        return RunFolder(folder.absolute() / (run or names[-1])), there
-    return (RunFolder(Path(run).absolute()) if run and (Path(run) / "recipe.json").is_file() else None), there
+        return RunFolder(folder.absolute() / (run or names[-1])), hint
+    return (RunFolder(Path(run).absolute()) if run and (Path(run) / "recipe.json").is_file() else None), hint
 
 
-def _named(pid: int) -> str:
+def _process_text(pid: int) -> str:
     return f" (process {pid})" if pid else ""

@@ -31,7 +31,7 @@ class LockHeld(Exception):
 
 
 @contextmanager
-def locked(path: Path, *, seconds: float = LOCK_WAIT_SECONDS, remove: bool = False) -> Iterator[None]:
+def lock_file(path: Path, *, seconds: float = LOCK_WAIT_SECONDS, remove: bool = False) -> Iterator[None]:
     """Hold the lock of a file, which is created; `remove` deletes it afterwards.
 
     Raises:

@@ -131,7 +131,7 @@ class RunLoop(Launch):
         console = SafeConsole(file=sys.stdout)
         on_interrupt(self.interrupted, self._answer_signal)
         showing = asyncio.create_task(self._show(console))
-        if described := self.recipe.chaos.described():
+        if described := self.recipe.chaos.describe():
             sys.stderr.write(f"chaos is on: FAULTS ARE INJECTED INTO THIS RUN: {described}\n")
         injecting = self.chaos.run(lambda: self.all_started, self._is_ending)
         listeners = [self._receive_events(), self._watch_disk(), injecting, self.load.watch()]
@@ -139,7 +139,7 @@ class RunLoop(Launch):
             sys.stderr.write(f"{await self.joining.open(self.state.joined)}\n")
             listeners += [self.joining.serve(), self.joining.objects.watch()]
         try:
-            async with self.supervised(*listeners):
+            async with self.supervise(*listeners):
                 await self.chaos.open(self.server.addresses.owner.url)
                 starting = asyncio.create_task(self._start(trainer_first=isinstance(opening, RunResumed)))
                 starting.add_done_callback(self.end_with_error)

@@ -17,7 +17,7 @@ from areal_actors.core.gateways import GatewayShare
 from areal_actors.core.module_command import module_command
 from areal_actors.core.values import WeightsLocation
 from areal_actors.messages import ActorStarted, RunFinished, RunStarted, WeightsLoaded, WeightsPublished
-from areal_actors.recipe.recipe import Recipe, redacted
+from areal_actors.recipe.recipe import Recipe, redact_recipe
 from areal_actors.run.extras import check_extras
 from areal_actors.run.launch import Launch, on_interrupt, open_bus
 from areal_actors.run.logs import log_to_terminal
@@ -66,7 +66,7 @@ def serve(recipe: Recipe, *, profile: str, reason: str) -> int:
     folder = RunFolder(Path(recipe.folder).absolute() / recipe.run)
     with fresh_folder(recipe, folder, with_port) as chosen:
         place = str(Path(recipe.folder) / recipe.run)
-        started = RunStarted(recipe=redacted(chosen), profile=profile, reason=reason, folder=place)
+        started = RunStarted(recipe=redact_recipe(chosen), profile=profile, reason=reason, folder=place)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_serve(chosen, folder, started))
 
@@ -120,7 +120,7 @@ class _Serving(Launch):
 
     async def run(self, started: RunStarted, location: WeightsLocation) -> str:
         """Serve; returns the error that ended it, empty if interrupted."""
-        async with self.supervised(self._show_when_ready()):
+        async with self.supervise(self._show_when_ready()):
             await self.publish(started)
             await self.publish(WeightsPublished(weight_version=0, location=location))
             await self.supervisor.start(self.supervisor.startable())

@@ -37,7 +37,7 @@ from areal_actors.recipe.supervision import joined_kind, processes_of
 from areal_actors.rewards.reward_worker import RewardWorker
 from areal_actors.rollout.rollout_worker import RolloutWorker
 from areal_actors.run.certificate_files import bus_certificate
-from areal_actors.run.process import placed
+from areal_actors.run.process import actors_of_process
 from areal_actors.run.run_folder import BusAddresses, RunFolder, ServerAddress
 from areal_actors.runtime.actor import Actor, Tick
 from areal_actors.staleness.staleness_gate import StalenessGate
@@ -93,19 +93,19 @@ def _free_port(gateway: GatewaySettings, count: int) -> int:
     """Returns the first of `count` free ports in a row."""
     for candidate in (secrets.choice(STABLE_PORTS) for _ in range(TRIES if gateway.port == 0 else 0)):
         with contextlib.suppress(OSError):
-            return _bound(gateway.host, candidate, count)
+            return _bind_ports(gateway.host, candidate, count)
     for number in range(count):
         try:
-            _bound(gateway.host, gateway.port + number, 1)
+            _bind_ports(gateway.host, gateway.port + number, 1)
         except OSError as error:
             place = f"{gateway.host}:{gateway.port + number}"
             raise SetupError(
                 f"gateway.port: cannot listen on {place} ({error.strerror}); set another port, or 0 to take a free one"
             ) from error
-    return _bound(gateway.host, gateway.port, count)
+    return _bind_ports(gateway.host, gateway.port, count)
 
 
-def _bound(host: str, port: int, count: int) -> int:
+def _bind_ports(host: str, port: int, count: int) -> int:
     with contextlib.ExitStack() as probes:
         for number in range(count):
             probe = probes.enter_context(socket.socket())
@@ -177,10 +177,10 @@ async def run_server(recipe: Recipe, folder: RunFolder) -> AsyncIterator[RunServ
         owner = ServerAddress(url=url, run=recipe.run, pid=os.getpid())
         monitor = msgspec.structs.replace(owner, url=recipe.bus.monitor_url or url)
         addresses = BusAddresses(owner=owner, monitor=monitor, joiner=owner if recipe.bus.host else None)
-        with _certified(recipe, folder, secure=url.startswith(f"{SCHEME}://")) as certificate:
+        with _make_certificate(recipe, folder, secure=url.startswith(f"{SCHEME}://")) as certificate:
             yield RunServer(addresses, certificate=certificate)
         return
-    with _certified(recipe, folder) as certificate:
+    with _make_certificate(recipe, folder) as certificate:
         async with _own_server(recipe, folder, certificate) as server:
             yield server
 
@@ -207,16 +207,16 @@ async def _own_server(recipe: Recipe, folder: RunFolder, certificate: Certificat
 
 
 @contextmanager
-def _certified(recipe: Recipe, folder: RunFolder, *, secure: bool = False) -> Iterator[Certificate | None]:
+def _make_certificate(recipe: Recipe, folder: RunFolder, *, secure: bool = False) -> Iterator[Certificate | None]:
     """Yield the certificate of this start of a run, if it encrypts; `secure`: the bus is encrypted, so its files are, too."""
     if not (recipe.bus.host and (recipe.bus.tls or secure)):
         yield None
         return
-    made = bus_certificate(recipe.bus, folder.path / "tls")
+    certificate = bus_certificate(recipe.bus, folder.path / "tls")
     try:
-        yield made
+        yield certificate
     finally:
-        made.key.unlink(missing_ok=True)
+        certificate.key.unlink(missing_ok=True)
 
 
 def fixed_token() -> str:
@@ -268,11 +268,11 @@ def _listeners(recipe: Recipe) -> dict[str, list[Listener]]:
     """Returns the declarations of every process; if workers may join, with theirs, so that others may answer them."""
     placements = msgspec.structs.asdict(recipe.actors).values()
     names = dict.fromkeys(process for placement in placements for process in processes_of(placement))
-    found = {name: [listener(instance, ACTORS[kind]) for instance, kind in placed(recipe, name).items()] for name in names}
+    by_process = {name: [listener(instance, ACTORS[kind]) for instance, kind in actors_of_process(recipe, name).items()] for name in names}
     if recipe.bus.host:
-        found[JOINER] = [Listener(instance=JOINER, receives=(), sends=(), asks=(JoinRun, RenewLease, LeaveRun))]
-        found[f"{JOINED}*"] = [listener("joined", ACTORS[kind]) for kind in sorted(COUNTED if recipe.gateway.joined else SEVERAL)]
-    return found
+        by_process[JOINER] = [Listener(instance=JOINER, receives=(), sends=(), asks=(JoinRun, RenewLease, LeaveRun))]
+        by_process[f"{JOINED}*"] = [listener("joined", ACTORS[kind]) for kind in sorted(COUNTED if recipe.gateway.joined else SEVERAL)]
+    return by_process
 
 
 def listener(instance: str, actor: type[Actor]) -> Listener:

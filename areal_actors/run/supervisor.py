@@ -28,10 +28,10 @@ from areal_actors.core.settings import JOIN_TOKEN
 from areal_actors.messages import ActorFailed
 from areal_actors.recipe.device_map import device_variables
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.recipe.supervision import left_to_others
+from areal_actors.recipe.supervision import gateways_of_others
 from areal_actors.run.left_processes import end_left_processes, make_mark
 from areal_actors.run.liveness import START_OVERDUE
-from areal_actors.run.process import EXIT_FAILED, EXIT_FATAL, EXIT_START_FAILED, FAILED_WITH, SCARCE, has_tensors, placed
+from areal_actors.run.process import EXIT_FAILED, EXIT_FATAL, EXIT_START_FAILED, FAILED_WITH, SCARCE, actors_of_process, has_tensors
 from areal_actors.run.restarts import Restarts
 from areal_actors.run.run_folder import BusAddresses, RunFolder
 from areal_bus.errors import BusError
@@ -83,9 +83,9 @@ class Supervisor:
         self.publish = publish
         self.addresses = addresses
         self.restarts = Restarts(recipe.supervisors, recipe.actors)
-        self.placed = {name: placed(recipe, name) for name in self.restarts.start_order()}
+        self.placed = {name: actors_of_process(recipe, name) for name in self.restarts.start_order()}
         """Kind of each actor by name, for every process of the run, in the order of the tree."""
-        self.left = frozenset(left_to_others(recipe).values())
+        self.left = frozenset(gateways_of_others(recipe).values())
         """Processes that are not started with the others: gateways, until they are taken over from other hosts."""
         self.children: dict[str, Child] = {}
         self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -215,7 +215,7 @@ class Supervisor:
     async def _replace(self, child: Child, reason: str) -> None:
         if self._stopping:
             return
-        decision = self.restarts.died(child.name, time.monotonic())
+        decision = self.restarts.decide_restart(child.name, time.monotonic())
         if decision.give_up:
             self._fail(f"{decision.give_up}; last reason: {reason}")
             return

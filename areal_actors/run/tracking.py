@@ -23,7 +23,7 @@ MARGIN_SECONDS = 15.0
 
 
 @asynccontextmanager
-async def tracked(recipe: Recipe, folder: RunFolder) -> AsyncIterator[None]:
+async def track_run(recipe: Recipe, folder: RunFolder) -> AsyncIterator[None]:
     """Send the run to the trackers of its recipe; at the end, when everything is written, wait for them within `track.stop_seconds`."""
     if not recipe.track.to:
         yield

@@ -49,10 +49,10 @@ class EngineBuilder:
         recipe, copied = self.context.recipe, self.context.folder.model
         if recipe.model == EMBEDDED and copied.exists():
             return str(copied)
-        found = model_of(recipe, warm_start_progress)
+        model = model_of(recipe, warm_start_progress)
         if recipe.model != EMBEDDED:
-            return found
-        copy_model(found, copied)
+            return model
+        copy_model(model, copied)
         return str(copied)
 
 

@@ -71,7 +71,7 @@ class ReceivedBeat(NamedTuple):
     at: float
     sent: float
 
-    def waited(self, wait: Wait, now: float) -> float:
+    def seconds_waited(self, wait: Wait, now: float) -> float:
         """Returns the duration of a wait until now; clocks of two machines are never compared."""
         return max(self.sent - wait.since, 0.0) + now - self.at
 
@@ -83,11 +83,11 @@ class WeightVersions:
         self.published_at: dict[int, float] = {}
         self.loaded: dict[str, int] = {}
 
-    def published(self, version: int, now: float) -> None:
+    def note_published(self, version: int, now: float) -> None:
         """Note a published version; forget versions that every worker has passed."""
         self.published_at.setdefault(version, now)
         oldest = min(self.loaded.values(), default=-1)
-        self.published_at = {known: at for known, at in self.published_at.items() if known > oldest or known == version}
+        self.published_at = {number: at for number, at in self.published_at.items() if number > oldest or number == version}
 
     def none_served(self) -> bool:
         """Returns True if weights were published but no inference worker serves any: that wait has its own deadline."""
@@ -105,7 +105,7 @@ class WeightVersions:
                 serves = f"still serves weight version {served}" if served >= 0 else "serves no weights yet"
                 yield f"{actor} {serves} while version {newest} was published {now - self.published_at[newest]:.0f} s ago"
             for wait in received.beat.waits:
-                if wait.name.startswith(LOADING) and (seconds := received.waited(wait, now)) >= SLOW_LOAD_SECONDS:
+                if wait.name.startswith(LOADING) and (seconds := received.seconds_waited(wait, now)) >= SLOW_LOAD_SECONDS:
                     yield f"{actor}: {wait.name} has taken {seconds:.0f} s"
 
 
@@ -163,7 +163,7 @@ class Watchdog:
                 self.starting.discard(actor)
                 self.weights.loaded.pop(actor, None)
             case WeightsPublished():
-                self.weights.published(message.weight_version, now)
+                self.weights.note_published(message.weight_version, now)
             case WeightsLoaded():
                 self.weights.loaded[message.worker] = message.weight_version
             case StepCompleted() if message.step > self.step:
@@ -245,7 +245,7 @@ class Watchdog:
             return ""
         return f"{self.sentence(now)}; watchdog.max_stall_seconds = {self.settings.max_stall_seconds:g} is reached"
 
-    def stalled(self, now: float) -> tuple[str, float] | None:
+    def find_stall(self, now: float) -> tuple[str, float] | None:
         """Returns the sentence about missing progress and the seconds since the last progress, once per `stall_seconds`."""
         if now - max(self.progressed_at, self.reported) < self.settings.stall_seconds:
             return None
@@ -254,10 +254,10 @@ class Watchdog:
 
     def sentence(self, now: float) -> str:
         """Describes the missing progress, silent actors, weights that are not loaded, and the wait of every actor."""
-        causes = [*self._unserved(), *silent_actors(self.beats, now), *self.weights.behind(self.beats, now)]
+        causes = [*self._unserved_roles(), *silent_actors(self.beats, now), *self.weights.behind(self.beats, now)]
         return "; ".join([self._instead_of_progress(now), *causes, *waiting_for(self.beats, now)])
 
-    def _unserved(self) -> Iterator[str]:
+    def _unserved_roles(self) -> Iterator[str]:
         """Yields one part for each role of other hosts without a live worker, and one for the gateways that nothing serves."""
         for role in self.joined:
             if not any(joined_kind(worker) == role for worker in (*self.beats, *self.starting)):
@@ -306,7 +306,7 @@ def waiting_for(beats: Mapping[str, ReceivedBeat], now: float) -> Iterator[str]:
     for actor, received in sorted(beats.items()):
         doing = [f"handles {count} {name}" for name, count in received.beat.handling.items()]
         longest = sorted(received.beat.waits, key=lambda wait: wait.since)[:WAITS_SHOWN]
-        waits = [f"waits for {wait.name} since {received.waited(wait, now):.0f} s" for wait in longest]
+        waits = [f"waits for {wait.name} since {received.seconds_waited(wait, now):.0f} s" for wait in longest]
         if doing or waits:
             yield f"{actor} {', '.join(doing + waits)}"
 

@@ -116,7 +116,7 @@ class Actor:
 
     def __init_subclass__(cls) -> None:
         marked = [function for function in vars(cls).values() if getattr(function, "is_handler", False)]
-        declared = [handler for function in marked for handler in _declared(function)]
+        declared = [handler for function in marked for handler in _declare_handlers(function)]
         cls.handlers = {**cls.handlers, **{handler.message_type: handler for handler in declared}}
 
     @classmethod
@@ -185,7 +185,7 @@ class Submit(Protocol):
         ...
 
 
-def _declared(function: Callable[..., Any]) -> list[HandlerSpec]:
+def _declare_handlers(function: Callable[..., Any]) -> list[HandlerSpec]:
     hints = typing.get_type_hints(function)
     parameters = list(inspect.signature(function).parameters)[1:]
     returns = typing.get_args(hints.get("return"))

@@ -25,7 +25,7 @@ from areal_actors.runtime.fold_keeper import FoldKeeper
 from areal_actors.runtime.message_ids import HandlingIds, message_id, with_new_id
 from areal_actors.runtime.named_wait import NamedWait, wait_name
 from areal_actors.runtime.process_usage import process_usage
-from areal_actors.runtime.work_items import SentWork, WorkTasks, renewed, take_slots
+from areal_actors.runtime.work_items import SentWork, WorkTasks, renew_lease, take_slots
 from areal_bus.base import Bus, Delivery, Envelope, Stamp, Subscription, WorkQueue
 from areal_bus.errors import BusError, NoResponder
 from areal_bus.message import Event, FrozenMeta, Message, Reply, Request, Telemetry, Work
@@ -141,7 +141,7 @@ class Runtime:
     async def _receive(self, delivery: Delivery) -> None:
         folds = self.actor.history == "all"
         envelope = delivery.envelope if folds else with_new_id(delivery.envelope, self._incarnation)
-        async with self._serialized():
+        async with self._serialize():
             if type(delivery.message) in self.actor.handlers:
                 await self._handle(envelope, delivery.message, replayed=delivery.replayed and folds)
             self._fold.on_folded(delivery, self._tasks, self.now())
@@ -166,8 +166,8 @@ class Runtime:
         if delivery.deliveries > 1:
             envelope = with_new_id(envelope, str(delivery.deliveries))
         try:
-            async with renewed(delivery, lease_seconds):
-                async with self._serialized():
+            async with renew_lease(delivery, lease_seconds):
+                async with self._serialize():
                     await self._handle(envelope, delivery.message)
                 await delivery.acknowledge()
         finally:
@@ -186,13 +186,13 @@ class Runtime:
             await self.bus.reply(delivery.reply_to, part, stamp, last=part.is_last())
 
         try:
-            async with self._serialized():
+            async with self._serialize():
                 await self._handle(delivery.envelope, delivery.message, send_reply=send_reply)
         finally:
             slots.release()
 
     @asynccontextmanager
-    async def _serialized(self) -> AsyncIterator[None]:
+    async def _serialize(self) -> AsyncIterator[None]:
         if self._serial is None:
             yield
             return
@@ -221,7 +221,7 @@ class Runtime:
                         put_reply(emitted_message)
                     elif not replayed:
                         await self._emit(emitted_message, context, send_reply, sent)
-            await sent.confirmed()
+            await sent.confirm()
             self.handled = self.handled or not (replayed or isinstance(message, Tick))
         finally:
             sent.cancel()
@@ -237,7 +237,7 @@ class Runtime:
         elif isinstance(message, Work):
             await sent.add(self.bus.publish(message, stamp))
         elif isinstance(message, PUBLISHED):
-            await sent.confirmed()
+            await sent.confirm()
             await self.bus.publish(message, stamp)
 
     def note(
@@ -296,7 +296,7 @@ class Runtime:
             await asyncio.sleep(self.actor.tick_seconds)
             count += 1
             stamp = Stamp(id=f"{self._incarnation}-tick-{count}", sender="clock", time=self.now())
-            async with self._serialized():
+            async with self._serialize():
                 await self._handle(self._local_envelope(Tick(), stamp), Tick())
 
     async def _send_heartbeats(self) -> None:
@@ -343,7 +343,7 @@ class LiveContext:
             with self.waiting(wait_name(request, to), timeout + retry_for_seconds):
                 reply = await self._request_with_retries(request, stamp, timeout, to, self.runtime.now() + retry_for_seconds)
         except BusError as error:
-            self._failed(error)
+            self._note_failure(error)
             raise
         self._note("answered", reply, stamp)
         return reply
@@ -358,7 +358,7 @@ class LiveContext:
                         self._note("answered", part, stamp)
                         yield part
         except BusError as error:
-            self._failed(error)
+            self._note_failure(error)
             raise
 
     def _begin_request(self, request: Message) -> Stamp:
@@ -368,7 +368,7 @@ class LiveContext:
         self._note("asked", request, stamp)
         return stamp
 
-    def _failed(self, error: BusError) -> None:
+    def _note_failure(self, error: BusError) -> None:
         self.runtime.note("failed", self.cause, self.runtime.now(), error=error)
 
     def _note(self, kind: Literal["asked", "answered"], message: Message, stamp: Stamp) -> None:

@@ -51,10 +51,10 @@ class SentWork:
     async def add(self, publishing: Coroutine[Any, Any, int]) -> None:
         """Send an item, in the order of the calls; waits for the earlier ones when there are `SENT_TOGETHER`."""
         if len(self._sending) == SENT_TOGETHER:
-            await self.confirmed()
+            await self.confirm()
         self._sending.append(asyncio.create_task(publishing))
 
-    async def confirmed(self) -> None:
+    async def confirm(self) -> None:
         """Wait until all items are durable; the first error is raised."""
         if self._sending:
             await asyncio.gather(*self._sending)
@@ -77,7 +77,7 @@ async def take_slots(slots: asyncio.Semaphore) -> int:
 
 
 @asynccontextmanager
-async def renewed(delivery: Delivery, lease_seconds: float) -> AsyncIterator[None]:
+async def renew_lease(delivery: Delivery, lease_seconds: float) -> AsyncIterator[None]:
     """Renew the lease of an item while the context lasts."""
     renewal = asyncio.create_task(_renew(delivery, lease_seconds))
     try:

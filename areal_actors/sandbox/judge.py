@@ -109,8 +109,8 @@ class Judge:
         if isinstance(value, dict):
             return ValueWriter(self._export).write(dict(value))  # type: ignore[no-any-return]
         if callable(value) or type(value).__module__ == TEST_NAME:
-            for number, known in enumerate(self._exported):
-                if known is value:
+            for number, exported in enumerate(self._exported):
+                if exported is value:
                     return ["mine", number, callable(value)]
             self._exported.append(value)
             return ["mine", len(self._exported) - 1, callable(value)]
@@ -225,6 +225,6 @@ def subjects_of(checks: Sequence[str]) -> frozenset[str]:
         for field in node._fields:
             value = getattr(node, field, None)
             nodes += [child for child in (value if isinstance(value, list) else [value]) if hasattr(child, "_fields")]
-    theirs = called & builtin.keys() - bound
+    names = called & builtin.keys() - bound
     is_other = any(name not in builtin and name not in bound for name in loaded) or "answer" in bound
-    return frozenset(theirs if len(theirs) == 1 and not is_other else ())
+    return frozenset(names if len(names) == 1 and not is_other else ())

@@ -141,9 +141,9 @@ class ValueWriter:
         if kind.__name__ == "Counter" and kind.__module__ == "collections":
             _learn_counter()
         if kind in MUTABLE:
-            known = self._numbers.get(id(value))
-            if known is not None:
-                return ["ref", known]
+            number = self._numbers.get(id(value))
+            if number is not None:
+                return ["ref", number]
             return [MUTABLE[kind], self.number(value), self.write_items(value)]
         if kind is tuple or kind is frozenset:
             return [kind.__name__, [self.write(item) for item in value]]

@@ -88,8 +88,8 @@ class ProgramServer:
         return ["object", number]
 
     def _number(self, value: Any) -> int:
-        if (known := self._numbers.get(id(value))) is not None:
-            return known
+        if (number := self._numbers.get(id(value))) is not None:
+            return number
         self._objects.append(value)
         self._numbers[id(value)] = len(self._objects) - 1
         return len(self._objects) - 1

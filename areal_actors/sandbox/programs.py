@@ -100,11 +100,11 @@ def run_program(
             held.callback(os.close, _lock(folder))
             status, status_end = os.pipe()
             held.callback(os.close, status)
-            with os.fdopen(status_end, "wb") as theirs:
+            with os.fdopen(status_end, "wb") as child_end:
                 given, printed = _file(held, stdin.encode(errors="replace")), _file(held, b"")
                 job = _file(held, marshal.dumps(_job(program, checks, limits, folder)))
                 tests = _file(held, marshal.dumps({"checks": list(checks or ()), "proof": proof}))
-                descriptors = job.fileno(), tests.fileno(), theirs.fileno()
+                descriptors = job.fileno(), tests.fileno(), child_end.fileno()
                 child = subprocess.Popen(
                     [sys.executable, "-I", "-S", "-B", str(GUEST), *map(str, descriptors)],
                     stdin=given,

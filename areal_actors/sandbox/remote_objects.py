@@ -55,8 +55,8 @@ class Remote:
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
         """The program's class, for its name; a stand-in's type stays what it is."""
-        known = self.remote_ask("getattr", self, "__class__")
-        return known if type(known) is RemoteClass else type(self)
+        remote_class = self.remote_ask("getattr", self, "__class__")
+        return remote_class if type(remote_class) is RemoteClass else type(self)
 
     @property
     def __doc__(self) -> Any:  # type: ignore[override]
@@ -179,19 +179,19 @@ def is_remote(value: object) -> bool:
     return type(value) in (Remote, RemoteClass)
 
 
-def is_same(one: Any, other: Any, depth: int) -> bool:
+def is_same(first: Any, second: Any, depth: int) -> bool:
     """Equality of two objects of the program, by what they hold."""
-    if one.remote_number == other.remote_number:
+    if first.remote_number == second.remote_number:
         return True
-    if not depth or type(one) is not type(other) or type(one) is RemoteClass:
+    if not depth or type(first) is not type(second) or type(first) is RemoteClass:
         return False
-    states = [remote.remote_ask("state", remote) for remote in (one, other)]
+    states = [remote.remote_ask("state", remote) for remote in (first, second)]
     if not all(type(state) is list and len(state) == 3 and type(state[2]) is dict for state in states):
         return False
-    (kind, compares, attributes), (other_kind, _, others) = states
+    (kind, compares, attributes), (other_kind, _, other_attributes) = states
     if compares is not True or not is_remote(kind) or not is_remote(other_kind) or kind.remote_number != other_kind.remote_number:
         return False
-    return bool(attributes == others)
+    return bool(attributes == other_attributes)
 
 
 def _binary(name: str) -> Callable[[Remote, Any], Any]:

@@ -46,7 +46,7 @@ class Recommendation(Value):
         return self.recommended - self.workers
 
 
-def combined(loads: Sequence[LoadMeasured]) -> LoadMeasured | None:
+def mean_load(loads: Sequence[LoadMeasured]) -> LoadMeasured | None:
     """Returns the mean of the last loads that have the same workers, weighted by their lengths; None without any."""
     if not loads:
         return None
@@ -93,12 +93,14 @@ def recommend(load: LoadMeasured) -> list[Recommendation]:
     if load.gateway_cpu >= BUSY_CPU:
         why = f"{waits}, and the gateway uses {load.gateway_cpu:.2f} CPU cores of one process: more workers do not help"
         return [_same(role, load, why) for role in roles]
-    found = [shortage for role in roles if (shortage := _shortage(role, load, waits)) is not None]
-    if not found and "inference_worker" in roles:
-        found = list(_slow_engines(load, waits))
-    short = [one.role for one in found]
-    rest = _unhelpful(load, waits) if not found else f"{waits}, but no work waits for it"
-    return sorted(found, key=lambda one: -_queue(load.roles[one.role])) + [_same(role, load, rest) for role in roles if role not in short]
+    shortages = [shortage for role in roles if (shortage := _shortage(role, load, waits)) is not None]
+    if not shortages and "inference_worker" in roles:
+        shortages = list(_slow_engines(load, waits))
+    short = [missing.role for missing in shortages]
+    rest = _unhelpful(load, waits) if not shortages else f"{waits}, but no work waits for it"
+    return sorted(shortages, key=lambda one: -_queue(load.roles[one.role])) + [
+        _same(role, load, rest) for role in roles if role not in short
+    ]
 
 
 def _shortage(role: str, load: LoadMeasured, waits: str) -> Recommendation | None:
@@ -172,4 +174,4 @@ def _queue(now: RoleLoad) -> float:
 
 
 def _workers(load: LoadMeasured) -> dict[str, int]:
-    return {role: one.workers for role, one in load.roles.items()}
+    return {role: role_load.workers for role, role_load in load.roles.items()}

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from areal_actors.core.autoscale_settings import AutoscaleSettings
 from areal_actors.messages import LoadMeasured, RunResumed, RunStarted, ScaleDecided
-from areal_actors.scaling.balance import SHORT, Recommendation, combined, recommend
+from areal_actors.scaling.balance import SHORT, Recommendation, mean_load, recommend
 from areal_bus.message import Message
 
 UP_WINDOWS, DOWN_WINDOWS = 2, 4
@@ -57,13 +57,13 @@ class Decider:
             case RunStarted() | RunResumed():
                 self.__init__(self.settings)  # type: ignore[misc]  # the workers of an earlier launch are gone
             case ScaleDecided():
-                self._decided(message, time)
+                self._note_decision(message, time)
             case LoadMeasured() if self.settings.enabled:
-                return self._measured(message, time)
+                return self._decide(message, time)
         return None
 
-    def _decided(self, decision: ScaleDecided, time: float) -> None:
-        role, judged = decision.role, combined(self.windows[-UP_WINDOWS:])
+    def _note_decision(self, decision: ScaleDecided, time: float) -> None:
+        role, judged = decision.role, mean_load(self.windows[-UP_WINDOWS:])
         self.added[role] = self.added.get(role, 0) + decision.workers - decision.before
         if decision.workers > decision.before:
             self.too_few[role] = max(self.too_few.get(role, 0), decision.before)
@@ -74,8 +74,8 @@ class Decider:
             self.trial = None
         self.pending, self.decided_at, self.windows = decision, time, []
 
-    def _measured(self, load: LoadMeasured, time: float) -> ScaleDecided | None:
-        workers = {role: one.workers for role, one in load.roles.items()}
+    def _decide(self, load: LoadMeasured, time: float) -> ScaleDecided | None:
+        workers = {role: role_load.workers for role, role_load in load.roles.items()}
         if self.pending is not None:
             arrived = workers.get(self.pending.role) == self.pending.workers
             if not arrived and time < self.decided_at + PENDING_SECONDS:
@@ -86,9 +86,9 @@ class Decider:
         self.windows = [*self.windows[1 - DOWN_WINDOWS :], load]
         if time < self.decided_at + self.settings.cooldown_seconds:
             return None
-        return self._required(workers) or self._undone() or self._increase() or self._decrease()
+        return self._require_minimum(workers) or self._undone() or self._increase() or self._decrease()
 
-    def _required(self, workers: Mapping[str, int]) -> ScaleDecided | None:
+    def _require_minimum(self, workers: Mapping[str, int]) -> ScaleDecided | None:
         """Returns the decision for a role with fewer workers than its bound."""
         for role, bounds in self.settings.bounds().items():
             if workers.get(role, bounds.min) < bounds.min:
@@ -98,7 +98,7 @@ class Decider:
 
     def _undone(self) -> ScaleDecided | None:
         """Returns the decision to undo the last increase, if it did not help; ends its trial if it did."""
-        trial, load = self.trial, combined(self.windows[-UP_WINDOWS:])
+        trial, load = self.trial, mean_load(self.windows[-UP_WINDOWS:])
         if trial is None or load is None or len(self.windows) < UP_WINDOWS:
             return None
         busy = 1 - load.trainer_waits
@@ -113,18 +113,18 @@ class Decider:
         return decision
 
     def _increase(self) -> ScaleDecided | None:
-        return self._following(UP_WINDOWS, lambda one: one.change() > 0)
+        return self._following(UP_WINDOWS, lambda recommendation: recommendation.change() > 0)
 
     def _decrease(self) -> ScaleDecided | None:
-        return self._following(DOWN_WINDOWS, lambda one: one.change() < 0)
+        return self._following(DOWN_WINDOWS, lambda recommendation: recommendation.change() < 0)
 
     def _following(self, windows: int, wanted: Callable[[Recommendation], bool]) -> ScaleDecided | None:
         """Returns the first change of this direction that each of the last windows and their mean recommend, and the bounds permit."""
         last = self.windows[-windows:]
-        load = combined(last)
+        load = mean_load(last)
         if load is None or len(last) < windows:
             return None
-        each = [{one.role for one in recommend(window) if wanted(one)} for window in last]
+        each = [{recommendation.role for recommendation in recommend(window) if wanted(recommendation)} for window in last]
         for one in recommend(load):
             if wanted(one) and all(one.role in roles for roles in each):
                 decision = self._within(one.role, one.workers, one.recommended, one.reason)

@@ -105,9 +105,9 @@ class LoadFold:
             case EngineLoad():
                 (self.full.add if message.level == "full" else self.full.discard)(message.worker)
             case ActorStarted():
-                self._started(message.actor)
+                self._add_worker(message.actor)
             case ActorStopped(actor=actor) | ActorFailed(actor=actor) | WorkerLeft(worker=actor):
-                self._gone(actor)
+                self._remove_worker(actor)
             case _:
                 self._of_an_episode(message)
 
@@ -137,7 +137,7 @@ class LoadFold:
         self._until = None if last_is_formed else now
         if self._seconds < (LEAST_SECONDS if last_is_formed else self.window_seconds):
             return None
-        measured = self._measured()
+        measured = self._measure()
         self._clear()
         return measured
 
@@ -146,7 +146,7 @@ class LoadFold:
         self._waited += seconds * self._waits
         self._episodes += seconds * len(self.running)
         busy = {role: self._busy_slots(role) for role in self.slots}
-        handled = {role: sum(one.handling for one in self._of(role)) for role in self.slots}
+        handled = {role: sum(worker.handling for worker in self._of(role)) for role in self.slots}
         queued = {
             "reward_worker": len(self.returned) - busy.get("reward_worker", 0),
             "inference_worker": handled.get("inference_worker", 0) - busy.get("inference_worker", 0),
@@ -156,7 +156,7 @@ class LoadFold:
             self._busy[role] += seconds * busy[role]
             self._waiting[role] += seconds * max(queued[role], 0)
 
-    def _measured(self) -> LoadMeasured:
+    def _measure(self) -> LoadMeasured:
         seconds = self._seconds
         roles = {}
         for role, slots in self.slots.items():
@@ -190,13 +190,13 @@ class LoadFold:
             worker.cpu_seconds = beat.cpu_seconds
             worker.cpu_before = beat.cpu_seconds if worker.cpu_before is None else worker.cpu_before
 
-    def _started(self, actor: str) -> None:
+    def _add_worker(self, actor: str) -> None:
         role = actor.rpartition("-")[0]
         if role in self.slots or role == GATEWAY:
             self.workers[actor] = _Worker(role)
             self._clear()
 
-    def _gone(self, actor: str) -> None:
+    def _remove_worker(self, actor: str) -> None:
         self.full.discard(actor)
         if self.workers.pop(actor, None) is not None:
             self._clear()

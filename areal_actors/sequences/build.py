@@ -42,7 +42,7 @@ def sequences_of(trajectory: Trajectory, group: int, oldest_version: int, credit
     Every sampled token is trained in one sequence only: where paths share a prefix, it is context in later sequences, and so are earlier
     calls in the sequence of a call, tokens older than `oldest_version`, and calls that are not trained.
     """
-    by_id, ended = {call.id: call for call in trajectory.interactions}, ended_by_model(trajectory)
+    by_id, ended = {call.id: call for call in trajectory.interactions}, last_call_of_model(trajectory)
     rewards = call_rewards(trajectory, credit)
     uncredited = calls_without_credit(trajectory, credit)
     sequences: list[TrainingSequence] = []
@@ -72,7 +72,7 @@ def sequences_of(trajectory: Trajectory, group: int, oldest_version: int, credit
     return sequences
 
 
-def ended_by_model(trajectory: Trajectory) -> str:
+def last_call_of_model(trajectory: Trajectory) -> str:
     """Id of the call after which the model itself ended the episode, which is truncated there; empty if the agent ended it."""
     return last_trained(trajectory.interactions).id if trajectory.ended_by == "model" else ""
 
@@ -124,7 +124,7 @@ def _row(
         versions=np.concatenate(versions),
         group=group,
         reward=trajectory.reward,
-        truncated=path[-1].finish_reason == "length" or path[-1].id == ended_by_model(trajectory),
+        truncated=path[-1].finish_reason == "length" or path[-1].id == last_call_of_model(trajectory),
         ended_by=trajectory.ended_by,
         unanswered_calls=trajectory.unanswered_calls,
         episode=trajectory.episode,

@@ -78,7 +78,7 @@ def _discounted_sum(
     call: Interaction, interactions: Sequence[Interaction], continuing: Mapping[str, Sequence[str]], discount: float
 ) -> float:
     """Sum of the rewards of a call and of all calls after it, each once, discounted by the fewest links between."""
-    rewards = {one.id: one.reward or 0.0 for one in interactions}
+    rewards = {interaction.id: interaction.reward or 0.0 for interaction in interactions}
     distance = {call.id: 0}
     todo = deque([call.id])
     while todo:
@@ -125,10 +125,10 @@ def _last_first(
     reward: Callable[[Interaction, list[float]], float],
 ) -> dict[str, float]:
     """R of every call, computed from its own interaction and the R of the calls that continue it."""
-    known = {call.id: call for call in interactions}
+    by_id = {call.id: call for call in interactions}
     waiting = Counter(chain.from_iterable(continuing.values()))
     """Number of calls that each call continues and that are not in the order yet."""
-    todo = [identifier for identifier in known if not waiting[identifier]]
+    todo = [identifier for identifier in by_id if not waiting[identifier]]
     first_to_last: list[str] = []
     while todo:
         first_to_last.append(todo.pop())
@@ -138,7 +138,7 @@ def _last_first(
                 todo.append(later)
     rewards: dict[str, float] = {}
     for identifier in reversed(first_to_last):
-        rewards[identifier] = reward(known[identifier], [rewards[later] for later in continuing[identifier]])
+        rewards[identifier] = reward(by_id[identifier], [rewards[later] for later in continuing[identifier]])
     return rewards
 
 

@@ -19,10 +19,10 @@ def continuing_calls(interactions: Sequence[Interaction]) -> dict[str, list[str]
     between ran beside it. Nor does it if the earlier call has a reward of its own, and they are alternatives (they continue the same
     parent) or have different roles: a judge's reward is no part of its solver's.
     """
-    known = {call.id: call for call in interactions}
-    links = {call.id: _links(call, known) for call in interactions}
+    by_id = {call.id: call for call in interactions}
+    links = {call.id: _links(call, by_id) for call in interactions}
     continued = {call.parent for call in interactions if call.parent in links[call.id]}
-    continuing: dict[str, list[str]] = {identifier: [] for identifier in known}
+    continuing: dict[str, list[str]] = {identifier: [] for identifier in by_id}
     for call in interactions:
         for link in links[call.id]:
             if link == call.parent or link not in continued:
@@ -30,10 +30,10 @@ def continuing_calls(interactions: Sequence[Interaction]) -> dict[str, list[str]
     return continuing
 
 
-def _links(call: Interaction, known: Mapping[str, Interaction]) -> tuple[str, ...]:
+def _links(call: Interaction, by_id: Mapping[str, Interaction]) -> tuple[str, ...]:
     def counts(link: str) -> bool:
-        is_separate = call.parent != "" or known[link].role != call.role
-        return link == call.parent or known[link].reward is None or not is_separate
+        is_separate = call.parent != "" or by_id[link].role != call.role
+        return link == call.parent or by_id[link].reward is None or not is_separate
 
-    links = tuple(link for link in links_of(call) if link in known and counts(link))
-    return links or ((call.parent,) if call.parent in known else ())
+    links = tuple(link for link in links_of(call) if link in by_id and counts(link))
+    return links or ((call.parent,) if call.parent in by_id else ())

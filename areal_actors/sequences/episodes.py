@@ -32,10 +32,10 @@ def episode_key(sequences: Sequence[TrainingSequence], index: int) -> EpisodeKey
 
 def sequences_by_episode(sequences: Sequence[TrainingSequence]) -> list[list[TrainingSequence]]:
     """Returns the sequences of each episode, in the order in which episodes and sequences first occur."""
-    found: dict[EpisodeKey, list[TrainingSequence]] = {}
+    by_episode: dict[EpisodeKey, list[TrainingSequence]] = {}
     for index, sequence in enumerate(sequences):
-        found.setdefault(episode_key(sequences, index), []).append(sequence)
-    return list(found.values())
+        by_episode.setdefault(episode_key(sequences, index), []).append(sequence)
+    return list(by_episode.values())
 
 
 def calls_of(sequence: TrainingSequence) -> tuple[SequenceCall, ...]:

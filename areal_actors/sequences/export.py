@@ -153,10 +153,10 @@ def sequences(export: Export | bytes) -> list[ExportedSequence]:
         for call in export.calls
     )
     trajectory = Trajectory(episode=export.episode, group=export.group, attempt=0, task=export.task_id, reward=0.0, interactions=calls)
-    return [_exported(sequence) for sequence in sequences_of(trajectory, 0, PROMPT_VERSION, Credit(style=export.style))]
+    return [_export_sequence(sequence) for sequence in sequences_of(trajectory, 0, PROMPT_VERSION, Credit(style=export.style))]
 
 
-def _exported(sequence: TrainingSequence) -> ExportedSequence:
+def _export_sequence(sequence: TrainingSequence) -> ExportedSequence:
     rewards = np.zeros(len(sequence.token_ids), dtype=np.float32)
     for call in sequence.calls:
         rewards[call.start : call.end] = call.reward

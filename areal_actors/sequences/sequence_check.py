@@ -95,6 +95,6 @@ def sequence_fault(sequence: TrainingSequence, limits: SequenceLimits, weight_ve
         return fault
     if int(sequence.versions.max()) > weight_version:
         place = int(sequence.versions.argmax())
-        found = f"weight version {int(sequence.versions[place])}; the trainer's weights are of version {weight_version}"
-        return ColumnFault(check="weight version", detail=found, position=place)
+        cause = f"weight version {int(sequence.versions[place])}; the trainer's weights are of version {weight_version}"
+        return ColumnFault(check="weight version", detail=cause, position=place)
     return None

@@ -79,7 +79,7 @@ def mean_metrics(scored: Iterable[Mapping[str, float]]) -> dict[str, float]:
     for metrics in scored:
         for name, value in metrics.items():
             values.setdefault(name, []).append(value)
-    return {name: sum(found) / len(found) for name, found in values.items()}
+    return {name: sum(samples) / len(samples) for name, samples in values.items()}
 
 
 def _credit(sequences: Sequence[TrainingSequence]) -> dict[str, float]:

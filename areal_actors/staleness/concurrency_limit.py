@@ -37,9 +37,9 @@ class ConcurrencyLimit(msgspec.Struct, metaclass=FrozenMeta):
 
     def level_changed(self, worker: str, level: LoadLevel) -> ConcurrencyLimit:
         """Record the load of an engine; the first full one lowers the limit, unless the limit fell less than a generation ago."""
-        found = _with_levels(self, {**self.levels, worker: level})
+        changed = _with_levels(self, {**self.levels, worker: level})
         settled = self.threshold == self.most or self.ended >= self.groups
-        return found.lowered() if level == "full" and not self.is_full() and settled else found
+        return changed.lower() if level == "full" and not self.is_full() and settled else changed
 
     def worker_gone(self, worker: str) -> ConcurrencyLimit:
         """Forget the load of an inference worker that stopped or failed."""
@@ -50,7 +50,7 @@ class ConcurrencyLimit(msgspec.Struct, metaclass=FrozenMeta):
         ended = self.ended + 1
         counted = msgspec.structs.replace(self, ended=ended)
         if self.is_full():
-            return counted.lowered() if ended >= self.groups else counted
+            return counted.lower() if ended >= self.groups else counted
         if "busy" in self.levels.values() or not limited or self.groups == self.most:
             return counted
         if self.groups < self.threshold:
@@ -61,7 +61,7 @@ class ConcurrencyLimit(msgspec.Struct, metaclass=FrozenMeta):
         """True if an engine is full."""
         return "full" in self.levels.values()
 
-    def lowered(self) -> ConcurrencyLimit:
+    def lower(self) -> ConcurrencyLimit:
         """Returns the limit after an engine was full for a generation."""
         groups = max(int(self.groups * LOWERED), 1)
         return msgspec.structs.replace(self, groups=groups, threshold=groups, ended=0)

@@ -65,7 +65,7 @@ class Ledger(msgspec.Struct, kw_only=True):
     loaded: dict[str, int] = {}
     """Weight version of each live inference worker."""
 
-    def granted_more(self, groups: int) -> Ledger:
+    def grant(self, groups: int) -> Ledger:
         """Grant the next groups."""
         self.running.update((self.granted + index, set()) for index in range(groups))
         self.granted += groups

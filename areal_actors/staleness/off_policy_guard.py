@@ -38,12 +38,12 @@ class OffPolicyGuardConfig(Config):
 
     def outside(self, metrics: Mapping[str, float]) -> Iterator[str]:
         """Yields a sentence for each metric of a step that is outside of its band; a step without a metric is inside."""
-        yield from self.moved(metrics)
+        yield from self.drift_sentences(metrics)
         masked = metrics.get("masked_frac")
         if masked is not None and not masked <= self.max_masked_frac:
             yield f"masked_frac {masked:.3g}, at most {self.max_masked_frac:g}"
 
-    def moved(self, metrics: Mapping[str, float]) -> Iterator[str]:
+    def drift_sentences(self, metrics: Mapping[str, float]) -> Iterator[str]:
         """Yields those sentences that a lower staleness bound can help: the weights have moved too far from those that sampled."""
         size, divergence = metrics.get("effective_sample_size"), metrics.get("approx_kl")
         if size is not None and not size >= self.min_effective_sample_size:
@@ -67,7 +67,7 @@ class OffPolicyGuard(msgspec.Struct, metaclass=FrozenMeta):
         """Returns the guard after a step with these metrics, counted from 1; `most` is the bound of the recipe."""
         if step <= self.step or config.action == "off":
             return self
-        moved = any(config.moved(metrics))
+        moved = any(config.drift_sentences(metrics))
         inside = 0 if moved else self.inside + 1
         seen = msgspec.structs.replace(self, step=step, off_policy=any(config.outside(metrics)), inside=inside)
         if config.action != "tighten":

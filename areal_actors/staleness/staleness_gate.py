@@ -115,20 +115,20 @@ class StalenessGate(Actor):
 
     @on
     def trajectory_exported(self, event: TrajectoryExported) -> Iterator[CapacityGranted | ConcurrencyChanged]:
-        yield from self._ended(event.trajectory.group, event.trajectory.episode, exported=True)
+        yield from self._end_episode(event.trajectory.group, event.trajectory.episode, exported=True)
         yield from self._grants()
 
     @on
     def episode_abandoned(self, event: EpisodeAbandoned) -> Iterator[CapacityGranted | ConcurrencyChanged]:
         if event.work.purpose == "train" and event.work.attempts_left == 0:
-            yield from self._ended(event.work.group, event.work.episode, exported=False)
+            yield from self._end_episode(event.work.group, event.work.episode, exported=False)
         yield from self._grants()
 
     @on
     def engine_load(self, event: EngineLoad) -> Iterator[CapacityGranted | ConcurrencyChanged]:
         if self.limit is not None:
             used = f"{event.running} running, {event.waiting} waiting, {event.kv_cache_usage:.0%} of the KV cache used"
-            yield from self._limited(self.limit.level_changed(event.worker, event.level), f"{event.worker} is {event.level}: {used}")
+            yield from self._continue_with(self.limit.level_changed(event.worker, event.level), f"{event.worker} is {event.level}: {used}")
         yield from self._grants()
 
     @on
@@ -160,15 +160,15 @@ class StalenessGate(Actor):
         """Number of groups that may run at once now."""
         return self.most if self.limit is None else self.limit.groups
 
-    def _ended(self, group: str, episode: str, *, exported: bool) -> Iterator[ConcurrencyChanged]:
+    def _end_episode(self, group: str, episode: str, *, exported: bool) -> Iterator[ConcurrencyChanged]:
         """Record the end of an episode, which may be the end of its group."""
         running = len(self.ledger.running)
         self.ledger.episode_ended(int(group), episode, exported=exported)
         if self.limit is not None and len(self.ledger.running) < running:
             limit, full = self.limit.group_ended(limited=running >= self.limit.groups), self.limit.is_full()
-            yield from self._limited(limit, "an engine is still full" if full else "a group has ended and the engines have room")
+            yield from self._continue_with(limit, "an engine is still full" if full else "a group has ended and the engines have room")
 
-    def _limited(self, limit: ConcurrencyLimit, reason: str) -> Iterator[ConcurrencyChanged]:
+    def _continue_with(self, limit: ConcurrencyLimit, reason: str) -> Iterator[ConcurrencyChanged]:
         """Continue with a limit."""
         before, self.limit = self.concurrent, limit
         if limit.groups != before:
@@ -183,7 +183,7 @@ class StalenessGate(Actor):
         if self.stopped or self.awaited or not groups:
             return
         first = self.ledger.granted
-        self.ledger.granted_more(groups)
+        self.ledger.grant(groups)
         yield CapacityGranted(first_group=first, groups=groups, weight_version=self.ledger.weight_version)
 
     def status(self) -> dict[str, float | str]:

@@ -100,7 +100,7 @@ class ExampleSequences:
         """
         return self._sequences([self.train[number] for number in numbers])
 
-    def held_out(self, weight_version: int) -> list[TrainingSequence]:
+    def held_out_sequences(self, weight_version: int) -> list[TrainingSequence]:
         """Sequences to evaluate a weight version on; empty if it is not evaluated."""
         return self._sequences([self.kept[number] for number in range(min(self.due(weight_version), len(self.kept)))])
 
@@ -192,9 +192,9 @@ def _is_short(example: Example, limit: int, tokenizer: ChatTokenizer) -> bool:
 
 def _too_long_message(examples: Examples, longer: Sequence[dict[int, int]], limit: int, *, of_model: bool) -> str:
     """Error text that names the first example that is too long and the number of others."""
-    number, tokens = next(found for every in longer for found in every.items())
-    others = sum(map(len, longer)) - 1
-    more = f" ({others} more {'is' if others == 1 else 'are'} too long, too)" if others else ""
+    number, tokens = next(lengths for every in longer for lengths in every.items())
+    other_count = sum(map(len, longer)) - 1
+    more = f" ({other_count} more {'is' if other_count == 1 else 'are'} too long, too)" if other_count else ""
     bound, remedy = ("the model's context has", "use a model with a longer context") if of_model else ("task.max_length is", "raise that")
     return (
         f"{examples[number].place}: {tokens:,} tokens as the model's chat template writes it, but {bound} {limit:,}{more}; "
@@ -232,15 +232,15 @@ def trained_segments(conversation: ExampleConversation, tokenizer: ChatTokenizer
     return parts
 
 
-def _shared_beginning(one: str, other: str) -> str:
-    differing = (place for place, (left, right) in enumerate(zip(one, other, strict=False)) if left != right)
-    return one[: next(differing, min(len(one), len(other)))]
+def _shared_beginning(first: str, second: str) -> str:
+    differing = (place for place, (left, right) in enumerate(zip(first, second, strict=False)) if left != right)
+    return first[: next(differing, min(len(first), len(second)))]
 
 
 def _end_of_turn(text: str, start: int, tokenizer: ChatTokenizer) -> int:
     """End of the answer that starts here: after its last end-of-turn token, or the end of the text without one."""
     stops = [tokenizer.decode([stop], skip_special=False) for stop in tokenizer.stop_ids]
-    ends = [found + len(stop) for stop in stops if stop and (found := text.rfind(stop, start)) >= 0]
+    ends = [place + len(stop) for stop in stops if stop and (place := text.rfind(stop, start)) >= 0]
     return max(ends, default=len(text))
 
 

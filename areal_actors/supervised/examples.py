@@ -104,7 +104,7 @@ class DatasetExamples(msgspec.Struct, frozen=True):
         row = self.numbers[number]
         place = f"{self.spec}, row {row + 1}"
         try:
-            return _example(_renamed(self.rows.row(row), self.columns, place), self.kind, place)
+            return _example(_rename_columns(self.rows.row(row), self.columns, place), self.kind, place)
         except msgspec.DecodeError as error:
             raise SetupError(f"{place}: not JSON: {error}") from error
 
@@ -156,8 +156,10 @@ def open_examples(spec: str, kind: Kind, *, seed: int, held_out: int | str, colu
 def arithmetic_examples(kind: Kind, split: Split, count: int, seed: int) -> tuple[Example, ...]:
     """Returns generated word problems with worked answers; for pairs, each with a worse answer."""
     rng = random.Random(f"pairs {split} {seed}")
-    made = islice(problems(split, seed), count)
-    return tuple(_arithmetic_example(problem, kind, f"generated {kind}, number {number}", rng) for number, problem in enumerate(made))
+    made_problems = islice(problems(split, seed), count)
+    return tuple(
+        _arithmetic_example(problem, kind, f"generated {kind}, number {number}", rng) for number, problem in enumerate(made_problems)
+    )
 
 
 def _arithmetic_example(problem: WordProblem, kind: Kind, place: str, rng: random.Random) -> Example:
@@ -183,12 +185,12 @@ def _misread(problem: WordProblem, rng: random.Random) -> WordProblem:
 # ---------------------------------------------------------------- from rows
 
 
-def _renamed(row: object, columns: Mapping[str, str], place: str) -> dict[str, Any]:
+def _rename_columns(row: object, columns: Mapping[str, str], place: str) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise SetupError(f"{place}: expected an object, got {type(row).__name__}")
     if missing := [name for name in columns.values() if name not in row]:
         raise SetupError(f"{place}: task.columns names `{missing[0]}`; the row has {field_names(row)}")
-    return {**row, **{ours: row[theirs] for ours, theirs in columns.items()}}
+    return {**row, **{ours: row[column] for ours, column in columns.items()}}
 
 
 def _forms(kind: Kind) -> str:
@@ -201,7 +203,7 @@ def _example(row: dict[str, Any], kind: Kind, place: str) -> Example:
         raise SetupError(f"{place}: expected {_forms(kind)}; the row has {field_names(row)}")
     tools = tuple(row.get("tools") or ())
     if kind == "pairs":
-        return Example(tuple(msgspec.structs.replace(one, tools=tools) for one in _pair(row, place)), place)
+        return Example(tuple(msgspec.structs.replace(answer_messages, tools=tools) for answer_messages in _pair(row, place)), place)
     if form == ("messages",):
         messages = _messages(row["messages"], "assistant", f"{place}: `messages`")
         first = next(index for index, message in enumerate(messages) if message["role"] == "assistant")
@@ -235,7 +237,9 @@ def _pair(row: dict[str, Any], place: str) -> list[ExampleConversation]:
         prompt = _messages(row["prompt"], "user", f"{place}: `prompt`")
         return [_side(prompt + answer, len(prompt), f"{place}: `{name}`") for name, answer in zip(names, answers, strict=True)]
     together = zip(*unweighted, strict=False)
-    first = next((index for index, (one, other) in enumerate(together) if one != other), min(map(len, answers)))
+    first = next(
+        (index for index, (first_message, second_message) in enumerate(together) if first_message != second_message), min(map(len, answers))
+    )
     if first == min(map(len, answers)):
         raise SetupError(f"{place}: one of `chosen` and `rejected` is a prefix of the other; each needs its own answer")
     return [_side(answer, first, f"{place}: `{name}`") for name, answer in zip(names, answers, strict=True)]
@@ -245,28 +249,28 @@ def _side(messages: tuple[Message, ...], first: int, place: str) -> ExampleConve
     return ExampleConversation(messages, first, unlearned=_find_unlearned(messages, first, place))
 
 
-def _answer(found: Any, place: str) -> tuple[Message, ...]:
+def _answer(value: Any, place: str) -> tuple[Message, ...]:
     """Returns messages, the last of which is from the assistant."""
-    messages = _messages(found, "assistant", place)
+    messages = _messages(value, "assistant", place)
     if messages[-1]["role"] != "assistant":
         raise SetupError(f"{place} ends with a message of role {messages[-1]['role']}; it must end with an assistant message")
     return messages
 
 
-def _messages(found: Any, role: str, place: str) -> tuple[Message, ...]:
+def _messages(value: Any, role: str, place: str) -> tuple[Message, ...]:
     """Returns chat messages, or a text as one message of this role."""
-    if isinstance(found, str) and found.strip():
-        return ({"role": role, "content": found},)
-    if not isinstance(found, list) or not found:
-        raise SetupError(f"{place} must be a non-empty text or a list of chat messages, got {found!r:.60}")
-    for index, message in enumerate(found):
+    if isinstance(value, str) and value.strip():
+        return ({"role": role, "content": value},)
+    if not isinstance(value, list) or not value:
+        raise SetupError(f"{place} must be a non-empty text or a list of chat messages, got {value!r:.60}")
+    for index, message in enumerate(value):
         if not isinstance(message, dict) or message.get("role") not in ROLES:
             raise SetupError(f"{place}[{index}] must be an object whose `role` is one of {', '.join(ROLES)}, got {message!r:.60}")
         if not isinstance(message.get("content"), str | list) and not message.get("tool_calls"):
             raise SetupError(f"{place}[{index}] must have `content` or `tool_calls`, got {message!r:.60}")
-    if role == "assistant" and all(message["role"] != "assistant" for message in found):
+    if role == "assistant" and all(message["role"] != "assistant" for message in value):
         raise SetupError(f"{place} has no assistant message; there is nothing to learn from it")
-    return tuple(found)
+    return tuple(value)
 
 
 # ---------------------------------------------------------------- held out

@@ -39,20 +39,20 @@ class Attempts(msgspec.Struct):
     held: list[RunEpisode] = []
     stopped: bool = False
 
-    def started(self, work: RunEpisode, sequence: int) -> RunEpisode:
+    def record_start(self, work: RunEpisode, sequence: int) -> RunEpisode:
         """Record an attempt that is published for the event of this sequence."""
         self.latest[work.episode] = Attempt(number=work.attempt, after=sequence)
         return work
 
-    def retried(self, lost: RunEpisode, sequence: int) -> list[RunEpisode]:
+    def next_attempts(self, lost: RunEpisode, sequence: int) -> list[RunEpisode]:
         """Returns the next attempt after a lost one, unless the run stops."""
-        again = self.started(next_attempt(lost), sequence)
+        again = self.record_start(next_attempt(lost), sequence)
         if not self.stopped:
             return [again]
         self.held.append(again)
         return []
 
-    def resumed(self, event: RunResumed, sequence: int, actor: str, first: Callable[[str], RunEpisode]) -> list[RunEpisode]:
+    def resumed_attempts(self, event: RunResumed, sequence: int, actor: str, first: Callable[[str], RunEpisode]) -> list[RunEpisode]:
         """Returns held attempts, and those whose work was published and is neither queued nor scored.
 
         Work for events after the last one that the actor acknowledged is left out: handling these again publishes it. `first` returns
@@ -66,14 +66,14 @@ class Attempts(msgspec.Struct):
                 work = first(episode)
                 left = max(work.attempts_left + 1 - attempt.number, 0)
                 works[episode] = msgspec.structs.replace(work, attempt=attempt.number, attempts_left=left)
-        return [self.started(work, sequence) for work in works.values()]
+        return [self.record_start(work, sequence) for work in works.values()]
 
-    def scored(self, work: RunEpisode) -> None:
+    def record_score(self, work: RunEpisode) -> None:
         """Record that the log has the score of an attempt."""
-        found = self.latest.get(work.episode)
-        if found is not None and found.number == work.attempt:
-            self.latest[work.episode] = msgspec.structs.replace(found, scored=True)
+        latest = self.latest.get(work.episode)
+        if latest is not None and latest.number == work.attempt:
+            self.latest[work.episode] = msgspec.structs.replace(latest, scored=True)
 
-    def ended(self, episode: str) -> None:
+    def remove_episode(self, episode: str) -> None:
         """Remove an episode that has no further attempt."""
         self.latest.pop(episode, None)

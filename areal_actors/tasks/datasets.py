@@ -79,11 +79,11 @@ class Tasks(msgspec.Struct, frozen=True, dict=True):
         Raises:
             SetupError: the row can no longer be read.
         """
-        row, theirs = self.source.row(number), set(self.columns.values())
+        row, columns = self.source.row(number), set(self.columns.values())
         renamed = {field: row[name] for field, name in self.columns.items() if name in row}
         renamed |= {field: text for field in FIELDS if (text := as_text(renamed.get(field, row.get(field)))) is not None}
         identifier = f"{self.name}-{number}"
-        return Task(id=identifier, data={**{name: row[name] for name in row if name not in theirs}, **renamed, "id": identifier})
+        return Task(id=identifier, data={**{name: row[name] for name in row if name not in columns}, **renamed, "id": identifier})
 
 
 class Dataset(msgspec.Struct, frozen=True):
@@ -113,7 +113,7 @@ def open_dataset(
         RecipeError: there is no such dataset, or it has too few rows to hold out.
         SetupError: it cannot be read, or a row is not a question with an answer; the message has the place and the remedy.
     """
-    source = _generated(seed, held_out) if spec == ARITHMETIC else _open(spec, "dataset")
+    source = _generate_rows(seed, held_out) if spec == ARITHMETIC else _open(spec, "dataset")
     shape = find_shape(source.train, spec, columns or {}, answers=answers)
     fields = [field for field in FIELDS if field in shape.columns or (field == "answer" and shape.answer_in_chat)]
     if shape.is_plain():
@@ -133,8 +133,12 @@ def open_listed(folder: Path, environment: str, *, seed: int, held_out: int) -> 
         RecipeError: there are too few to hold out.
         SetupError: the files cannot be read.
     """
-    other = folder / HELD_OUT
-    source = Source(name=environment_title(environment), train=JsonLines(folder / TASKS), test=JsonLines(other) if other.exists() else None)
+    held_out_file = folder / HELD_OUT
+    source = Source(
+        name=environment_title(environment),
+        train=JsonLines(folder / TASKS),
+        test=JsonLines(held_out_file) if held_out_file.exists() else None,
+    )
     return _split(source, environment, [LISTED_KEY], seed=seed, held_out=held_out, columns={})
 
 
@@ -161,7 +165,7 @@ def _split(
     return Dataset(train=Tasks(source.train, name, numbers, columns, shuffle_seed=seed), held_out=kept)
 
 
-def _generated(seed: int, held_out: int | str) -> Source:
+def _generate_rows(seed: int, held_out: int | str) -> Source:
     count = held_out if isinstance(held_out, int) else 0
     train = ListedRows(arithmetic.rows("train", ARITHMETIC_ROWS, seed), ARITHMETIC)
     return Source(name=ARITHMETIC, train=train, test=ListedRows(arithmetic.rows("test", count, HELD_OUT_SEED), ARITHMETIC))
@@ -188,9 +192,9 @@ def choose_held_out(rows: int, count: int, seed: int, spec: str) -> list[int]:
 def _separate_held_out(source: Source, held_out: int | str, spec: str, columns: Mapping[str, str], shape: Shape | None) -> Tasks:
     """Returns held-out tasks with separate rows: those of a second dataset, or the first of the test split."""
     if isinstance(held_out, str):
-        other = _open(held_out, "held_out")
-        rows = ShapedRows(other.train, shape, held_out) if shape is not None else other.train
-        name, count = f"held-out-{other.name}", len(rows)
+        held_out_source = _open(held_out, "held_out")
+        rows = ShapedRows(held_out_source.train, shape, held_out) if shape is not None else held_out_source.train
+        name, count = f"held-out-{held_out_source.name}", len(rows)
     else:
         rows, name, count = source.test or ListedRows((), source.name), f"{source.name}-test", held_out
     if count > len(rows):
@@ -212,7 +216,7 @@ def _not_held_out(
 
     def excluding(compared: int, rows: Iterable[int]) -> Sequence[int]:
         texts = enumerate(kept.source.texts(fields))
-        asked = {_digest(found, compared) for number, found in texts if number in chosen}
+        asked = {_digest(content, compared) for number, content in texts if number in chosen}
         return array("I", (number for number, digest in enumerate(rows) if digest not in asked))
 
     numbers = excluding(1, digests)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_actors.core.agent_host.processes import kill_tree
-from areal_actors.core.config import merged
+from areal_actors.core.config import merge_tables
 from areal_actors.core.environments import EnvironmentHost, environment_name, host_of
 from areal_actors.core.errors import SetupError
 from areal_actors.core.programs import environment_command
@@ -41,7 +41,7 @@ def list_environment(task: TaskSettings, folder: Path, root: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     _list_tasks(task, task.environment_args, task.environment_tasks, folder / TASKS, root)
     if task.held_out_args and isinstance(task.held_out, int) and task.held_out:
-        _list_tasks(task, merged(task.environment_args, task.held_out_args), task.held_out, folder / HELD_OUT, root)
+        _list_tasks(task, merge_tables(task.environment_args, task.held_out_args), task.held_out, folder / HELD_OUT, root)
 
 
 def _list_tasks(task: TaskSettings, args: Mapping[str, Any], limit: int, path: Path, root: Path) -> None:
@@ -98,12 +98,12 @@ def _harbor_remedy(version: str) -> str:
 
 def _explanation(printed: str, host: EnvironmentHost) -> str:
     """The reason why the environment's tasks were not listed, with a remedy where one is known."""
-    before, found, reason = printed.rpartition(ERROR)
-    reason = (reason if found else before or reason).strip() or "it ended without a message"
-    shown = (reason if found else reason.splitlines()[-1])[-SHOWN_CHARACTERS:]
-    if not found and "ModuleNotFoundError" in shown:
+    before, marker, reason = printed.rpartition(ERROR)
+    reason = (reason if marker else before or reason).strip() or "it ended without a message"
+    shown = (reason if marker else reason.splitlines()[-1])[-SHOWN_CHARACTERS:]
+    if not marker and "ModuleNotFoundError" in shown:
         return f"{shown}; {_remedy(host)}"
-    if found and (missing := NO_HARBOR.search(shown)):
+    if marker and (missing := NO_HARBOR.search(shown)):
         return f"{shown}; {_harbor_remedy(missing['version'])}"
     if host.library == "gymnasium" and shown.startswith(UNKNOWN_IDS):
         return f'{shown.rstrip(".")}; name an id that `gymnasium.make` knows in that interpreter, or "gymnasium:PATH.py:ENV_ID" of a file'

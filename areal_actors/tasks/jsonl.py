@@ -65,9 +65,9 @@ class JsonLines:
             for number, line in enumerate(file, start=1):
                 row = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
                 if not row.isspace():
-                    yield read(row) or self._examined(row, fields, f"{self.path}:{number}", file.tell() - len(row))
+                    yield read(row) or self._examine_line(row, fields, f"{self.path}:{number}", file.tell() - len(row))
 
-    def _examined(self, line: bytes, fields: Sequence[str], place: str, start: int) -> tuple[str, ...]:
+    def _examine_line(self, line: bytes, fields: Sequence[str], place: str, start: int) -> tuple[str, ...]:
         """Returns the texts of a line that the fast reader rejected, or raises its error; `start` is its offset in the file."""
         try:
             text = line.decode()
@@ -80,8 +80,8 @@ class JsonLines:
 
 
 def _state(descriptor: int) -> tuple[int, int]:
-    found = os.fstat(descriptor)
-    return found.st_size, found.st_mtime_ns
+    status = os.fstat(descriptor)
+    return status.st_size, status.st_mtime_ns
 
 
 def _reader(fields: Sequence[str]) -> Callable[[bytes], tuple[str, ...] | None]:

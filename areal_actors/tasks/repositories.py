@@ -110,9 +110,9 @@ def repository(split: Split, rng: random.Random) -> Repository:
         name, other = rng.sample(ITEMS, 2)
         expected, wrong = rng.sample(range(SMALLEST, LARGEST + 1), 2)
         has_wrong_number = rng.random() < 0.5
-        made = Repository(name, name, wrong, expected) if has_wrong_number else Repository(name, other, expected, expected)
-        if made.is_held_out == (split == "test"):
-            return made
+        task = Repository(name, name, wrong, expected) if has_wrong_number else Repository(name, other, expected, expected)
+        if task.is_held_out == (split == "test"):
+            return task
 
 
 def repositories(split: Split, seed: int) -> Iterator[Repository]:
@@ -124,4 +124,4 @@ def repositories(split: Split, seed: int) -> Iterator[Repository]:
 
 def rows(split: Split, count: int, seed: int) -> list[dict[str, Any]]:
     """Returns `count` rows of a split."""
-    return [made.row for made in islice(repositories(split, seed), count)]
+    return [task.row for task in islice(repositories(split, seed), count)]

@@ -138,14 +138,14 @@ def open_source(spec: str) -> Source:
 
 
 def _from_code(spec: str) -> Source:
-    found = load_named(spec, Path.cwd())
+    value = load_named(spec, Path.cwd())
     try:
-        made = found() if callable(found) else found
+        dataset = value() if callable(value) else value
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # such as pytest's Skipped
         raise SetupError(f"{spec}: raised {type(error).__name__}: {error}") from error
-    splits = made if isinstance(made, Mapping) else {"train": made}
+    splits = dataset if isinstance(dataset, Mapping) else {"train": dataset}
     if not splits or not all(isinstance(rows, Sequence) for rows in splits.values()):
         kinds = ", ".join(type(rows).__name__ for rows in splits.values()) or "no split"
         raise SetupError(f"{spec}: expected a list of rows, or a dictionary of `train` and `test` with a list each; got {kinds}")
@@ -161,13 +161,13 @@ def _from_disk(spec: str) -> Source:
         splits = library.load_saved(path)
         train = splits["train"] if "train" in splits else next(iter(splits.values()))
         return Source(name=path.name, train=train, test=splits.get("test") or splits.get("validation"))
-    found = files(spec)
-    if not found:
+    paths = files(spec)
+    if not paths:
         raise SetupError(f"{spec}: no {' or '.join(readers())} file found (looked in {Path.cwd()}); fix the path")
-    if len(endings := {ending(file) for file in found}) > 1:
+    if len(endings := {ending(file) for file in paths}) > 1:
         raise SetupError(f"{spec}: found files of two kinds ({' and '.join(sorted(endings))}); name one kind: {spec.rstrip('/')}/*.jsonl")
-    name = path.parent.name if "*" in spec else path.stem if len(found) == 1 and found[0] == path else path.name
-    return Source(name=name, train=_joined([_read(file) for file in found]))
+    name = path.parent.name if "*" in spec else path.stem if len(paths) == 1 and paths[0] == path else path.name
+    return Source(name=name, train=_join_rows([_read(file) for file in paths]))
 
 
 def _read(path: Path) -> DatasetRows:
@@ -181,5 +181,5 @@ def _read(path: Path) -> DatasetRows:
     return read(path)
 
 
-def _joined(parts: Sequence[DatasetRows]) -> DatasetRows:
+def _join_rows(parts: Sequence[DatasetRows]) -> DatasetRows:
     return parts[0] if len(parts) == 1 else JoinedRows(parts)

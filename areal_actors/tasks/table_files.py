@@ -51,18 +51,18 @@ def _text(path: Path) -> str:
 def _json(text: str, path: Path) -> Sequence[Mapping[str, Any]]:
     """The rows of a list, of an object with a list of rows, or of one object per line."""
     try:
-        found = msgspec.json.decode(text)
+        decoded = msgspec.json.decode(text)
     except msgspec.DecodeError:
         return _lines(text, path)
-    if isinstance(found, dict):
-        lists = {key: value for key, value in found.items() if isinstance(value, list) and all(isinstance(row, dict) for row in value)}
+    if isinstance(decoded, dict):
+        lists = {key: value for key, value in decoded.items() if isinstance(value, list) and all(isinstance(row, dict) for row in value)}
         key = next((key for key in (*ROW_KEYS, *lists) if key in lists), "")
         if not key or (key not in ROW_KEYS and len(lists) > 1):
-            return [found]
-        found = lists[key]
-    if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
+            return [decoded]
+        decoded = lists[key]
+    if not isinstance(decoded, list) or not all(isinstance(row, dict) for row in decoded):
         raise SetupError(f"{path}: expected a list of objects, or an object with one under `{'`, `'.join(ROW_KEYS)}`")
-    return found
+    return decoded
 
 
 def _lines(text: str, path: Path) -> list[dict[str, Any]]:

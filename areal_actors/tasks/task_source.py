@@ -90,26 +90,26 @@ class TaskSource(Actor):
             self.drawn = max(self.drawn, number + 1)
             for member in range(self.group_size):
                 work = first_attempt(str(number), member, task, self.sampling, self.retries)
-                yield _surplus(work) if self.surplus else self.attempts.started(work, context.sequence)
+                yield _surplus(work) if self.surplus else self.attempts.record_start(work, context.sequence)
 
     @on
     def episode_abandoned(self, event: EpisodeAbandoned, context: Context) -> Iterator[RunEpisode | EpisodeAbandoned]:
         """Retry while attempts are left; an attempt reported lost by two actors is retried once."""
         work, latest = event.work, self.attempts.latest.get(event.work.episode)
         if work.attempts_left == 0:
-            self.attempts.ended(work.episode)
+            self.attempts.remove_episode(work.episode)
         elif latest is not None and work.attempt == latest.number:
-            yield from [_surplus(work)] if self.surplus else self.attempts.retried(work, context.sequence)
+            yield from [_surplus(work)] if self.surplus else self.attempts.next_attempts(work, context.sequence)
 
     @on
     def episode_scored(self, event: EpisodeScored) -> None:
-        self.attempts.scored(event.work)
+        self.attempts.record_score(event.work)
 
     @on
     def batch_formed(self, event: BatchFormed) -> Iterator[EpisodeAbandoned]:
         for group in event.groups:
             for member in group:
-                self.attempts.ended(member.episode)
+                self.attempts.remove_episode(member.episode)
         if event.step == self.surplus_after:
             self.surplus = True
             for episode, attempt in list(self.attempts.latest.items()):
@@ -118,7 +118,7 @@ class TaskSource(Actor):
 
     @on
     def trajectory_dropped(self, event: TrajectoryDropped) -> None:
-        self.attempts.ended(event.episode)
+        self.attempts.remove_episode(event.episode)
 
     @on
     def run_stopping(self, _: RunStopping) -> None:
@@ -127,7 +127,7 @@ class TaskSource(Actor):
     @on
     def run_resumed(self, event: RunResumed, context: Context) -> Iterator[RunEpisode]:
         """Publish held attempts, and again those that the work queue has lost."""
-        yield from self.attempts.resumed(event, context.sequence, self.kind(), self._first_attempt)
+        yield from self.attempts.resumed_attempts(event, context.sequence, self.kind(), self._first_attempt)
 
     def _first_attempt(self, episode: str) -> RunEpisode:
         group, _, member = episode.partition(".")

@@ -21,16 +21,16 @@ def value_at(row: Mapping[Any, Any], path: str) -> Any:
     """
     if path in row:
         return row[path]
-    found: Any = row
+    value: Any = row
     for part in path.split("."):
-        if isinstance(found, Mapping):
-            found = found.get(part, MISSING)
-        elif isinstance(found, Sequence) and not isinstance(found, str | bytes) and part.removeprefix("-").isdecimal():
+        if isinstance(value, Mapping):
+            value = value.get(part, MISSING)
+        elif isinstance(value, Sequence) and not isinstance(value, str | bytes) and part.removeprefix("-").isdecimal():
             place = int(part)
-            found = found[place] if -len(found) <= place < len(found) else MISSING
+            value = value[place] if -len(value) <= place < len(value) else MISSING
         else:
             return MISSING
-    return found
+    return value
 
 
 def as_text(value: Any) -> str | None:

@@ -31,8 +31,8 @@ def check_datum(datum: Datum, number: int, needed: frozenset[str], limits: Seque
         raise RequestError(f"{where}: model_input has {tokens} tokens, and the model's context is {limits.context}", "model_input")
     for name in sorted(needed | {TARGETS}):
         if name not in datum.inputs:
-            found = ", ".join(sorted(datum.inputs)) or "nothing"
-            raise RequestError(f"{where}: loss_fn_inputs lacks {name}; it holds {found}", name)
+            names = ", ".join(sorted(datum.inputs)) or "nothing"
+            raise RequestError(f"{where}: loss_fn_inputs lacks {name}; it holds {names}", name)
     _check_tensors(datum, where, limits)
 
 
@@ -74,7 +74,7 @@ def make_batch(data: Sequence[Datum], device: torch.device) -> tuple[MicroBatch,
     for row, datum in enumerate(data):
         token_ids[row, : len(datum.token_ids)] = datum.token_ids
     targets = [datum.inputs[TARGETS] for datum in data]
-    positions = [np.repeat(np.arange(len(one)), one.size // len(one)) + row * width for row, one in enumerate(targets)]
+    positions = [np.repeat(np.arange(len(target)), target.size // len(target)) + row * width for row, target in enumerate(targets)]
     labels = np.concatenate([one.astype(np.int64).flatten() for one in targets])
     batch = MicroBatch(
         token_ids=torch.from_numpy(token_ids).to(device),

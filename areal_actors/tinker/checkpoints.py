@@ -125,7 +125,7 @@ class TinkerCheckpoints:
 
     def describe_run(self, run: TrainingRunRecord) -> dict[str, Any]:
         """A run with its last checkpoints."""
-        last = {one.checkpoint_type: one for one in reversed(self.checkpoints(run.training_run_id))}
+        last = {checkpoint.checkpoint_type: checkpoint for checkpoint in reversed(self.checkpoints(run.training_run_id))}
         return run.to_json() | {"last_checkpoint": last.get("training"), "last_sampler_checkpoint": last.get("sampler")}
 
     # ------------------------------------------------------------ checkpoints
@@ -201,7 +201,7 @@ class TinkerCheckpoints:
         """
         kind, link = self._place(tinker_path)
         if link.is_symlink():
-            stored = self._stored(link)
+            stored = self._read_record(link)
             if not _has_expired(stored.checkpoint):
                 return stored.run, kind, _version(link)
         raise _not_found(tinker_path)
@@ -253,7 +253,7 @@ class TinkerCheckpoints:
             if not link.is_symlink() or link.parent.name not in TYPES or link.name.startswith("."):
                 continue
             try:
-                record = self._stored(link).checkpoint
+                record = self._read_record(link).checkpoint
             except CheckpointError as error:
                 if link.is_symlink():  # else it was deleted meanwhile
                     logger.warning("a checkpoint is not listed", reason=str(error))
@@ -266,11 +266,11 @@ class TinkerCheckpoints:
     def _is_taken(self, link: Path) -> bool:
         """True if there is a checkpoint that has not expired; a damaged one is taken, too."""
         try:
-            return link.is_symlink() and not _has_expired(self._stored(link).checkpoint)
+            return link.is_symlink() and not _has_expired(self._read_record(link).checkpoint)
         except CheckpointError:
             return True
 
-    def _stored(self, link: Path) -> StoredRecord:
+    def _read_record(self, link: Path) -> StoredRecord:
         while True:
             try:
                 folder = _version(link)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from areal_actors.core.errors import RequestError
-from areal_actors.tinker.protobuf import WireMessage, blob, double_map, integer, message_map, packed
+from areal_actors.tinker.protobuf import WireMessage, blob, double_map, integer, message_map, pack_integers
 
 Array = NDArray[np.generic]
 FLOAT32, INT64, INT32, BFLOAT16 = 1, 2, 3, 4
@@ -53,12 +53,12 @@ class ForwardOutput(msgspec.Struct, frozen=True):
 
     def to_json(self) -> dict[str, Any]:
         """The response for clients that do not read Protocol Buffers."""
-        outputs = [{name: tensor_json(array, "float32") for name, array in found.items()} for found in self.outputs]
+        outputs = [{name: tensor_json(array, "float32") for name, array in arrays.items()} for arrays in self.outputs]
         return {"loss_fn_output_type": "ArrayRecord", "loss_fn_outputs": outputs, "metrics": self.metrics}
 
     def to_protobuf(self) -> bytes:
         """The response; datums in a row with equally wide outputs are one record."""
-        runs = groupby(self.outputs, key=lambda found: next(iter(found.values())).shape[1:])
+        runs = groupby(self.outputs, key=lambda arrays: next(iter(arrays.values())).shape[1:])
         records = b"".join(blob(2, _record(list(run), width)) for width, run in runs)
         return blob(1, "ArrayRecord") + records + double_map(3, self.metrics)
 
@@ -96,8 +96,8 @@ class TargetLogprobs(msgspec.Struct, frozen=True):
 
     def to_json(self) -> dict[str, Any]:
         """The tensor in JSON."""
-        found = {"data": self.values.tolist(), "dtype": "float32", "shape": list(self.shape)}
-        return found if self.rows is None else found | {"sparse_crow_indices": self.rows, "sparse_col_indices": self.columns}
+        tensor = {"data": self.values.tolist(), "dtype": "float32", "shape": list(self.shape)}
+        return tensor if self.rows is None else tensor | {"sparse_crow_indices": self.rows, "sparse_col_indices": self.columns}
 
     def to_protobuf(self) -> bytes:
         """The tensor."""
@@ -105,9 +105,9 @@ class TargetLogprobs(msgspec.Struct, frozen=True):
         if self.rows is None:
             data = blob(1, values)
         else:
-            indices = (np.array(one, dtype="<i8").tobytes() for one in (self.rows, self.columns or ()))
+            indices = (np.array(column, dtype="<i8").tobytes() for column in (self.rows, self.columns or ()))
             data = blob(2, blob(1, values) + b"".join(blob(field, one) for field, one in enumerate(indices, 2)))
-        return data + integer(3, FLOAT32) + packed(4, self.shape)
+        return data + integer(3, FLOAT32) + pack_integers(4, self.shape)
 
 
 class SampledTokenSequence(msgspec.Struct, frozen=True):
@@ -121,8 +121,8 @@ class SampledTokenSequence(msgspec.Struct, frozen=True):
 
     def to_json(self) -> dict[str, Any]:
         """The sequence in a response as JSON."""
-        found = {"stop_reason": self.stop_reason, "tokens": self.token_ids.tolist(), "logprobs": self.logprobs.tolist()}
-        return found if self.top is None else found | {"topk_logprobs": self.top.to_json()}
+        fields = {"stop_reason": self.stop_reason, "tokens": self.token_ids.tolist(), "logprobs": self.logprobs.tolist()}
+        return fields if self.top is None else fields | {"topk_logprobs": self.top.to_json()}
 
     def to_protobuf(self) -> bytes:
         """The sequence in a response."""
@@ -141,21 +141,21 @@ class SampleOutput(msgspec.Struct, frozen=True):
 
     def to_json(self) -> dict[str, Any]:
         """The response for clients that do not read Protocol Buffers."""
-        found: dict[str, Any] = {"type": "sample", "sequences": [sequence.to_json() for sequence in self.sequences]}
+        fields: dict[str, Any] = {"type": "sample", "sequences": [sequence.to_json() for sequence in self.sequences]}
         if self.prompt_logprobs is not None:
-            found["prompt_logprobs"] = [None if np.isnan(value) else float(value) for value in self.prompt_logprobs]
+            fields["prompt_logprobs"] = [None if np.isnan(value) else float(value) for value in self.prompt_logprobs]
         if self.top_prompt is not None:
-            found["topk_prompt_logprobs"] = self.top_prompt.to_json()
-        return found if self.targets is None else found | {"target_prompt_logprobs": self.targets.to_json()}
+            fields["topk_prompt_logprobs"] = self.top_prompt.to_json()
+        return fields if self.targets is None else fields | {"target_prompt_logprobs": self.targets.to_json()}
 
     def to_protobuf(self) -> bytes:
         """The response."""
-        found = b"".join(blob(1, sequence.to_protobuf()) for sequence in self.sequences)
+        blobs = b"".join(blob(1, sequence.to_protobuf()) for sequence in self.sequences)
         if self.prompt_logprobs is not None:
-            found += blob(2, self.prompt_logprobs.astype("<f4").tobytes())
+            blobs += blob(2, self.prompt_logprobs.astype("<f4").tobytes())
         if self.top_prompt is not None:
-            found += blob(3, self.top_prompt.to_protobuf())
-        return found if self.targets is None else found + blob(5, self.targets.to_protobuf())
+            blobs += blob(3, self.top_prompt.to_protobuf())
+        return blobs if self.targets is None else blobs + blob(5, self.targets.to_protobuf())
 
 
 # ------------------------------------------------------------ requests
@@ -233,7 +233,7 @@ def _tensor_of_message(name: str, tensor: WireMessage) -> Array:
     shape = tensor.numbers(4)
     if 2 not in tensor:
         values = _from_bytes(tensor.payload(1), NUMPY_TYPES[kind], name)
-        return _shaped(name, values, shape or [len(values)])
+        return _reshape(name, values, shape or [len(values)])
     (sparse,) = tensor.messages(2)
     values = _from_bytes(sparse.payload(1), NUMPY_TYPES[kind], name)
     rows, columns = (_from_bytes(sparse.payload(field), NUMPY_TYPES[INT64], name) for field in (2, 3))
@@ -245,7 +245,7 @@ def _tensor_of_json(name: str, tensor: Mapping[str, Any]) -> Array:
         raise RequestError(f"loss_fn_inputs.{name}: type {dtype} is not supported; send float32 or int64", name)
     values = np.array(tensor["data"], dtype=JSON_TYPES[dtype])
     if tensor.get("sparse_crow_indices") is None:
-        return _shaped(name, values, tensor.get("shape") or [len(values)])
+        return _reshape(name, values, tensor.get("shape") or [len(values)])
     rows, columns = (np.array(tensor[key], dtype=np.int64) for key in ("sparse_crow_indices", "sparse_col_indices"))
     return _dense(name, values, rows, columns, tensor["shape"])
 
@@ -256,7 +256,7 @@ def _from_bytes(data: bytes, dtype: np.dtype[Any], name: str) -> Array:
     return np.frombuffer(data, dtype=dtype)
 
 
-def _shaped(name: str, values: Array, shape: Sequence[int]) -> Array:
+def _reshape(name: str, values: Array, shape: Sequence[int]) -> Array:
     if int(np.prod(shape)) != values.size or any(size < 0 for size in shape):
         raise RequestError(f"loss_fn_inputs.{name}: {values.size} values do not have the shape {list(shape)}", name)
     return values.reshape(shape)
@@ -278,8 +278,8 @@ def _record(outputs: Sequence[Mapping[str, NDArray[np.float32]]], width: Sequenc
     """An `ArrayRecord`: for each output name the arrays of all datums, one after another."""
     fields = {}
     for name in outputs[0]:
-        arrays = [found[name] for found in outputs]
+        arrays = [output[name] for output in outputs]
         ends = np.cumsum([0, *(array.size * 4 for array in arrays)], dtype="<i8")
         data = b"".join(array.astype("<f4").tobytes() for array in arrays)
-        fields[name] = blob(1, data) + blob(2, ends.tobytes()) + integer(3, FLOAT32) + packed(4, list(width))
+        fields[name] = blob(1, data) + blob(2, ends.tobytes()) + integer(3, FLOAT32) + pack_integers(4, list(width))
     return blob(1, "ArrayRecord") + message_map(2, fields) + integer(3, len(outputs))

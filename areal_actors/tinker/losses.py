@@ -94,9 +94,9 @@ def loss_function(name: str, config: Mapping[str, float | str]) -> tuple[LossFun
     if name not in LOSSES:
         reason = UNPUBLISHED.get(name, "it is unknown")
         raise RequestError(f"loss_fn '{name}' is not supported: {reason}; supported are {', '.join(LOSSES)}", "loss_fn")
-    function, _, _, known = LOSSES[name]
-    if unknown := sorted(set(config) - known):
-        takes = f"takes {', '.join(sorted(known))}" if known else "takes no options"
+    function, _, _, defaults = LOSSES[name]
+    if unknown := sorted(set(config) - defaults):
+        takes = f"takes {', '.join(sorted(defaults))}" if defaults else "takes no options"
         raise RequestError(f"loss_fn_config.{unknown[0]}: {name} {takes}", "loss_fn_config")
     if missing := sorted(REQUIRED_OPTIONS.get(name, frozenset()) - set(config)):
         raise RequestError(f"loss_fn_config.{missing[0]} is missing: {name} needs it, as in 0.05", "loss_fn_config")

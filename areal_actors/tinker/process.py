@@ -25,7 +25,7 @@ from areal_actors.embedded.kept_models import kept_model
 from areal_actors.embedded.settings import WarmStart
 from areal_actors.run.launch import on_interrupt
 from areal_actors.run.logs import log_to_terminal
-from areal_actors.run.run_lock import LockHeld, locked
+from areal_actors.run.run_lock import LockHeld, lock_file
 from areal_actors.tinker.access import ANY_KEY, TinkerAccess
 from areal_actors.tinker.checkpoints import TinkerCheckpoints
 from areal_actors.tinker.command import EMBEDDED, TinkerOptions
@@ -133,7 +133,7 @@ def held_state(state: Path) -> Iterator[Path]:
     if refusal:
         raise read_only(f"--state {state}", state, refusal, "start again, or set another --state")
     try:
-        with locked(state / LOCK):
+        with lock_file(state / LOCK):
             shutil.rmtree(temporary, ignore_errors=True)
             TinkerCheckpoints(state / CHECKPOINTS).remove_unfinished()
             temporary.mkdir(mode=0o700)

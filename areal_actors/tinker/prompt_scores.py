@@ -91,7 +91,7 @@ def score_prompt(model: Any, prompt: NDArray[np.int64], request: Sample) -> Prom
     hidden = model.base_model(input_ids=ids[None], use_cache=False).last_hidden_state[0]
     scores = np.full(len(prompt), np.nan, dtype=np.float32)
     top = TopLogprobs(np.zeros((len(prompt), k), dtype=np.int32), np.full((len(prompt), k), EMPTY_TOP, dtype=np.float32))
-    found = np.zeros(len(targets.ids) if targets else 0, dtype=np.float32)
+    wanted_logprobs = np.zeros(len(targets.ids) if targets else 0, dtype=np.float32)
     for begin in range(1 if targets else start, len(prompt), SCORED_POSITIONS):
         end = min(begin + SCORED_POSITIONS, len(prompt))
         logprobs: Tensor = model.get_output_embeddings()(hidden[begin - 1 : end - 1]).float().log_softmax(-1)
@@ -100,11 +100,11 @@ def score_prompt(model: Any, prompt: NDArray[np.int64], request: Sample) -> Prom
             best = logprobs.topk(k)
             top.token_ids[begin:end], top.logprobs[begin:end] = best.indices.cpu().numpy(), best.values.cpu().numpy()
         if targets:
-            here = np.flatnonzero((targets.positions >= begin) & (targets.positions < end) & (targets.ids != NOT_WANTED))
-            found[here] = logprobs.cpu().numpy()[targets.positions[here] - begin, targets.ids[here]]
+            selected = np.flatnonzero((targets.positions >= begin) & (targets.positions < end) & (targets.ids != NOT_WANTED))
+            wanted_logprobs[selected] = logprobs.cpu().numpy()[targets.positions[selected] - begin, targets.ids[selected]]
     scores[:start] = np.nan
     top.logprobs[:start] = EMPTY_TOP
     top.token_ids[:start] = 0
     return PromptScores(
-        scores, top if k else None, TargetLogprobs(found, targets.shape, targets.rows, targets.columns) if targets else None
+        scores, top if k else None, TargetLogprobs(wanted_logprobs, targets.shape, targets.rows, targets.columns) if targets else None
     )

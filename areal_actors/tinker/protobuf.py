@@ -37,10 +37,10 @@ class WireMessage:
 
     def number(self, field: int, default: int = 0) -> int:
         """The last value of an integer field, signed."""
-        found = self._fields.get(field, [default])[-1]
-        if not isinstance(found, int):
+        value = self._fields.get(field, [default])[-1]
+        if not isinstance(value, int):
             raise RequestError(DAMAGED.format(what=f"field {field} is no integer", at=0))
-        return _signed(found)
+        return _to_signed(value)
 
     def payload(self, field: int) -> bytes:
         """The last value of a field of bytes; empty without one."""
@@ -55,16 +55,16 @@ class WireMessage:
 
     def double(self, field: int) -> float:
         """The last value of a field of 64-bit floats; 0 without one."""
-        found = self.payload(field)
-        if len(found) not in (0, 8):
+        content = self.payload(field)
+        if len(content) not in (0, 8):
             raise RequestError(DAMAGED.format(what=f"field {field} is no 64-bit float", at=0))
-        return float(struct.unpack("<d", found)[0]) if found else 0.0
+        return float(struct.unpack("<d", content)[0]) if content else 0.0
 
     def payloads(self, field: int) -> list[bytes]:
         """All values of a repeated field of bytes, or of messages."""
-        found = self._fields.get(field, [])
-        values = [value for value in found if isinstance(value, bytes)]
-        if len(values) < len(found):
+        contents = self._fields.get(field, [])
+        values = [value for value in contents if isinstance(value, bytes)]
+        if len(values) < len(contents):
             raise RequestError(DAMAGED.format(what=f"field {field} holds an integer, and bytes are expected", at=0))
         return values
 
@@ -82,16 +82,16 @@ class WireMessage:
 
     def numbers(self, field: int) -> list[int]:
         """All values of a repeated integer field, packed or not."""
-        found: list[int] = []
+        values: list[int] = []
         for value in self._fields.get(field, []):
             if isinstance(value, int):
-                found.append(_signed(value))
+                values.append(_to_signed(value))
                 continue
             at = 0
             while at < len(value):
                 number, at = _varint(value, at)
-                found.append(_signed(number))
-        return found
+                values.append(_to_signed(number))
+        return values
 
     def __contains__(self, field: int) -> bool:
         return field in self._fields
@@ -108,7 +108,7 @@ def blob(field: int, value: bytes | str) -> bytes:
     return _key(field, LENGTH) + _to_varint(len(data)) + data
 
 
-def packed(field: int, values: Sequence[int]) -> bytes:
+def pack_integers(field: int, values: Sequence[int]) -> bytes:
     """A repeated integer field."""
     return blob(field, b"".join(map(_to_varint, values))) if values else b""
 
@@ -152,16 +152,16 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 def _to_varint(value: int) -> bytes:
     value &= 2**64 - 1
-    found = bytearray()
+    encoded = bytearray()
     while value > 0x7F:
-        found.append(value & 0x7F | 0x80)
+        encoded.append(value & 0x7F | 0x80)
         value >>= 7
-    return bytes([*found, value])
+    return bytes([*encoded, value])
 
 
 def _key(field: int, wire_type: int) -> bytes:
     return _to_varint(field << 3 | wire_type)
 
 
-def _signed(value: int) -> int:
+def _to_signed(value: int) -> int:
     return value - 2 * SIGN if value >= SIGN else value

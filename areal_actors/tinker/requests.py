@@ -205,11 +205,11 @@ class UnknownFields:
         """
         try:
             body = msgspec.json.decode(data or b"{}")
-            found = msgspec.convert(body, kind)
+            converted = msgspec.convert(body, kind)
         except (msgspec.MsgspecError, RecursionError) as error:
             raise RequestError(f"the body is no valid {kind.__name__}: {error}") from error
         for name in body.keys() - set(kind.__struct_fields__):
             if (kind.__name__, name) not in self._seen:
                 self._seen.add((kind.__name__, name))
                 logger.warning("a request has a field that this server does not know and ignores", request=kind.__name__, field=name)
-        return found
+        return converted

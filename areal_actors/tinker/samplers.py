@@ -70,7 +70,8 @@ class ModelSampler:
         sampling, stops = sampling_params(request, len(prompt), self.context, self._engine.tokenizer.stop_ids)
         async with self._with_weights(weights):
             samples = (
-                self._complete(f"{request_id}:{number}", prompt, _seeded(sampling, number), stops) for number in range(request.num_samples)
+                self._complete(f"{request_id}:{number}", prompt, _with_seed(sampling, number), stops)
+                for number in range(request.num_samples)
             )
             sequences = await asyncio.gather(*samples)
             if not (request.prompt_logprobs or request.topk_prompt_logprobs or request.target_prompt_logprobs):
@@ -184,7 +185,7 @@ def _stops(wanted: SamplingRequestParams) -> list[str | int]:
     return [wanted.stop] if isinstance(wanted.stop, str) else wanted.stop
 
 
-def _seeded(sampling: SamplingParams, number: int) -> SamplingParams:
+def _with_seed(sampling: SamplingParams, number: int) -> SamplingParams:
     """Parameters of one of several completions: its seed is the request's plus its number."""
     return sampling if sampling.seed is None else msgspec.structs.replace(sampling, seed=sampling.seed + number)
 

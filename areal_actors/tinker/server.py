@@ -243,8 +243,8 @@ class TinkerRoutes:
         run = request.match_info.get("run", "*")
         if run != "*":
             self._service.checkpoints.run(run)
-        found, cursor = page(self._service.checkpoints.checkpoints(run), request)
-        return respond({"checkpoints": found, "cursor": cursor})
+        checkpoints, cursor = page(self._service.checkpoints.checkpoints(run), request)
+        return respond({"checkpoints": checkpoints, "cursor": cursor})
 
     async def delete_checkpoint(self, request: web.Request) -> web.Response:
         """A checkpoint is deleted."""
@@ -306,8 +306,8 @@ async def errors_as_detail(request: web.Request, handler: Handler) -> web.Stream
     except ArealError as error:
         return respond({"detail": str(error)}, status=500)
     except web.HTTPException as error:
-        known = f"{request.method} {request.path}: {error.reason}; docs/tinker.md lists the supported calls"
-        return respond({"detail": known}, status=error.status)
+        detail = f"{request.method} {request.path}: {error.reason}; docs/tinker.md lists the supported calls"
+        return respond({"detail": detail}, status=error.status)
 
 
 def respond(body: object, status: int = 200) -> web.Response:

@@ -116,7 +116,7 @@ class TinkerService:
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             now = time.monotonic()
-            for session in [one for one in self.sessions.values() if now - one.last_request > SESSION_SECONDS]:
+            for session in [open_session for open_session in self.sessions.values() if now - open_session.last_request > SESSION_SECONDS]:
                 self.finish_session(session.session_id)
 
     async def close(self) -> None:

@@ -168,11 +168,11 @@ class TrainingModel:
 
     def publish(self, folder: Path) -> WeightsLocation:
         """Write the present weights, an adapter merged, into a new folder for a sampler."""
-        return write_weights(dict(checkpoint_tensors(self._model, self._merged())), folder, self._folder)
+        return write_weights(dict(checkpoint_tensors(self._model, self._merge_adapter())), folder, self._folder)
 
     def save_model(self, folder: Path) -> None:
         """Write a Hugging Face folder with the present weights, an adapter merged."""
-        write_model(self._model, self._merged(), str(folder), self._folder)
+        write_model(self._model, self._merge_adapter(), str(folder), self._folder)
 
     def save(self, folder: Path) -> None:
         """Write a Hugging Face folder with the merged weights, and adapter and optimizer, which `load` reads."""
@@ -192,9 +192,9 @@ class TrainingModel:
             self._optimizer = make_optimizer(self._parameters, OptimizerSettings())
         self._discard_gradient()
 
-    def _merged(self) -> Mapping[str, Tensor]:
+    def _merge_adapter(self) -> Mapping[str, Tensor]:
         state = SINGLE_PROCESS.full_state_dict(self._model)
-        return self._lora.merged(state) if self._lora else state
+        return self._lora.merge(state) if self._lora else state
 
 
 def _array(values: Tensor, shape: tuple[int, ...]) -> Any:

@@ -68,8 +68,8 @@ class BytePairs:
 
     def _kept_ids(self, piece: str) -> Sequence[int]:
         with self._lock:
-            if (known := self._kept.get(piece)) is not None:
-                return known
+            if (kept := self._kept.get(piece)) is not None:
+                return kept
         ids = self._encode_piece(piece)
         if len(ids) <= KEPT_TOKENS // 8:
             with self._lock:
@@ -117,12 +117,12 @@ def byte_pairs_of(tokenizer: Tokenizer) -> BytePairs | None:
         return None
     try:
         encoding = tiktoken.Encoding("model", pat_str=pattern, mergeable_ranks=ranks, special_tokens=added)
-        found = BytePairs(encoding, tokenizer, normalizes=described.get("normalizer") is not None)
+        pairs = BytePairs(encoding, tokenizer, normalizes=described.get("normalizer") is not None)
         texts = [*CHECKED_TEXTS, *(f"a {token} b{token}" for token in added)]
-        same = all(found.encode(text) == tokenizer.encode(text, add_special_tokens=False).ids for text in texts)
+        same = all(pairs.encode(text) == tokenizer.encode(text, add_special_tokens=False).ids for text in texts)
     except (ValueError, BaseExceptionGroup):
         return None
-    return found if same else None
+    return pairs if same else None
 
 
 def _is_plain(described: Mapping[str, Any]) -> bool:
@@ -170,9 +170,9 @@ def _ranks(model: Mapping[str, Any], ordinary: Sequence[tuple[str, int]]) -> dic
         ranks = {bytes(of_character[character] for character in token): number for token, number in vocabulary.items()}
     except KeyError:
         return None
-    made = [vocabulary.get("".join(merge), -1) for merge in model["merges"]]
-    reachable = set(made) | {vocabulary.get(character) for character in of_character}
-    ordered = -1 not in made and all(earlier <= later for earlier, later in pairwise(dict.fromkeys(made)))
+    merged_ids = [vocabulary.get("".join(merge), -1) for merge in model["merges"]]
+    reachable = set(merged_ids) | {vocabulary.get(character) for character in of_character}
+    ordered = -1 not in merged_ids and all(earlier <= later for earlier, later in pairwise(dict.fromkeys(merged_ids)))
     whole = all(bytes([byte]) in ranks for byte in range(256)) and reachable >= set(vocabulary.values())
     return ranks if ordered and whole else None
 
@@ -185,13 +185,15 @@ def _merges_match(described: Mapping[str, Any], tokenizer: Tokenizer) -> bool:
     """
     model = described["model"]
     if not model.get("ignore_merges"):
-        return all([found.id for found in tokenizer.model.tokenize(token)] == [number] for token, number in _ordinary(described))
-    listed, known = set(map(tuple, model["merges"])), model["vocab"].keys()
+        return all(
+            [merged_token.id for merged_token in tokenizer.model.tokenize(token)] == [number] for token, number in _ordinary(described)
+        )
+    listed, vocabulary = set(map(tuple, model["merges"])), model["vocab"].keys()
     return all(
         (token[:cut], token[cut:]) in listed
         for token, _ in _ordinary(described)
         for cut in range(1, len(token))
-        if token[:cut] in known and token[cut:] in known
+        if token[:cut] in vocabulary and token[cut:] in vocabulary
     )
 
 
@@ -203,5 +205,5 @@ def _ordinary(described: Mapping[str, Any]) -> list[tuple[str, int]]:
 def byte_characters() -> dict[int, str]:
     """Printable character of each byte in byte-level vocabularies."""
     plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in set(plain)]
-    return {byte: chr(byte) for byte in plain} | {byte: chr(256 + place) for place, byte in enumerate(others)}
+    unprintable = [byte for byte in range(256) if byte not in set(plain)]
+    return {byte: chr(byte) for byte in plain} | {byte: chr(256 + place) for place, byte in enumerate(unprintable)}

@@ -38,7 +38,7 @@ class LiteralMarks:
         if isinstance(value, str):
             if not any(prefix in value for prefix in self._prefixes):
                 return value
-            return (self._answer_pattern if of_model else self._pattern).sub(_broken, value)
+            return (self._answer_pattern if of_model else self._pattern).sub(_break_mark, value)
         if isinstance(value, Mapping):
             broken = {
                 self.break_in(name, of_model=of_model): inner if name in LEFT_ALONE else self.break_in(inner, of_model=of_model)
@@ -68,5 +68,5 @@ def _pattern_of(texts: Sequence[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, texts)) or "(?!)")
 
 
-def _broken(mark: re.Match[str]) -> str:
+def _break_mark(mark: re.Match[str]) -> str:
     return f"{mark[0][0]}{JOINT}{mark[0][1:]}"

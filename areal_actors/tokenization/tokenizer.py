@@ -105,10 +105,10 @@ class ChatTokenizer:
             return text
         runs = groupby(ids, self.is_special)
         return "".join(
-            [written if is_special else self.marks.break_in(written, of_model=True) for is_special, written in self._decoded(runs)]
+            [written if is_special else self.marks.break_in(written, of_model=True) for is_special, written in self._decode_runs(runs)]
         )
 
-    def _decoded(self, runs: Iterable[tuple[bool, Iterable[int]]]) -> Iterator[tuple[bool, str]]:
+    def _decode_runs(self, runs: Iterable[tuple[bool, Iterable[int]]]) -> Iterator[tuple[bool, str]]:
         for is_special, run in runs:
             yield is_special, self.decode(list(run), skip_special=False)
 
@@ -163,8 +163,8 @@ class ChatTokenizer:
     def encode(self, text: str) -> list[int]:
         """Ids of a text: special tokens in it are recognised, none are added. The list is shared: copy it to change it."""
         with self._lock:
-            if (known := self._cache.get(text)) is not None:
-                return known
+            if (cached := self._cache.get(text)) is not None:
+                return cached
         ids = self.encode_once(text)
         if len(ids) * 8 < CACHED_CHARACTERS // 4:
             with self._lock:
@@ -344,10 +344,10 @@ class TextStream:
 
     def _release(self, *, final: bool) -> str:
         end = len(self._pending) if final else partial_delimiter_start(self._pending, self._stop)
-        found = [(self._pending.find(string), string) for string in self._stop if string in self._pending]
-        if found:
+        places = [(self._pending.find(string), string) for string in self._stop if string in self._pending]
+        if places:
             # Released text holds no beginning of a stop string, so the earliest match lies in the pending text.
-            end, self.matched = min(found)
+            end, self.matched = min(places)
         text, self._pending = self._pending[:end], self._pending[end:]
         if self._hides:
             text = "".join(compress(text, self._shown))

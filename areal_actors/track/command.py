@@ -80,14 +80,14 @@ async def send_run(
     """
     senders: list[TrackerProcess] = []
 
-    async def started() -> list[TrackerProcess]:
-        found = run.tracked(settings.project)
-        return [await TrackerProcess.start(name, settings.python, found) for name in settings.to]
+    async def start_trackers() -> list[TrackerProcess]:
+        tracked = run.to_tracked_run(settings.project)
+        return [await TrackerProcess.start(name, settings.python, tracked) for name in settings.to]
 
     while True:
         over = is_over()
         for point in run.points(last=over):
-            senders = senders or await started()
+            senders = senders or await start_trackers()
             for sender in senders:
                 sender.send(point._asdict())
         if over:
@@ -96,5 +96,5 @@ async def send_run(
     if run.started is None:
         raise SetupError(f"run '{run.name}' has no events that can be read yet; nothing was sent")
     status, error = ("", "") if is_live() else run.status()
-    ends = (sender.end(status, error, settings.stop_seconds, patient=patient) for sender in senders or await started())
+    ends = (sender.end(status, error, settings.stop_seconds, patient=patient) for sender in senders or await start_trackers())
     return 1 if any(await asyncio.gather(*ends)) else 0

@@ -64,7 +64,7 @@ class FollowedRun:
                 case LossEvaluated():
                     yield Point(message.weight_version, time, {f"evaluation/{name}": value for name, value in message.metrics.items()})
 
-    def tracked(self, project: str) -> TrackedRun:
+    def to_tracked_run(self, project: str) -> TrackedRun:
         """Returns the run for its trackers, under the name with which it began: a later run of that name renames its folder.
 
         Its recipe is the logged one, which has neither keys nor passwords.

@@ -28,38 +28,40 @@ class MlflowRun:
         self._client = import_module("mlflow").MlflowClient(tracking_uri=uri)
         self._pending: list[Any] = []
         experiment = self._experiment(run.project_name("MLFLOW_EXPERIMENT_NAME"))
-        there = self._client.search_runs([experiment], filter_string=f"tags.`{ID}` = '{run.id}'", max_results=1)
+        existing = self._client.search_runs([experiment], filter_string=f"tags.`{ID}` = '{run.id}'", max_results=1)
         tags = {ID: run.id}
-        found = there[0] if there else self._client.create_run(experiment, start_time=_ms(run.started), run_name=run.name, tags=tags)
-        self._id = found.info.run_id
+        mlflow_run = (
+            existing[0] if existing else self._client.create_run(experiment, start_time=_ms(run.started), run_name=run.name, tags=tags)
+        )
+        self._id = mlflow_run.info.run_id
         self.place = f"{uri}, run {self._id}"
-        self.sent = {name: max(one.step for one in self._client.get_metric_history(self._id, name)) for name in found.data.metrics}
-        if there:
+        self.sent = {name: max(point.step for point in self._client.get_metric_history(self._id, name)) for name in mlflow_run.data.metrics}
+        if existing:
             self._client.update_run(self._id, status="RUNNING")
-        new = [(name, _text(value)) for name, value in flat(run.config) if name not in found.data.params]
-        for some in _parts(new, PARAMETERS_AT_ONCE):
-            self._client.log_batch(self._id, params=[self._entities.Param(name, value) for name, value in some])
+        new = [(name, _text(value)) for name, value in flat(run.config) if name not in mlflow_run.data.params]
+        for part in _parts(new, PARAMETERS_AT_ONCE):
+            self._client.log_batch(self._id, params=[self._entities.Param(name, value) for name, value in part])
 
     def _experiment(self, name: str) -> str:
-        if found := self._client.get_experiment_by_name(name):
-            return str(found.experiment_id)
+        if experiment := self._client.get_experiment_by_name(name):
+            return str(experiment.experiment_id)
         try:
             return str(self._client.create_experiment(name))
         except Exception:
-            if found := self._client.get_experiment_by_name(name):  # another run has just created it
-                return str(found.experiment_id)
+            if experiment := self._client.get_experiment_by_name(name):  # another run has just created it
+                return str(experiment.experiment_id)
             raise
 
     def send(self, step: int, time: float, metrics: Mapping[str, float]) -> None:
         """Keep the metrics of a step for the next request."""
-        self._pending += [self._entities.Metric(_allowed(name), value, _ms(time), step) for name, value in metrics.items()]
+        self._pending += [self._entities.Metric(_allowed_name(name), value, _ms(time), step) for name, value in metrics.items()]
         if len(self._pending) >= METRICS_AT_ONCE:
             self.flush()
 
     def flush(self) -> None:
         """Send them."""
-        for some in _parts(self._pending, METRICS_AT_ONCE):
-            self._client.log_batch(self._id, metrics=list(some))
+        for part in _parts(self._pending, METRICS_AT_ONCE):
+            self._client.log_batch(self._id, metrics=list(part))
         self._pending.clear()
 
     def finish(self, status: str, error: str) -> None:
@@ -70,7 +72,7 @@ class MlflowRun:
             self._client.set_terminated(self._id, status=STATUSES[status])
 
 
-def _allowed(name: str) -> str:
+def _allowed_name(name: str) -> str:
     """Returns a name of a metric without the characters that MLflow refuses."""
     return re.sub(r"[^\w\-. :/]", "_", name)
 

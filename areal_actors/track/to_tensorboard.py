@@ -37,8 +37,8 @@ class TensorboardRun:
         if not Path(self.place).is_dir():
             return {}
         reading = import_module("tensorboard.backend.event_processing.event_accumulator")
-        found = reading.EventAccumulator(self.place, size_guidance={"scalars": 1, "tensors": 1}).Reload()
-        return {tag: found.Scalars(tag)[-1].step for tag in found.Tags()["scalars"]}
+        events = reading.EventAccumulator(self.place, size_guidance={"scalars": 1, "tensors": 1}).Reload()
+        return {tag: events.Scalars(tag)[-1].step for tag in events.Tags()["scalars"]}
 
     def _begin(self, run: TrackedRun) -> None:
         info = self._hparams.SessionStartInfo(group_name=run.id, start_time_secs=run.started)

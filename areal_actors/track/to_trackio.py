@@ -21,30 +21,30 @@ class TrackioRun:
             os.environ["TRACKIO_DIR"] = str(Path(run.store) / "trackio")
         self._trackio = import_module("trackio")
         project = run.project_name("TRACKIO_PROJECT")
-        found = self._found(project, run.id)
+        existing = self._find_run(project, run.id)
         self._run = self._trackio.init(
             project=project,
-            name=found.name if found else run.name,
+            name=existing.name if existing else run.name,
             config={**run.config, ID: run.id},
-            resume="must" if found else "never",
+            resume="must" if existing else "never",
             embed=False,
             auto_log_gpu=False,  # of this process, which is not the run
             auto_log_cpu=False,
         )
-        if found and self._run.id != found.id:
-            raise RuntimeError(f"project {project} has a newer run {found.name}, and Trackio continues only the newest of a name")
-        self.sent = self._last_steps(project, found) if found else {}
+        if existing and self._run.id != existing.id:
+            raise RuntimeError(f"project {project} has a newer run {existing.name}, and Trackio continues only the newest of a name")
+        self.sent = self._last_steps(project, existing) if existing else {}
         self.place = f"{os.environ['TRACKIO_DIR']}, project {project}"
 
-    def _found(self, project: str, areal_id: str) -> Any:
+    def _find_run(self, project: str, areal_id: str) -> Any:
         try:
             runs = list(self._trackio.Api().runs(project))
         except ValueError:  # there is no such project
             return None
-        return next((one for one in runs if (one.config or {}).get(ID) == areal_id), None)
+        return next((candidate for candidate in runs if (candidate.config or {}).get(ID) == areal_id), None)
 
-    def _last_steps(self, project: str, found: Any) -> dict[str, int]:
-        logs = import_module("trackio.sqlite_storage").SQLiteStorage.get_logs(project, found.name, run_id=found.id)
+    def _last_steps(self, project: str, existing: Any) -> dict[str, int]:
+        logs = import_module("trackio.sqlite_storage").SQLiteStorage.get_logs(project, existing.name, run_id=existing.id)
         return {name: row["step"] for row in sorted(logs, key=lambda row: row["step"]) for name in row}
 
     def send(self, step: int, _time: float, metrics: Mapping[str, float]) -> None:

@@ -142,7 +142,7 @@ class Traces:
             return
         time, event = envelope.time, envelope.open(kind)
         for call in recorded_calls(event):
-            self._calls[call.episode].append(_traced(call, envelope))
+            self._calls[call.episode].append(_trace_call(call, envelope))
         match event:
             case RunStarted():
                 self.run, self._started = envelope.run, envelope.id
@@ -230,17 +230,19 @@ class Traces:
         yield from _segments(place, begin if generated is None else generated, call, sampled)
 
     def _export(self, envelope: Envelope, event: TrajectoryExported) -> Iterator[Span]:
-        made = event.trajectory
+        trajectory = event.trajectory
         root, export = (
-            self._root(made.episode, made.attempt),
-            SpanPlace(self._root(made.episode, made.attempt).trace, _digest(8, envelope.id)),
+            self._root(trajectory.episode, trajectory.attempt),
+            SpanPlace(self._root(trajectory.episode, trajectory.attempt).trace, _digest(8, envelope.id)),
         )
-        scored = self._scored.get(made.episode, ("", "", envelope.time))[2]
-        sampled = {one.id: one for one in made.interactions}
-        yield from self._episode(made.episode, made.attempt, envelope.time, outcome="exported", reward=made.reward, sampled=sampled)
+        scored = self._scored.get(trajectory.episode, ("", "", envelope.time))[2]
+        sampled = {interaction.id: interaction for interaction in trajectory.interactions}
+        yield from self._episode(
+            trajectory.episode, trajectory.attempt, envelope.time, outcome="exported", reward=trajectory.reward, sampled=sampled
+        )
         yield Span("export", export, root.span, scored, envelope.time, {"areal.sequence": envelope.sequence})
-        self._exported[envelope.sequence] = Exported(root, export, envelope.time, made.reward)
-        self._positions[made.episode] = envelope.sequence
+        self._exported[envelope.sequence] = Exported(root, export, envelope.time, trajectory.reward)
+        self._positions[trajectory.episode] = envelope.sequence
 
     def _drop(self, envelope: Envelope, event: TrajectoryDropped) -> Iterator[Span]:
         exported = self._exported.pop(self._positions.pop(event.episode, 0), None)
@@ -252,7 +254,7 @@ class Traces:
 
     def _form(self, envelope: Envelope, event: BatchFormed) -> None:
         refs = [ref for group in event.groups for ref in group]
-        members = tuple(found for ref in refs if (found := self._exported.pop(ref.sequence, None)) is not None)
+        members = tuple(member for ref in refs if (member := self._exported.pop(ref.sequence, None)) is not None)
         for ref in refs:
             self._positions.pop(ref.episode, None)
         place = SpanPlace(self._trace("step", event.step), _digest(8, envelope.id))
@@ -285,17 +287,17 @@ class Traces:
         return Span(name, place, before.span, min(ended, envelope.time), envelope.time, {"areal.weight_version": version})
 
 
-def _traced(call: InteractionRecorded, envelope: Envelope) -> TracedCall:
+def _trace_call(call: InteractionRecorded, envelope: Envelope) -> TracedCall:
     """A call, as the event that reports it has it."""
     if call.time:
         return TracedCall(call.interaction, call.request, call.time, call)
     return TracedCall(envelope.id, envelope.cause, envelope.time, call)
 
 
-def _segments(call: SpanPlace, since: float, made: TracedCall, sampled: Interaction | None) -> Iterator[Span]:
+def _segments(call: SpanPlace, since: float, traced_call: TracedCall, sampled: Interaction | None) -> Iterator[Span]:
     """Yield the parts of a completion that one weight version sampled; their times divide that of sampling by tokens."""
     versions = sampled.completion.versions if sampled else ()
-    tokens, seconds = versions[-1].end if versions else 0, made.time - since
+    tokens, seconds = versions[-1].end if versions else 0, traced_call.time - since
     for span in versions:
         attributes: dict[str, Any] = {"areal.weight_version": span.weight_version, "gen_ai.usage.output_tokens": span.end - span.start}
         attributes |= {"areal.worker": sampled.worker} if sampled and sampled.worker else {}

@@ -45,24 +45,24 @@ class CheckpointRetention(msgspec.Struct, metaclass=FrozenMeta):
     ratings: dict[int, Rating] = {}
     """By `due`."""
 
-    def saved(self, checkpoint: Saved) -> CheckpointRetention:
+    def record_saved(self, checkpoint: Saved) -> CheckpointRetention:
         """Record a written checkpoint; it replaces an earlier one of its step and keeps its rating."""
-        same = next((other for other in self.checkpoints if other.step == checkpoint.step), checkpoint)
+        same = next((saved for saved in self.checkpoints if saved.step == checkpoint.step), checkpoint)
         checkpoint = checkpoint if checkpoint.due >= 0 else same
-        others = (other for other in self.checkpoints if other.step != checkpoint.step)
-        return _pruned(msgspec.structs.replace(self, checkpoints=(*others, checkpoint)))
+        other_checkpoints = (other for other in self.checkpoints if other.step != checkpoint.step)
+        return _prune(msgspec.structs.replace(self, checkpoints=(*other_checkpoints, checkpoint)))
 
     def without(self, step: int) -> CheckpointRetention:
         """Remove the checkpoint of this step, which is damaged or no longer used."""
-        return msgspec.structs.replace(self, checkpoints=tuple(one for one in self.checkpoints if one.step != step))
+        return msgspec.structs.replace(self, checkpoints=tuple(checkpoint for checkpoint in self.checkpoints if checkpoint.step != step))
 
     def recoverable(self) -> tuple[Saved, ...]:
         """Checkpoints for rollbacks, oldest first: the newest `keep_last`, without one kept only as the best."""
         return self.checkpoints[-self.keep_last :]
 
-    def rated(self, due: int, rating: Rating) -> CheckpointRetention:
+    def record_rating(self, due: int, rating: Rating) -> CheckpointRetention:
         """Record the rating of the evaluation that was due at this step."""
-        return _pruned(msgspec.structs.replace(self, ratings={**self.ratings, due: rating}))
+        return _prune(msgspec.structs.replace(self, ratings={**self.ratings, due: rating}))
 
     def best(self) -> tuple[Saved, Rating] | None:
         """Checkpoint with the best value (the earliest of several); None if none is rated."""
@@ -75,14 +75,16 @@ class CheckpointRetention(msgspec.Struct, metaclass=FrozenMeta):
         return {checkpoint.step for checkpoint in self.checkpoints}
 
 
-def _pruned(retention: CheckpointRetention) -> CheckpointRetention:
-    staying = {*retention.checkpoints[-retention.keep_last :], *(_needed_for_best(retention) if retention.keep_best else ())}
-    return msgspec.structs.replace(retention, checkpoints=tuple(one for one in retention.checkpoints if one in staying))
+def _prune(retention: CheckpointRetention) -> CheckpointRetention:
+    staying = {*retention.checkpoints[-retention.keep_last :], *(_saved_for_best(retention) if retention.keep_best else ())}
+    return msgspec.structs.replace(
+        retention, checkpoints=tuple(checkpoint for checkpoint in retention.checkpoints if checkpoint in staying)
+    )
 
 
-def _needed_for_best(retention: CheckpointRetention) -> Iterator[Saved]:
+def _saved_for_best(retention: CheckpointRetention) -> Iterator[Saved]:
     """The best checkpoint, and those of the running evaluation and of the next one."""
     if best := retention.best():
         yield best[0]
-    awaited = [one for one in retention.checkpoints if one.due > max(retention.ratings, default=0)]
+    awaited = [checkpoint for checkpoint in retention.checkpoints if checkpoint.due > max(retention.ratings, default=0)]
     yield from awaited[:1] + awaited[-1:]

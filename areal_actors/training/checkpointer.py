@@ -101,10 +101,12 @@ class Checkpointer(Actor):
 
     @on
     async def checkpoint_staged(self, event: CheckpointStaged, context: Context) -> Emits[CheckpointCommitted | BestCheckpointChosen]:
-        asked = _asked_for(event.folder)
-        manifest = "" if context.replayed else await self._finished(event)
+        asked = _scheduled_step(event.folder)
+        manifest = "" if context.replayed else await self._finalize(event)
         due = asked if asked is not None and self._due(asked) == asked else -1
-        chosen = [best async for best in self._after(self.retention.saved(Saved(step=event.step, due=due, cursor=event.cursor)), context)]
+        chosen = [
+            best async for best in self._after(self.retention.record_saved(Saved(step=event.step, due=due, cursor=event.cursor)), context)
+        ]
         for best in chosen:
             yield best  # before the final event of a run
         kept = tuple(saved.step for saved in self.retention.recoverable())
@@ -129,17 +131,17 @@ class Checkpointer(Actor):
     async def evaluation_completed(self, event: EvaluationCompleted, context: Context) -> Emits[BestCheckpointChosen]:
         if event.mode == self.config.keep_best and event.weight_version > 0 and event.failed < event.tasks:
             rating = Rating(weight_version=event.weight_version, value=event.common_reward_mean)
-            async for best in self._after(self.retention.rated(self._due(event.weight_version), rating), context):
+            async for best in self._after(self.retention.record_rating(self._due(event.weight_version), rating), context):
                 yield best
 
     @on
     async def loss_evaluated(self, event: LossEvaluated, context: Context) -> Emits[BestCheckpointChosen]:
         if self.config.keep_best == "loss" and event.weight_version > 0:
             rating = Rating(weight_version=event.weight_version, value=event.metrics["loss"])
-            async for best in self._after(self.retention.rated(self._due(event.weight_version), rating), context):
+            async for best in self._after(self.retention.record_rating(self._due(event.weight_version), rating), context):
                 yield best
 
-    async def _finished(self, event: CheckpointStaged) -> str:
+    async def _finalize(self, event: CheckpointStaged) -> str:
         """Finalize what the trainer wrote, after the log is synced; returns the digest of the manifest."""
         try:
             for needed in self.synced:
@@ -192,7 +194,7 @@ def _name(step: int) -> str:
     return f"{CHECKPOINTS}/step-{step}"
 
 
-def _asked_for(folder: str) -> int | None:
+def _scheduled_step(folder: str) -> int | None:
     """Step of a scheduled checkpoint from its temporary name; None for others."""
     step = Path(folder).name.removeprefix(f"{_WRITING}step-")
     return int(step) if step.isdecimal() else None

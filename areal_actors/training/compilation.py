@@ -18,7 +18,7 @@ from areal_actors.training.distributed.stages import own_blocks
 REMEDY = "write trainer.compile = false"
 
 
-def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def compile_on_first_call(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function that is compiled when it is called first, for any sizes."""
     return torch.compile(function, dynamic=True)
 
@@ -33,7 +33,7 @@ def compile_blocks(base_model: Any) -> None:
     if not hasattr(text_model, "layers"):
         raise SetupError(f"trainer.compile = true: {type(base_model).__name__} has no list of blocks to compile; {REMEDY}")
     for block in own_blocks(text_model):
-        block.forward = compiled(block.forward)
+        block.forward = compile_on_first_call(block.forward)
 
 
 def require_compiler(device: torch.device) -> None:
@@ -43,12 +43,12 @@ def require_compiler(device: torch.device) -> None:
         SetupError: this fails, with the cause.
     """
 
-    def scaled(column: Tensor) -> Tensor:
+    def scale_column(column: Tensor) -> Tensor:
         return column.sin() * 2
 
     try:
         column = torch.ones(3, device=device, requires_grad=True)
-        compiled(scaled)(column).sum().backward()
+        compile_on_first_call(scale_column)(column).sum().backward()
     except Exception as error:
         cause = str(error).strip().splitlines() or [type(error).__name__]
         raise SetupError(f"trainer.compile = true: torch.compile does not work here on {device.type}: {cause[0]}; {REMEDY}") from error

@@ -95,6 +95,6 @@ class SupervisedData(Protocol):
         """Sequences of the examples with these numbers; raises SetupError if one cannot be converted."""
         ...
 
-    def held_out(self, weight_version: int) -> list[TrainingSequence]:
+    def held_out_sequences(self, weight_version: int) -> list[TrainingSequence]:
         """Sequences for the evaluation of this version; empty if it is not evaluated."""
         ...

@@ -37,7 +37,7 @@ class EngineMonitor:
         self._recycled: Counter[str] = Counter()
         self._quiet_until: dict[str, int] = {}
 
-    def completed(self, step: int, sequences: Sequence[TrainingSequence], metrics: Mapping[str, float]) -> list[EngineMismatch]:
+    def complete_step(self, step: int, sequences: Sequence[TrainingSequence], metrics: Mapping[str, float]) -> list[EngineMismatch]:
         """Returns the alarms of a step, one per worker with a persistent mismatch.
 
         Args:

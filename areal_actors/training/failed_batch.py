@@ -21,7 +21,7 @@ def raise_untrainable(compute: Callable[Arguments, Result]) -> Callable[Argument
     """
 
     @functools.wraps(compute)
-    def computed(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
+    def compute_or_raise(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         try:
             return compute(*args, **kwargs)
         except ArealError:
@@ -31,4 +31,4 @@ def raise_untrainable(compute: Callable[Arguments, Result]) -> Callable[Argument
             place = f"{Path(frame.filename).name}:{frame.lineno}"
             raise UntrainableBatch(f"its forward or backward pass failed: {type(error).__name__}: {error} ({place})") from error
 
-    return computed
+    return compute_or_raise

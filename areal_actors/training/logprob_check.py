@@ -137,7 +137,7 @@ class LogprobCheck:
 
     def _select_sequences(self, sequences: Sequence[TrainingSequence], version: int, *, every: bool) -> list[int]:
         """Sequences with trained tokens of this version: all, or at most `self._sequences` of them, evenly spread."""
-        having = [index for index, sequence in enumerate(sequences) if _sampled_by(sequence, version)[1:].any()]
+        having = [index for index, sequence in enumerate(sequences) if _sampled_mask(sequence, version)[1:].any()]
         if every or not having:
             return having
         return having[:: -(-len(having) // self._sequences)] if self._sequences else []
@@ -173,14 +173,14 @@ class LogprobCheck:
             picked,
             self._budget,
             device,
-            lambda sequence: _sampled_by(sequence, version),
+            lambda sequence: _sampled_mask(sequence, version),
             sharing=self._sharing,
             routes=self._routes,
         )
         for batch in self._ranks.distribute(parts):
             logp.add(batch, self._scorer(batch)[0])
             scored.add(batch, torch.ones_like(batch.labels))
-        tokens = sum(int(_sampled_by(sequence, version)[1:].sum()) for sequence in sequences)
+        tokens = sum(int(_sampled_mask(sequence, version)[1:].sum()) for sequence in sequences)
         indices = scored.gather(self._ranks, tokens).nonzero()[:, 0]
         return indices, logp.gather(self._ranks, tokens)[indices]
 
@@ -222,7 +222,7 @@ def _shard(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def _sampled_by(sequence: TrainingSequence, version: int) -> NDArray[np.bool_]:
+def _sampled_mask(sequence: TrainingSequence, version: int) -> NDArray[np.bool_]:
     """The trained tokens of a sequence that a version sampled: bool `[n]`."""
     sampled: NDArray[np.bool_] = np.equal(sequence.versions, version) & sequence.loss_mask
     return sampled
@@ -254,17 +254,17 @@ def mismatch_metrics(sequences: Sequence[TrainingSequence], behaviour: Tensor, r
         `_position` and `_logprob` (the trainer's). All but the first also for each inference worker that the sequences name, as
         `NAME/WORKER`.
     """
-    known = (~rescored.isnan()).nonzero()[:, 0]
-    if not len(known):
+    rescored_positions = (~rescored.isnan()).nonzero()[:, 0]
+    if not len(rescored_positions):
         return {"train_infer_logprob_diff_max": 0.0, "parity_tokens": 0.0}
-    differences = rescored[known].double() - behaviour[known].double()
+    differences = rescored[rescored_positions].double() - behaviour[rescored_positions].double()
     positions = [np.flatnonzero(sequence.loss_mask[1:]) + 1 for sequence in sequences]
     sequence_of, position_of = np.repeat(np.arange(len(sequences)), list(map(len, positions))), np.concatenate(positions)
     # A NaN compares false with everything: it must not pass for parity.
     sizes = differences.abs().nan_to_num(nan=torch.inf)
 
     def of(tokens: Tensor) -> dict[str, float]:
-        worst = int(known[tokens][sizes[tokens].argmax()])
+        worst = int(rescored_positions[tokens][sizes[tokens].argmax()])
         return {
             "parity_tokens": float(len(tokens)),
             **kl_estimates(differences[tokens], "mismatch_kl"),
@@ -274,8 +274,8 @@ def mismatch_metrics(sequences: Sequence[TrainingSequence], behaviour: Tensor, r
             "mismatch_worst_logprob": float(rescored[worst]),
         }
 
-    metrics = {"train_infer_logprob_diff_max": float(sizes.max()), **of(torch.arange(len(known)))}
-    workers = _workers(sequences)[known.numpy()]
+    metrics = {"train_infer_logprob_diff_max": float(sizes.max()), **of(torch.arange(len(rescored_positions)))}
+    workers = _workers(sequences)[rescored_positions.numpy()]
     for worker in sorted(set(workers.tolist()) - {""}):
         own = torch.from_numpy(np.flatnonzero(workers == worker))
         metrics |= {f"{name}/{worker}": value for name, value in of(own).items()}

@@ -72,7 +72,7 @@ class Lora:
         return context
 
     @staticmethod
-    def wanted(name: str) -> bool:
+    def is_adapter_tensor(name: str) -> bool:
         """True if the model's tensor of this name belongs to the adapter."""
         return ".lora_A." in name or ".lora_B." in name
 
@@ -85,12 +85,16 @@ class Lora:
         (folder / FOLDER).mkdir(exist_ok=True)
         save_adapter(self.factors(state), self._manifest, folder / FOLDER)
 
-    def merged(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def merge(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Merges base and adapter of this state; names are those of the model without an adapter."""
-        base = {name.replace(".base_layer.", "."): tensor for name, tensor in state.items() if not self.wanted(name)}
+        base = {name.replace(".base_layer.", "."): tensor for name, tensor in state.items() if not self.is_adapter_tensor(name)}
         adapter = Adapter(self._scale, pair_factors(self.factors(state), "the trainer"))
         return base | adapter.apply_to(base)
 
     def factors(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The adapter's tensors by the names that peft uses in files."""
-        return {ADAPTER_PREFIX + name.replace(f".{NAME}.", "."): tensor.detach() for name, tensor in state.items() if self.wanted(name)}
+        return {
+            ADAPTER_PREFIX + name.replace(f".{NAME}.", "."): tensor.detach()
+            for name, tensor in state.items()
+            if self.is_adapter_tensor(name)
+        }

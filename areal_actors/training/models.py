@@ -95,8 +95,8 @@ def _load_value_model(folder: str) -> Any:
     if not isinstance(head, nn.Linear) or head.out_features != 1:
         raise ValueError(f"{type(model).__name__} has no scalar head named `{HEAD}`")
     absent = set(report["missing_keys"])
-    if others := sorted(absent - {f"{HEAD}.weight", f"{HEAD}.bias"}):
-        raise ValueError(f"it lacks {', '.join(others[:3])} ({len(others)} in all)")
+    if missing := sorted(absent - {f"{HEAD}.weight", f"{HEAD}.bias"}):
+        raise ValueError(f"it lacks {', '.join(missing[:3])} ({len(missing)} in all)")
     if absent:
         for parameter in head.parameters():
             nn.init.zeros_(parameter)

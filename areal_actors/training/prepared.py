@@ -79,9 +79,9 @@ def step_tokens(sequences: Sequence[TrainingSequence], weight_version: int) -> S
         rewards=torch.tensor([call.reward for calls in own for call in calls], dtype=torch.float64),
         call_sequences=torch.tensor([index for index, calls in enumerate(own) for _ in calls], dtype=torch.int64),
         samples=torch.tensor([samples[key] for key in keys], dtype=torch.int64),
-        groups=torch.tensor(_compared([(key[0][0], roles[key]) for key in samples]), dtype=torch.int64),
+        groups=torch.tensor(_comparison_groups([(key[0][0], roles[key]) for key in samples]), dtype=torch.int64),
         sampled=torch.tensor(
-            [_sampled(sequence, call) for sequence, calls in zip(sequences, own, strict=True) for call in calls], dtype=torch.int64
+            [_sampled_count(sequence, call) for sequence, calls in zip(sequences, own, strict=True) for call in calls], dtype=torch.int64
         ),
         truncated=torch.tensor([call.truncated for calls in own for call in calls], dtype=torch.bool),
         behaviour=torch.from_numpy(column("logprobs").astype(np.float32)),
@@ -90,7 +90,7 @@ def step_tokens(sequences: Sequence[TrainingSequence], weight_version: int) -> S
     )
 
 
-def _compared(samples: Sequence[tuple[int, str]]) -> list[int]:
+def _comparison_groups(samples: Sequence[tuple[int, str]]) -> list[int]:
     """Number of the group with which each sample is compared, by its group and its role."""
     if not any(role for _, role in samples):
         return [group for group, _ in samples]
@@ -102,18 +102,18 @@ def _calls_of_trained(sequences: Sequence[TrainingSequence], index: int) -> NDAr
     """Index, among the sequence's calls, of the call of each trained token."""
     calls = calls_of(sequences[index])
     positions = np.flatnonzero(sequences[index].loss_mask[1:]) + 1
-    found = np.searchsorted([call.start for call in calls], positions, side="right") - 1
-    outside = (found < 0) | (positions >= np.array([call.end for call in calls])[found])
+    call_numbers = np.searchsorted([call.start for call in calls], positions, side="right") - 1
+    outside = (call_numbers < 0) | (positions >= np.array([call.end for call in calls])[call_numbers])
     if outside.any():
         where = int(positions[outside][0])
         raise EngineError(
             f"sequence {index} (group {sequences[index].group}): its token at position {where} is trained but belongs to none "
             f"of the sequence's calls, which are at {[(call.start, call.end) for call in calls]}; give every trained token a call"
         )
-    return found.astype(np.int64)
+    return call_numbers.astype(np.int64)
 
 
-def _sampled(sequence: TrainingSequence, call: SequenceCall) -> int:
+def _sampled_count(sequence: TrainingSequence, call: SequenceCall) -> int:
     return int(np.count_nonzero(sequence.versions[call.start : call.end] != PROMPT_VERSION))
 
 
@@ -127,9 +127,9 @@ def cut_sequences(sequences: Sequence[TrainingSequence], tokens: StepTokens) -> 
     """
     last_of_sample, last_of_sequence = last_by(tokens.samples), set(last_by(tokens.call_sequences).tolist())
     cut = {call for call in last_of_sample[tokens.truncated[last_of_sample]].tolist() if call in last_of_sequence}
-    found = sorted(set(tokens.call_sequences[sorted(cut)].tolist()) & set(tokens.sequences.tolist()))
+    cut_numbers = sorted(set(tokens.call_sequences[sorted(cut)].tolist()) & set(tokens.sequences.tolist()))
     ended = []
-    for index in found:
+    for index in cut_numbers:
         end = int(np.flatnonzero(own_tokens(sequences[index]) | sequences[index].loss_mask)[-1]) + 1
         ended.append(
             msgspec.structs.replace(
@@ -141,7 +141,7 @@ def cut_sequences(sequences: Sequence[TrainingSequence], tokens: StepTokens) -> 
                 calls=(),
             )
         )
-    return found, ended
+    return cut_numbers, ended
 
 
 def reward_metrics(sequences: Sequence[TrainingSequence], tokens: StepTokens, advantages: Advantages) -> dict[str, float]:

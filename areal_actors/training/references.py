@@ -59,20 +59,20 @@ def frozen_models(
     if isinstance(policy, ValueScorer):
         raise SetupError(f"{type(algorithm).__name__} trains a scalar head, which cannot use a {' or '.join(roles)}")
     by_folder: dict[str, FrozenModel] = {} if lora is None else {policy_folder: FrozenModel(policy, lora.off)}
-    found: dict[Role, FrozenModel] = {}
+    models: dict[Role, FrozenModel] = {}
     for role in roles:
         name = algorithm.models[role]
         folder = policy_folder if name == INITIAL else model_folder(name)
         if folder not in by_folder:
             by_folder[folder] = FrozenModel(_scorer(folder, role, policy, ranks))
-        found[role] = by_folder[folder]
-    return found
+        models[role] = by_folder[folder]
+    return models
 
 
 def _scorer(folder: str, role: Role, policy: TokenScorer, ranks: Ranks) -> TokenScorer:
     """Loads a frozen model; it scores at the policy's temperature, in its dtype."""
     model = load_model(folder, "tokens", weights=ranks.first, saved=False).requires_grad_(False)
-    theirs, ours = (one.config.get_text_config().vocab_size for one in (model, policy.model))
-    if theirs != ours:
-        raise SetupError(f"the {role} in {folder} has {theirs} tokens, the policy {ours}: use a model with the policy's tokenizer")
+    frozen_size, ours = (loaded.config.get_text_config().vocab_size for loaded in (model, policy.model))
+    if frozen_size != ours:
+        raise SetupError(f"the {role} in {folder} has {frozen_size} tokens, the policy {ours}: use a model with the policy's tokenizer")
     return TokenScorer(ranks.parallelize(model, policy.dtype).to(policy.model.device), policy.temperature, policy.dtype)

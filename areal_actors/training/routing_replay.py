@@ -54,12 +54,12 @@ class RoutingReplay:
         """
         shape = route_shape_of(model_folder)
         if settings.routing_replay == "on" and (shape is None or isinstance(scorer, ValueScorer)):
-            found = (
+            parts = (
                 "a scalar head is trained"
                 if shape
                 else f"the model in {model_folder} is no mixture of experts of type {', '.join(MODEL_TYPES)}"
             )
-            raise SetupError(f'trainer.routing_replay = "on": {found}; write "auto" or "off"')
+            raise SetupError(f'trainer.routing_replay = "on": {parts}; write "auto" or "off"')
         if settings.routing_replay == "off" or shape is None or isinstance(scorer, ValueScorer):
             return None
         replay = cls(scorer.model.base_model, shape)
@@ -90,8 +90,8 @@ class RoutingReplay:
 
     @torch.no_grad()
     def _count(self, routes: Tensor, own: Tensor, replayed: Tensor) -> None:
-        others = (routes.sort(-1).values != own.sort(-1).values).any(-1) & replayed
-        counts = torch.stack((others.sum(), replayed.sum()))
+        differing = (routes.sort(-1).values != own.sort(-1).values).any(-1) & replayed
+        counts = torch.stack((differing.sum(), replayed.sum()))
         self._counts = counts if self._counts is None else self._counts + counts
 
     def reset(self) -> None:
@@ -106,9 +106,9 @@ class RoutingReplay:
             experts; `routing_replayed`: share of the positions of the sequences that have recorded experts.
         """
         counts = torch.zeros(2, dtype=torch.int64, device=device) if self._counts is None else self._counts
-        others, replayed = ranks.sum_everywhere(counts).tolist()
+        differing, replayed = ranks.sum_everywhere(counts).tolist()
         recorded = sum(len(sequence.routes) for sequence in sequences) / self.shape.position_bytes
         return {
-            "routing_mismatch": others / max(replayed, 1),
+            "routing_mismatch": differing / max(replayed, 1),
             "routing_replayed": recorded / sum(len(sequence.token_ids) - 1 for sequence in sequences),
         }

@@ -86,7 +86,7 @@ class TorchTrainer:
             EngineError: the model or the temperature cannot be trained.
         """
         torch.set_num_threads(settings.threads)
-        algorithm = algorithm.resolved()
+        algorithm = algorithm.resolve()
         self._device = ranks.device(settings.device)
         self._model_folder = model_folder
         self.limits = sequence_limits(model_folder)
@@ -361,17 +361,17 @@ class TorchTrainer:
 
     def _state_to_publish(self) -> dict[str, Tensor]:
         """Returns the adapter's tensors if it is published alone, else those of the whole model, an adapter merged."""
-        state = self._ranks.full_state_dict(self._model, Lora.wanted if self._adapter else None)
+        state = self._ranks.full_state_dict(self._model, Lora.is_adapter_tensor if self._adapter else None)
         if self._adapter or not state:
             return state
-        return dict(checkpoint_tensors(self._model, self._lora.merged(state) if self._lora else state))
+        return dict(checkpoint_tensors(self._model, self._lora.merge(state) if self._lora else state))
 
     def save_model(self, folder: str) -> None:
         """Write a Hugging Face folder: configuration, weights (an adapter's merged), tokenizer and chat template."""
         state = self._ranks.full_state_dict(self._model)
         if not self._ranks.first:
             return
-        write_model(self._model, self._lora.merged(state) if self._lora else state, folder, self._model_folder)
+        write_model(self._model, self._lora.merge(state) if self._lora else state, folder, self._model_folder)
         if self._lora:
             self._lora.save(state, Path(folder))
 

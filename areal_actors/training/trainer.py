@@ -144,7 +144,7 @@ class Trainer(Actor):
     async def run_started(
         self, event: RunStarted, context: Context
     ) -> Emits[TrainerProgress | ExamplesDropped | WeightsPublished | LossEvaluated | RecoveryEvent]:
-        self.step_history.started(event.recipe)
+        self.step_history.record_start(event.recipe)
         async for phase in self.recovered.prepare():
             yield phase
         if context.replayed and self.examples is None:
@@ -163,7 +163,7 @@ class Trainer(Actor):
     @on
     async def run_resumed(self, event: RunResumed, context: Context) -> Emits[TrainerProgress | WeightsPublished | RecoveryEvent]:
         """Replay to the current step and publish its weights, because those of the previous process are gone."""
-        self.step_history.resumed(event)
+        self.step_history.record_resume(event)
         if context.replayed:
             return
         async for phase in self._catch_up(context):
@@ -195,15 +195,15 @@ class Trainer(Actor):
             return
         async for preparation in self._before_step(event.step, context):
             yield preparation
-        found = await self._sequences(event, context)
+        sequences = await self._sequences(event, context)
         started = self.clock()
-        step = await self.recovered.call(context, lambda engine: self._step(engine, found, event.step))
+        step = await self.recovered.call(context, lambda engine: self._step(engine, sequences, event.step))
         self._record_step(event, context)
         yield self._throughput(step.sequences, started)
         if step.refused is not None:
             yield step.refused
-        alarms = self.monitor.completed(event.step, step.sequences, step.metrics) if self.monitor else []
-        yield await self._step_completed(event, found, step, context)
+        alarms = self.monitor.complete_step(event.step, step.sequences, step.metrics) if self.monitor else []
+        yield await self._step_completed(event, sequences, step, context)
         for alarm in alarms:
             yield alarm
         if self.examples is None:
@@ -211,7 +211,7 @@ class Trainer(Actor):
         else:
             async for measured in self._evaluate_examples(self.examples, context):
                 yield measured
-        for message in (*self._halted(step), *self.recovered.take_events()):
+        for message in (*self._halt_if_skipping(step), *self.recovered.take_events()):
             yield message
 
     @on
@@ -225,25 +225,25 @@ class Trainer(Actor):
 
     @on
     def checkpoint_committed(self, event: CheckpointCommitted) -> None:
-        self.step_history.saved(event)
+        self.step_history.record_saved(event)
 
     @on
     def checkpoint_damaged(self, event: CheckpointDamaged) -> None:
-        self.step_history.lost(event.step)
+        self.step_history.remove_checkpoint(event.step)
 
     @on
     def step_completed(self, event: StepCompleted, context: Context) -> None:
         """Record a step or version, its own or of the previous process."""
-        self.step_history.completed(event, replayed=context.replayed)
+        self.step_history.record_step(event, replayed=context.replayed)
 
     @on
     def weights_published(self, event: WeightsPublished, context: Context) -> None:
         """Record a step or version, its own or of the previous process."""
-        self.step_history.published(event, replayed=context.replayed)
+        self.step_history.record_published(event, replayed=context.replayed)
 
     @on
     def log_trimmed(self, event: LogTrimmed) -> None:
-        self.step_history.trimmed(event.step)
+        self.step_history.trim(event.step)
 
     # ------------------------------------------------------------ a step
 
@@ -269,21 +269,21 @@ class Trainer(Actor):
             trajectories.append((index, trajectory))
         return batch_sequences(event, trajectories, self.credit, self.recovered.require().limits, self.images)
 
-    def _step(self, engine: TrainingEngine, found: BatchSequences, step: int) -> CountedStep:
+    def _step(self, engine: TrainingEngine, batch: BatchSequences, step: int) -> CountedStep:
         """Take a step on the trainable sequences; skip it if it can change no weight. Slow: run in a thread."""
         metrics = {"skipped": 1.0}
-        cause = "" if found.sequences else "no sequence of the batch can be trained"
+        cause = "" if batch.sequences else "no sequence of the batch can be trained"
         if len(failures := self.failures.get(step, [])) >= MAX_STEP_FAILURES:
             cause = failures[-1]
-        elif found.sequences:
+        elif batch.sequences:
             try:
-                metrics = engine.step(found.sequences)
+                metrics = engine.step(batch.sequences)
             except UntrainableBatch as error:
                 cause = str(error)
             except RankFailed as error:  # the group starts again, and the step is repeated
                 self.failures[step] = [*failures, str(error)]
                 raise
-        sequences = () if cause else found.sequences
+        sequences = () if cause else batch.sequences
         if not sequences:
             engine.step(())
             self.skipped.add(step)
@@ -291,10 +291,10 @@ class Trainer(Actor):
             self.skipped.discard(step)
             if updates := int(metrics.get("skipped_updates", 0)):
                 cause = f"{updates} updates of the step were skipped: their loss or gradient was not finite, or a pass failed"
-        if not cause and not found.refused:
+        if not cause and not batch.refused:
             return CountedStep(sequences=sequences, metrics=metrics)
-        refused = BatchRefused(step=step, sequences=found.refused, trained_sequences=len(sequences), cause=cause)
-        return CountedStep(sequences=sequences, metrics={**metrics, "refused_sequences": float(len(found.refused))}, refused=refused)
+        refused = BatchRefused(step=step, sequences=batch.refused, trained_sequences=len(sequences), cause=cause)
+        return CountedStep(sequences=sequences, metrics={**metrics, "refused_sequences": float(len(batch.refused))}, refused=refused)
 
     def _record_step(self, event: StepInput, context: Context) -> None:
         self.step_history.batches[event.step] = context.sequence
@@ -302,10 +302,10 @@ class Trainer(Actor):
         self.cursor = context.sequence
         self.groups_trained += len(event.groups if isinstance(event, BatchFormed) else event.numbers)
 
-    async def _step_completed(self, event: StepInput, found: BatchSequences, step: CountedStep, context: Context) -> StepCompleted:
+    async def _step_completed(self, event: StepInput, batch: BatchSequences, step: CountedStep, context: Context) -> StepCompleted:
         sequences_checksum = self.recovered.check_sequences(event, step.sequences)
         if isinstance(event, BatchFormed):
-            of_reward = {f"{REWARD_METRIC}{name}": mean for name, mean in found.reward_metrics.items()}
+            of_reward = {f"{REWARD_METRIC}{name}": mean for name, mean in batch.reward_metrics.items()}
             metrics = {**reported_metrics(step.metrics), **(batch_metrics(step.sequences, event) if step.sequences else {}), **of_reward}
             weights_checksum = ""  # `WeightsPublished` has it
         else:
@@ -325,7 +325,7 @@ class Trainer(Actor):
         tokens = sum(len(sequence.token_ids) for sequence in sequences)
         return Throughput(actor="trainer", side="training", tokens=tokens, started=started, seconds=self.clock() - started)
 
-    def _halted(self, step: CountedStep) -> Iterator[TrainingHalted]:
+    def _halt_if_skipping(self, step: CountedStep) -> Iterator[TrainingHalted]:
         """Yields the event that ends the run if too many consecutive steps were skipped."""
         in_a_row = next(count for count in itertools.count() if self.weight_version - 1 - count not in self.skipped)
         if step.refused is not None and in_a_row >= self.max_skipped_steps:
@@ -337,7 +337,7 @@ class Trainer(Actor):
 
     async def _evaluate_examples(self, source: SupervisedData, context: Context) -> AsyncIterator[LossEvaluated]:
         """Evaluate the current weights on held-out examples if an evaluation is due."""
-        if sequences := await asyncio.to_thread(source.held_out, self.weight_version):
+        if sequences := await asyncio.to_thread(source.held_out_sequences, self.weight_version):
             metrics = example_metrics(await self.recovered.call(context, lambda engine: engine.evaluate(sequences)), sequences)
             examples = int(metrics.pop("examples"))
             yield LossEvaluated(weight_version=self.weight_version, examples=examples, metrics=metrics)
@@ -360,8 +360,8 @@ class Trainer(Actor):
         if self.step_history.has("sequences", event.step + 1, self.recovered.checksum_of(event, ())):  # refused, for whatever cause
             await asyncio.to_thread(self.recovered.require().step, ())
             return ()
-        found = await self._sequences(event, context)
-        return (await asyncio.to_thread(self._step, self.recovered.require(), found, event.step)).sequences
+        sequences = await self._sequences(event, context)
+        return (await asyncio.to_thread(self._step, self.recovered.require(), sequences, event.step)).sequences
 
     def status(self) -> dict[str, float | str]:
         """Current version and groups."""

@@ -87,18 +87,18 @@ class TrainedHistory:
 
     # ------------------------------------------------------------ the fold
 
-    def trimmed(self, step: int) -> None:
+    def trim(self, step: int) -> None:
         """Forget the steps before this one, whose batches were trimmed from the log and cannot be replayed."""
-        for known in (self.batches, self._logged["sequences"], self._logged["weights"]):
-            for version in [version for version in known if version < step]:
-                del known[version]
+        for table in (self.batches, self._logged["sequences"], self._logged["weights"]):
+            for version in [version for version in table if version < step]:
+                del table[version]
         self._other_settings = {version for version in self._other_settings if version >= step}
 
-    def started(self, recipe: Mapping[str, Any]) -> None:
+    def record_start(self, recipe: Mapping[str, Any]) -> None:
         """Record the recipe of a new run."""
         self._arithmetic = _arithmetic(recipe)
 
-    def resumed(self, event: RunResumed) -> None:
+    def record_resume(self, event: RunResumed) -> None:
         """Record a resume, possibly with changed settings or from an earlier checkpoint."""
         if (arithmetic := _arithmetic(event.recipe)) != self._arithmetic:
             self._other_settings |= set(self._logged["weights"])
@@ -106,17 +106,17 @@ class TrainedHistory:
         if event.from_step >= 0:
             self.checkpoints = [saved for saved in self.checkpoints if saved.step <= event.from_step]
 
-    def saved(self, event: CheckpointCommitted) -> None:
+    def record_saved(self, event: CheckpointCommitted) -> None:
         """Record a checkpoint; the event lists the others that still exist."""
-        others = [saved for saved in self.checkpoints if saved.step in event.kept and saved.step != event.step]
-        self.checkpoints = sorted([*others, event], key=lambda saved: saved.step)
+        other_checkpoints = [saved for saved in self.checkpoints if saved.step in event.kept and saved.step != event.step]
+        self.checkpoints = sorted([*other_checkpoints, event], key=lambda saved: saved.step)
 
-    def lost(self, step: int) -> CheckpointCommitted | None:
+    def remove_checkpoint(self, step: int) -> CheckpointCommitted | None:
         """Remove the checkpoint of this step; returns the one before it."""
         self.checkpoints = [saved for saved in self.checkpoints if saved.step != step]
         return next((saved for saved in reversed(self.checkpoints) if saved.step < step), None)
 
-    def completed(self, event: StepCompleted, *, replayed: bool) -> None:
+    def record_step(self, event: StepCompleted, *, replayed: bool) -> None:
         """Record a logged step.
 
         Raises:
@@ -126,7 +126,7 @@ class TrainedHistory:
         if event.weights_checksum:
             self._log("weights", event.step, event.weights_checksum, replayed=replayed)
 
-    def published(self, event: WeightsPublished, *, replayed: bool) -> None:
+    def record_published(self, event: WeightsPublished, *, replayed: bool) -> None:
         """Record a logged version.
 
         Raises:
@@ -159,16 +159,16 @@ class TrainedHistory:
             self._unlogged.setdefault((part, step), checksum)
         return differed
 
-    def _compare(self, part: Part, step: int, found: str) -> StepDiffered | None:
+    def _compare(self, part: Part, step: int, digest: str) -> StepDiffered | None:
         logged = self._logged[part].get(step) or self._unlogged.get((part, step), "")
-        if not logged or not found or logged == found:
+        if not logged or not digest or logged == digest:
             return None
         if step in self._other_settings:
-            return StepDiffered(step=step, logged=logged, found=found, reason=f"its {part} were computed with other settings of [trainer]")
+            return StepDiffered(step=step, logged=logged, found=digest, reason=f"its {part} were computed with other settings of [trainer]")
         if not self.repeats:
-            return StepDiffered(step=step, logged=logged, found=found, reason="arithmetic is not deterministic on this device")
+            return StepDiffered(step=step, logged=logged, found=digest, reason="arithmetic is not deterministic on this device")
         raise StepMismatch(
-            f"step {step} was replayed with {part} {found}, expected {logged} from the log: {CAUSES}; {REMEDY}. "
+            f"step {step} was replayed with {part} {digest}, expected {logged} from the log: {CAUSES}; {REMEDY}. "
             'Set trainer.retaken_steps = "report" to continue anyway'
         )
 

@@ -148,7 +148,7 @@ class RecoveredEngine:
         """Load the newest checkpoint that is sound, if the engine is behind it, or in any case (`anew`)."""
         while (saved := self.history.checkpoint) is not None and (anew or engine.weight_version < saved.step):
             if self.checkpoints.was_superseded(saved.folder):  # a batch of before the resumption may arrive before the event of it
-                self.history.lost(saved.step)
+                self.history.remove_checkpoint(saved.step)
                 continue
             verified = False
             try:
@@ -168,7 +168,7 @@ class RecoveredEngine:
     async def _set_aside(self, saved: CheckpointCommitted, reason: Exception) -> None:
         """Set a checkpoint aside and use the one before it."""
         aside = await asyncio.to_thread(self.checkpoints.set_aside, saved.folder)
-        before = self.history.lost(saved.step)
+        before = self.history.remove_checkpoint(saved.step)
         back = before.step if before else 0
         self.events.append(CheckpointDamaged(step=saved.step, folder=aside, weight_version=back, reason=str(reason)))
 
@@ -203,9 +203,9 @@ class RecoveredEngine:
         Raises:
             StepMismatch: they differ and must not.
         """
-        found = engine.checksum()
-        self.note(self.history.check("weights", engine.weight_version, found))
-        return found
+        checksum = engine.checksum()
+        self.note(self.history.check("weights", engine.weight_version, checksum))
+        return checksum
 
     def note(self, differed: StepDiffered | None) -> None:
         """Queue the event of an allowed difference."""

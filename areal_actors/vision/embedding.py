@@ -64,8 +64,8 @@ class VisionInputs:
         device = self._base_model.device
         patches = torch.cat([self._patches_of(image.digest, folder) for image in images]).to(device)
         grids = torch.tensor([image.grid for image in images], device=device)
-        found = self._base_model.get_image_features(patches, grids, return_dict=True)
-        return torch.cat(list(found.pooler_output))
+        image_features = self._base_model.get_image_features(patches, grids, return_dict=True)
+        return torch.cat(list(image_features.pooler_output))
 
     def _patches_of(self, digest: str, folder: ImageFolder) -> Tensor:
         if digest in self._patches:

@@ -29,17 +29,17 @@ def rope_positions(length: int, images: Iterable[ImageRef], merge: int) -> NDArr
         positions[:, end : image.start] = np.arange(position, position + gap)
         position += gap
         end = min(image.start + image.tokens, length)
-        coordinates = np.indices(_merged(image.grid, merge)).reshape(3, -1)
+        coordinates = np.indices(_merge_grid(image.grid, merge)).reshape(3, -1)
         positions[:, image.start : end] = position + coordinates[:, : end - image.start]
-        position += max(_merged(image.grid, merge))
+        position += max(_merge_grid(image.grid, merge))
     positions[:, end:] = np.arange(position, position + length - end)
     return positions
 
 
 def rope_offset(image: ImageRef, merge: int) -> int:
     """Difference of position and index of the tokens after an image, which is its own contribution to it."""
-    return max(_merged(image.grid, merge)) - image.tokens
+    return max(_merge_grid(image.grid, merge)) - image.tokens
 
 
-def _merged(grid: Sequence[int], merge: int) -> tuple[int, int, int]:
+def _merge_grid(grid: Sequence[int], merge: int) -> tuple[int, int, int]:
     return grid[0], grid[1] // merge, grid[2] // merge

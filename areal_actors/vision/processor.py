@@ -81,11 +81,11 @@ class VisionProcessor(Value):
             ImageRefused: it is damaged, of another format, or too large.
         """
         try:
-            found = Image.open(io.BytesIO(content), formats=("PNG", "JPEG", "GIF", "WEBP"))
-            if found.width * found.height > max_megapixels * MEGA:
-                size = f"{found.width} by {found.height} pixels"
+            opened = Image.open(io.BytesIO(content), formats=("PNG", "JPEG", "GIF", "WEBP"))
+            if opened.width * opened.height > max_megapixels * MEGA:
+                size = f"{opened.width} by {opened.height} pixels"
                 raise ImageRefused(f"is {size}, and gateway.images.max_megapixels is {max_megapixels}; send a smaller one")
-            image = ImageOps.exif_transpose(found).convert("RGB")
+            image = ImageOps.exif_transpose(opened).convert("RGB")
         except ImageRefused:
             raise
         except UnidentifiedImageError:

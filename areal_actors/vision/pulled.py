@@ -51,10 +51,10 @@ class ImagePuller:
         if folder.holds(digest):
             return
         try:
-            found = folder.store(self._objects.read_image(digest))
+            actual_digest = folder.store(self._objects.read_image(digest))
         except FileNotFoundError as error:
             raise ImageLost(f"the image {digest} is no longer in the run's folder ({error}); send the image again") from error
         except OSError as error:
             raise EngineError(f"the image {digest} cannot be pulled from the run's host: {error}") from error
-        if found != digest:
-            raise ImageLost(f"the image {digest} is damaged in the run's folder: its digest is {found}; send the image again")
+        if actual_digest != digest:
+            raise ImageLost(f"the image {digest} is damaged in the run's folder: its digest is {actual_digest}; send the image again")

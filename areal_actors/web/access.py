@@ -29,7 +29,7 @@ class Access:
         self.token = "" if is_loopback(host) else secrets.token_urlsafe(24)
         """Empty on loopback."""
 
-    def refused(self, request: web.Request) -> web.Response | None:
+    def refuse(self, request: web.Request) -> web.Response | None:
         """Returns the refusal of a request; None if it may be answered."""
         if not self.token:
             if not (name := foreign_name(request.host)):
@@ -47,7 +47,7 @@ class Access:
     @web.middleware
     async def middleware(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Refuse, or answer with the headers of every response; a token in the address becomes a cookie."""
-        refusal = self.refused(request)
+        refusal = self.refuse(request)
         if refusal is None and self.token and request.query.get("token") and request.method == "GET":
             refusal = web.Response(status=303, headers={"Location": request.path})
             refusal.set_cookie(COOKIE, self.token, httponly=True, samesite="Strict")

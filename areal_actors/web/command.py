@@ -82,13 +82,13 @@ def _serve(
     with tempfile.TemporaryDirectory(prefix="areal-page-") as temporary, suppress(KeyboardInterrupt):
         copy = LogCopy(Path(temporary) / "run.log", name)
         try:
-            asyncio.run(_served(LogSource(copy, file=file, place=place, bus=bus), name, options, curves))
+            asyncio.run(_serve_page(LogSource(copy, file=file, place=place, bus=bus), name, options, curves))
         finally:
             copy.close()
     return 0
 
 
-async def _served(source: LogSource, name: str, options: PageOptions, curves: Sequence[WhatIfCurves]) -> None:
+async def _serve_page(source: LogSource, name: str, options: PageOptions, curves: Sequence[WhatIfCurves]) -> None:
     ended = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, ended.set)

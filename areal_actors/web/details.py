@@ -42,20 +42,20 @@ class LogDetails:
 
     def episode(self, row: EpisodeRow) -> dict[str, Any]:
         """Returns an attempt with its task, output and sampled tokens."""
-        found = self._answer(row) | {"row": row, "calls": [], "has_texts": self._text([]) is not None}
+        answer = self._answer(row) | {"row": row, "calls": [], "has_texts": self._text([]) is not None}
         ended = self._source.copy.read(row.ended) if row.ended else None
         if ended is None or ended.subject != TrajectoryExported.subject:
-            return found
+            return answer
         exported = ended.open(TrajectoryExported)
         trajectory = exported.trajectory
         depths = tree({call.id: call.parent for call in trajectory.interactions})
         calls = {call.id: call for call in trajectory.interactions}
-        found["metrics"] = trajectory.metrics
-        found["ended_by"] = describe_party(exported)
+        answer["metrics"] = trajectory.metrics
+        answer["ended_by"] = describe_party(exported)
         for name, depth in depths:
             call = calls[name]
             ids = call.completion.ids_array().tolist()
-            found["calls"].append(
+            answer["calls"].append(
                 {
                     "interaction": name,
                     "depth": depth,
@@ -71,32 +71,32 @@ class LogDetails:
                     "weight_versions": call.completion.versions_array().tolist(),
                 }
             )
-        return found
+        return answer
 
     def group(self, rows: list[EpisodeRow]) -> list[dict[str, Any]]:
         """Returns the answers of a group's attempts."""
         return [self._answer(row) | {"row": row} for row in rows]
 
     def _answer(self, row: EpisodeRow) -> dict[str, Any]:
-        found: dict[str, Any] = {"task": {}, "output": "", "detail": "", "metrics": {}, "ended_by": ""}
+        answer: dict[str, Any] = {"task": {}, "output": "", "detail": "", "metrics": {}, "ended_by": ""}
         for position in (row.scored, row.ended):
             envelope = self._source.copy.read(position) if position else None
             if envelope is None:
                 continue
             if envelope.subject == EpisodeScored.subject:
                 scored = envelope.open(EpisodeScored)
-                found |= {"task": scored.work.task.data, "output": scored.output[:LONGEST_TEXT], "metrics": scored.metrics}
+                answer |= {"task": scored.work.task.data, "output": scored.output[:LONGEST_TEXT], "metrics": scored.metrics}
             elif envelope.subject == EpisodeEvaluated.subject:
                 evaluated = envelope.open(EpisodeEvaluated)
-                found |= {"task": evaluated.work.task.data, "output": evaluated.output[:LONGEST_TEXT], "metrics": evaluated.metrics}
-                found["ended_by"] = describe_party(evaluated)
+                answer |= {"task": evaluated.work.task.data, "output": evaluated.output[:LONGEST_TEXT], "metrics": evaluated.metrics}
+                answer["ended_by"] = describe_party(evaluated)
             elif envelope.subject == EpisodeAbandoned.subject:
                 abandoned = envelope.open(EpisodeAbandoned)
-                found |= {"task": abandoned.work.task.data, "detail": abandoned.detail[:LONGEST_TEXT]}
-                found["ended_by"] = describe_party(abandoned)
-        return found
+                answer |= {"task": abandoned.work.task.data, "detail": abandoned.detail[:LONGEST_TEXT]}
+                answer["ended_by"] = describe_party(abandoned)
+        return answer
 
-    async def trained(self, row: EpisodeRow) -> bytes:
+    async def trace_json(self, row: EpisodeRow) -> bytes:
         """Returns the JSON of `areal-actors trace` for an attempt: masks and advantages, computed by another process, which may load torch.
 
         Raises:
@@ -106,7 +106,7 @@ class LogDetails:
         async with self._tracing:  # one process at a time: it loads torch
             if key not in self._traces:
                 self._source.copy.flush()
-                self._traces[key] = await _traced(str(self._source.copy.path), row.name, row.attempt)
+                self._traces[key] = await _run_trace(str(self._source.copy.path), row.name, row.attempt)
                 while len(self._traces) > TRACES_KEPT:
                     self._traces.popitem(last=False)
             return self._traces[key]
@@ -143,15 +143,15 @@ class LogDetails:
             subject: beginning of the subject; empty for all.
             text: part of the sender, the id or the message, without regard to case; empty for all.
         """
-        found: list[dict[str, Any]] = []
+        matches: list[dict[str, Any]] = []
         position, wanted = before, text.lower()
         last = max(before - EVENTS_SCANNED, self._source.index.first)
-        while position > last and len(found) < limit:
+        while position > last and len(matches) < limit:
             position -= 1
             envelope = self._source.copy.read(position)
             if envelope is not None and envelope.subject.startswith(subject) and _matches(envelope, wanted):
-                found.append({"position": position, "time": envelope.time, "subject": envelope.subject, "sender": envelope.sender})
-        return {"events": found, "before": position, "more": position > self._source.index.first}
+                matches.append({"position": position, "time": envelope.time, "subject": envelope.subject, "sender": envelope.sender})
+        return {"events": matches, "before": position, "more": position > self._source.index.first}
 
 
 def _matches(envelope: Envelope, wanted: str) -> bool:
@@ -171,21 +171,21 @@ def _event(envelope: Envelope) -> dict[str, Any]:
         "sender": envelope.sender,
         "id": envelope.id,
         "cause": envelope.cause,
-        "message": _shown(message),
+        "message": _to_plain(message),
     }
 
 
-def _shown(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     if isinstance(value, bytes):
         return f"<{len(value)} bytes>"
     if isinstance(value, str) and len(value) > LONGEST_TEXT:
         return f"{value[:LONGEST_TEXT]}… ({len(value):,} characters)"
     if isinstance(value, dict):
-        return {str(name): _shown(entry) for name, entry in value.items()}
-    return [_shown(entry) for entry in value] if isinstance(value, (list, tuple)) else value
+        return {str(name): _to_plain(entry) for name, entry in value.items()}
+    return [_to_plain(entry) for entry in value] if isinstance(value, (list, tuple)) else value
 
 
-async def _traced(log: str, episode: str, attempt: int) -> bytes:
+async def _run_trace(log: str, episode: str, attempt: int) -> bytes:
     """Run `areal-actors trace` on the copy; returns its JSON."""
     words = [sys.executable, "-m", "areal_actors", "trace", log, episode, "--attempt", str(attempt), "--json"]
     process = await asyncio.create_subprocess_exec(*words, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE)

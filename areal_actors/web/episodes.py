@@ -29,16 +29,16 @@ class EpisodeFold:
     def handlers(self) -> dict[type[Any], Callable[[Any, int, float], None]]:
         """Returns the methods that fold the messages of episodes, by their types."""
         return {
-            RecordedPart: self._recorded,
-            RecordedParts: self._recorded_together,
-            ScoredPart: self._scored,
-            ExportedPart: self._ended_by_export,
-            EvaluatedPart: self._ended_by_evaluation,
-            AbandonedPart: self._abandoned,
-            TrajectoryDropped: self._dropped,
+            RecordedPart: self._record_call,
+            RecordedParts: self._record_calls,
+            ScoredPart: self._record_score,
+            ExportedPart: self._end_by_export,
+            EvaluatedPart: self._end_by_evaluation,
+            AbandonedPart: self._record_abandoned,
+            TrajectoryDropped: self._record_dropped,
         }
 
-    def granted(self, groups: Iterable[int], size: int, position: int, at: float) -> None:
+    def add_groups(self, groups: Iterable[int], size: int, position: int, at: float) -> None:
         """Add the episodes of groups that may start."""
         for group in groups:
             for member in range(size):
@@ -54,7 +54,7 @@ class EpisodeFold:
         self.table.touch(row, position)
         return row.id
 
-    def published(self, version: int, position: int, at: float) -> None:
+    def record_published(self, version: int, position: int, at: float) -> None:
         """Record that the weights of this version are published: the steps up to it are trained."""
         for row in self._in_batch:
             if row.step <= version:
@@ -84,11 +84,11 @@ class EpisodeFold:
         row.attempt, row.task, row.group = work.attempt, work.task.id, work.group
         return row
 
-    def _recorded_together(self, event: RecordedParts | ExportedPart, position: int, at: float) -> None:
+    def _record_calls(self, event: RecordedParts | ExportedPart, position: int, at: float) -> None:
         for call in event.recorded:
-            self._recorded(call, position, min(at, max(round(call.time - self.began, 3), 0.0)) if call.time else at)
+            self._record_call(call, position, min(at, max(round(call.time - self.began, 3), 0.0)) if call.time else at)
 
-    def _recorded(self, event: RecordedPart, position: int, at: float) -> None:
+    def _record_call(self, event: RecordedPart, position: int, at: float) -> None:
         row = self._newest.get(event.episode)
         if row is not None and event.attempt and (row.ended or event.attempt < row.attempt):
             return  # reported after its attempt was abandoned
@@ -99,39 +99,39 @@ class EpisodeFold:
         row.tokens += event.completion_tokens
         self.table.touch(row, position)
 
-    def _scored(self, event: ScoredPart, position: int, at: float) -> None:
+    def _record_score(self, event: ScoredPart, position: int, at: float) -> None:
         row = self._open(event.work, position, at)
         row.scored, row.scored_at = position, at
         self.table.touch(row, position)
 
-    def _ended_by_export(self, event: ExportedPart, position: int, at: float) -> None:
-        found = event.trajectory
-        if not self.ends.is_first(found.episode, found.attempt):
+    def _end_by_export(self, event: ExportedPart, position: int, at: float) -> None:
+        trajectory = event.trajectory
+        if not self.ends.is_first(trajectory.episode, trajectory.attempt):
             return
-        self._recorded_together(event, position, at)
-        row = self._newest.get(found.episode)
+        self._record_calls(event, position, at)
+        row = self._newest.get(trajectory.episode)
         if row is None or row.ended:
-            row = self._begin(found.episode, found.group, found.attempt, "train", position, at)
-        row.task, row.attempt, row.reward = found.task, found.attempt, found.reward
-        known = {call.interaction: call for call in row.calls}
+            row = self._begin(trajectory.episode, trajectory.group, trajectory.attempt, "train", position, at)
+        row.task, row.attempt, row.reward = trajectory.task, trajectory.attempt, trajectory.reward
+        by_interaction = {call.interaction: call for call in row.calls}
         calls = []
-        for call in found.interactions:
+        for call in trajectory.interactions:
             spans = [SampledSpan(span.weight_version, span.end - span.start) for span in call.completion.versions]
-            recorded = known.get(call.id)
+            recorded = by_interaction.get(call.id)
             calls.append(CallRow(recorded.position if recorded else position, recorded.at if recorded else at, call.id, spans))
         row.calls = calls
         row.tokens = sum(span.tokens for call in calls for span in call.spans)
         self._exported[position] = row
         self._end(row, "exported", position, at)
 
-    def _ended_by_evaluation(self, event: EvaluatedPart, position: int, at: float) -> None:
+    def _end_by_evaluation(self, event: EvaluatedPart, position: int, at: float) -> None:
         if not self.ends.is_first(event.work.episode, event.work.attempt):
             return
         row = self._open(event.work, position, at)
         row.reward, row.tokens = event.reward, event.completion_tokens
         self._end(row, "evaluated", position, at)
 
-    def _abandoned(self, event: AbandonedPart, position: int, at: float) -> None:
+    def _record_abandoned(self, event: AbandonedPart, position: int, at: float) -> None:
         if not self.ends.is_first(event.work.episode, event.work.attempt, event.work.attempts_left):
             return
         row = self._open(event.work, position, at)
@@ -145,7 +145,7 @@ class EpisodeFold:
         row.outcome, row.ended, row.ended_at = outcome, position, at
         self.table.touch(row, position)
 
-    def _dropped(self, event: TrajectoryDropped, position: int, _: float) -> None:
+    def _record_dropped(self, event: TrajectoryDropped, position: int, _: float) -> None:
         row = self._newest.get(event.episode)
         if row is not None and not row.dropped:
             row.dropped, row.reason = position, event.reason

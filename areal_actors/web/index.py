@@ -89,21 +89,21 @@ class RunIndex:
         }
         self._handlers: dict[type[Any], Callable[[Any, int, float], None]] = {
             **self.fold.handlers(),
-            CapacityGranted: self._granted,
-            BatchFormed: self._formed,
-            BatchRefused: self._refused,
-            StepCompleted: self._completed,
-            WeightsPublished: self._published,
-            WeightsLoaded: self._loaded,
-            EvaluationCompleted: self._evaluated,
-            LossEvaluated: self._measured,
+            CapacityGranted: self._record_grant,
+            BatchFormed: self._record_batch,
+            BatchRefused: self._record_refused_batch,
+            StepCompleted: self._record_step,
+            WeightsPublished: self._record_version,
+            WeightsLoaded: self._record_load,
+            EvaluationCompleted: self._record_evaluation,
+            LossEvaluated: self._record_measurement,
             ActorStarted: self._actor_started,
             ActorFailed: self._actor_failed,
             ActorStopped: self._actor_stopped,
-            RunStarted: self._started,
-            RunResumed: self._resumed,
-            RunFinished: self._finished,
-            OffPolicyChanged: self._bound_changed,
+            RunStarted: self._record_start,
+            RunResumed: self._record_resume,
+            RunFinished: self._record_finish,
+            OffPolicyChanged: self._record_bound_change,
         }
 
     def tables(self) -> dict[str, RowTable[Any]]:
@@ -119,9 +119,9 @@ class RunIndex:
             "notices": self.notices,
         }
 
-    def changed_after(self, position: int) -> dict[str, list[Row]]:
+    def rows_changed_after(self, position: int) -> dict[str, list[Row]]:
         """Returns the rows of every table that changed after a position; all of them for 0."""
-        return {name: table.changed_after(position) for name, table in self.tables().items()}
+        return {name: table.rows_changed_after(position) for name, table in self.tables().items()}
 
     def receive(self, envelope: Envelope) -> None:
         """Fold the next event of the log.
@@ -136,7 +136,7 @@ class RunIndex:
         at = max(self.last_at, round(envelope.time - self.began, 3))
         decoder = self._decoders.get(envelope.subject)
         if decoder is not None and not envelope.claim:
-            message = _decoded(decoder, envelope)
+            message = _decode_body(decoder, envelope)
             if (handler := self._handlers.get(type(message))) is not None:
                 handler(message, envelope.sequence, at)
             if envelope.subject in self._shown:
@@ -158,11 +158,11 @@ class RunIndex:
 
     # ------------------------------------------------------------ groups, batches, steps
 
-    def _granted(self, event: CapacityGranted, position: int, at: float) -> None:
+    def _record_grant(self, event: CapacityGranted, position: int, at: float) -> None:
         size = int(self.recipe.get("algorithm", {}).get("group_size", 0))
-        self.fold.granted(range(event.first_group, event.first_group + event.groups), size, position, at)
+        self.fold.add_groups(range(event.first_group, event.first_group + event.groups), size, position, at)
 
-    def _formed(self, event: BatchFormed, position: int, at: float) -> None:
+    def _record_batch(self, event: BatchFormed, position: int, at: float) -> None:
         groups = [[self.fold.into_batch(member.sequence, event.step + 1, position) for member in group] for group in event.groups]
         self.batches.add(
             BatchRow(
@@ -178,14 +178,14 @@ class RunIndex:
             )
         )
 
-    def _refused(self, event: BatchRefused, position: int, _: float) -> None:
+    def _record_refused_batch(self, event: BatchRefused, position: int, _: float) -> None:
         for batch in reversed(self.batches.rows):
             if batch.step == event.step + 1:
                 batch.refused = f"{len(event.sequences)} sequences left out: {refused_batch(event)}"
                 self.batches.touch(batch, position)
                 return
 
-    def _completed(self, event: StepCompleted, position: int, at: float) -> None:
+    def _record_step(self, event: StepCompleted, position: int, at: float) -> None:
         for row in reversed(self.steps.rows):  # a restarted trainer repeats steps
             if row.step < event.step:
                 break
@@ -195,19 +195,19 @@ class RunIndex:
         row = StepRow(id=len(self.steps.rows), changed=position, step=event.step, position=position, at=at, metrics=event.metrics)
         self.steps.add(row)
 
-    def _published(self, event: WeightsPublished, position: int, at: float) -> None:
+    def _record_version(self, event: WeightsPublished, position: int, at: float) -> None:
         self.model = event.location.model or self.model
         self._version(event.weight_version, "", position, at)
-        self.fold.published(event.weight_version, position, at)
+        self.fold.record_published(event.weight_version, position, at)
 
-    def _loaded(self, event: WeightsLoaded, position: int, at: float) -> None:
+    def _record_load(self, event: WeightsLoaded, position: int, at: float) -> None:
         self._version(event.weight_version, event.worker, position, at)
 
     def _version(self, version: int, worker: str, position: int, at: float) -> None:
         number = len(self.versions.rows)
         self.versions.add(VersionRow(id=number, changed=position, weight_version=version, position=position, at=at, worker=worker))
 
-    def _evaluated(self, event: EvaluationCompleted, position: int, at: float) -> None:
+    def _record_evaluation(self, event: EvaluationCompleted, position: int, at: float) -> None:
         metrics = {
             "accuracy": event.accuracy,
             "reward_mean": event.reward_mean,
@@ -215,37 +215,37 @@ class RunIndex:
             "tasks": float(event.tasks),
             "failed": float(event.failed),
         }
-        self._held_out(event.weight_version, event.mode, metrics, position, at)
+        self._record_held_out(event.weight_version, event.mode, metrics, position, at)
 
-    def _measured(self, event: LossEvaluated, position: int, at: float) -> None:
-        self._held_out(event.weight_version, "examples", event.metrics, position, at)
+    def _record_measurement(self, event: LossEvaluated, position: int, at: float) -> None:
+        self._record_held_out(event.weight_version, "examples", event.metrics, position, at)
 
-    def _held_out(self, version: int, mode: str, metrics: dict[str, float], position: int, at: float) -> None:
+    def _record_held_out(self, version: int, mode: str, metrics: dict[str, float], position: int, at: float) -> None:
         number = len(self.evaluations.rows)
         row = EvaluationRow(id=number, changed=position, weight_version=version, position=position, at=at, mode=mode, metrics=metrics)
         self.evaluations.add(row)
 
     # ------------------------------------------------------------ run and actors
 
-    def _started(self, event: RunStarted, position: int, at: float) -> None:
+    def _record_start(self, event: RunStarted, position: int, at: float) -> None:
         self.recipe = event.recipe
         self.fold.ends.begin(event.recipe)
-        self._bound(int(event.recipe.get("staleness_gate", {}).get("max_staleness", 0)), position, at)
+        self._record_bound(int(event.recipe.get("staleness_gate", {}).get("max_staleness", 0)), position, at)
 
-    def _resumed(self, event: RunResumed, position: int, at: float) -> None:
+    def _record_resume(self, event: RunResumed, position: int, at: float) -> None:
         self.finished = None
         self.recipe = event.recipe
         self.fold.ends.begin(event.recipe)
-        self._bound(int(event.recipe.get("staleness_gate", {}).get("max_staleness", 0)), position, at)
+        self._record_bound(int(event.recipe.get("staleness_gate", {}).get("max_staleness", 0)), position, at)
 
-    def _finished(self, event: RunFinished, _: int, __: float) -> None:
+    def _record_finish(self, event: RunFinished, _: int, __: float) -> None:
         self.finished = event
 
-    def _bound_changed(self, event: OffPolicyChanged, position: int, at: float) -> None:
+    def _record_bound_change(self, event: OffPolicyChanged, position: int, at: float) -> None:
         if event.max_staleness != event.before:
-            self._bound(event.max_staleness, position, at)
+            self._record_bound(event.max_staleness, position, at)
 
-    def _bound(self, max_staleness: int, position: int, _: float) -> None:
+    def _record_bound(self, max_staleness: int, position: int, _: float) -> None:
         self.bounds.add(BoundRow(id=len(self.bounds.rows), changed=position, max_staleness=max_staleness, position=position))
 
     def _actor_started(self, event: ActorStarted, position: int, at: float) -> None:
@@ -263,7 +263,7 @@ class RunIndex:
         self.actors.add(row)
 
 
-def _decoded(decoder: msgspec.msgpack.Decoder[Any], envelope: Envelope) -> Any:
+def _decode_body(decoder: msgspec.msgpack.Decoder[Any], envelope: Envelope) -> Any:
     if zlib.crc32(envelope.body) != envelope.checksum:
         raise CorruptMessage(f"event {envelope.sequence}, {envelope.subject}: the checksum does not match: it was damaged in the store")
     try:

@@ -169,7 +169,7 @@ class RowTable(Generic[RowType]):
         row.changed = position
         self._by_change[row.id] = self._by_change.pop(row.id)
 
-    def changed_after(self, position: int) -> list[RowType]:
+    def rows_changed_after(self, position: int) -> list[RowType]:
         """Returns the rows that changed after a position."""
         return list(self._newest(position))[::-1]
 

@@ -59,7 +59,7 @@ class PageServer:
             web.get("/api/telemetry", self.telemetry),
             web.get("/api/changes", self.changes),
             web.get("/api/episode/{id:[0-9]+}", self.episode),
-            web.get("/api/episode/{id:[0-9]+}/trained", self.trained),
+            web.get("/api/episode/{id:[0-9]+}/trained", self.answer_trace),
             web.get("/api/group/{group}", self.group),
             web.get("/api/events", self.events),
             web.get("/api/event/{position:[0-9]+}", self.event),
@@ -95,7 +95,7 @@ class PageServer:
     async def rows(self, request: web.Request) -> web.StreamResponse:
         """Rows that changed after an event; sent in slices, so that browsers that hang share one encoded answer."""
         if after := _number(request, "after", 0):
-            body = _ENCODER.encode({"head": self.head(), "tables": self.source.index.changed_after(after)})
+            body = _ENCODER.encode({"head": self.head(), "tables": self.source.index.rows_changed_after(after)})
         else:
             body = self._all_rows()
         response = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": str(len(body))})
@@ -107,7 +107,7 @@ class PageServer:
     def _all_rows(self) -> bytes:
         state = self.head()
         if self._whole[0] != state:
-            self._whole = (state, _ENCODER.encode({"head": state, "tables": self.source.index.changed_after(0)}))
+            self._whole = (state, _ENCODER.encode({"head": state, "tables": self.source.index.rows_changed_after(0)}))
         return self._whole[1]
 
     async def telemetry(self, _: web.Request) -> web.Response:
@@ -130,12 +130,16 @@ class PageServer:
 
     def _engines(self) -> dict[str, dict[str, float]]:
         state = self.source.telemetry
-        start, found = max(state.now - WINDOW_SECONDS, min(state.telemetry_since, state.now)), {}
+        start, engines = max(state.now - WINDOW_SECONDS, min(state.telemetry_since, state.now)), {}
         for side in ("generation", "training"):
-            recent = [one for one in state.throughputs if one.side == side and one.started + one.seconds > start]
+            recent = [
+                throughput
+                for throughput in state.throughputs
+                if throughput.side == side and throughput.started + throughput.seconds > start
+            ]
             if recent and start < state.now:
-                found[side] = {"tokens_per_second": tokens_per_second(recent), "busy_share": busy_share(recent, (start, state.now))}
-        return found
+                engines[side] = {"tokens_per_second": tokens_per_second(recent), "busy_share": busy_share(recent, (start, state.now))}
+        return engines
 
     async def changes(self, request: web.Request) -> web.StreamResponse:
         """Notices as server-sent events, each with the latest event: never a queue, so a browser that hangs holds one notice."""
@@ -161,10 +165,10 @@ class PageServer:
         """An attempt at an episode with its tokens."""
         return _json(self._details.episode(self._row(request)))
 
-    async def trained(self, request: web.Request) -> web.Response:
+    async def answer_trace(self, request: web.Request) -> web.Response:
         """Masks and advantages of an attempt."""
         try:
-            return web.Response(body=await self._details.trained(self._row(request)), content_type="application/json")
+            return web.Response(body=await self._details.trace_json(self._row(request)), content_type="application/json")
         except SetupError as error:
             return _json({"error": str(error)}, status=409)
 
@@ -189,8 +193,8 @@ class PageServer:
 
     async def event(self, request: web.Request) -> web.Response:
         """One event with its message."""
-        found = self._details.event(_number_in(request.match_info["position"], "the number of an event"))
-        return _json(found) if found else _json({"error": "the log does not have this event"}, status=404)
+        event = self._details.event(_number_in(request.match_info["position"], "the number of an event"))
+        return _json(event) if event else _json({"error": "the log does not have this event"}, status=404)
 
     async def wait_until_ended(self) -> None:
         """Wait until the processes of cancelled requests have ended."""

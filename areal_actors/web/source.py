@@ -19,7 +19,7 @@ from areal_actors.core.snapshots import SnapshotStore
 from areal_actors.display.recall import restore_fold, trimmed_notice
 from areal_actors.display.run_state import RunState
 from areal_actors.messages import EngineStarting, Heartbeat, Throughput, TrainerProgress
-from areal_actors.run.connections import connected
+from areal_actors.run.connections import connect_to_run
 from areal_actors.run.monitor import open_log
 from areal_actors.run.run_folder import RunFolder, ServerAddress
 from areal_actors.web.index import RunIndex
@@ -72,10 +72,10 @@ class LogSource:
         except SetupError as error:
             self.notice = str(error)
         except (BusError, OSError) as error:
-            self._stopped(error)
+            self._note_stop(error)
         self.state = ENDED
 
-    def _stopped(self, error: Exception) -> None:
+    def _note_stop(self, error: Exception) -> None:
         self.notice = f"The log could not be read further than event {self.index.last:,}; this page shows what is before. Reason: {error}"
         logger.warning("the page shows a part of the log", reason=str(error), last=self.index.last)
 
@@ -104,13 +104,13 @@ class LogSource:
 
     async def _follow_live(self, address: ServerAddress, place: RunFolder | None) -> None:
         """Follow the log until the run is over or its server is gone."""
-        async with connected(address, place, monitors=True) as bus:
+        async with connect_to_run(address, place, monitors=True) as bus:
             await self._begin(bus, place)
             following = asyncio.create_task(self._follow(bus))
             telemetry = asyncio.create_task(self._receive_telemetry(bus))
             ends = [asyncio.create_task(bus.wait_lost())]
             if place is not None:
-                ends.append(asyncio.create_task(_gone(place)))
+                ends.append(asyncio.create_task(_describe_missing_log(place)))
             tasks = (following, telemetry, *ends)
             try:
                 await asyncio.wait({following, *ends}, return_when=asyncio.FIRST_COMPLETED)
@@ -152,8 +152,8 @@ class LogSource:
             return span.last < last
         if span.first > last:
             return False
-        (there,) = await bus.read([last])
-        return there.id != mine.id
+        (envelope,) = await bus.read([last])
+        return envelope.id != mine.id
 
     async def _receive_all(self, envelopes: AsyncIterator[Envelope]) -> None:
         async for envelope in envelopes:
@@ -178,7 +178,7 @@ class LogSource:
                 self.telemetry_count += 1
 
 
-async def _gone(place: RunFolder) -> str:
+async def _describe_missing_log(place: RunFolder) -> str:
     while place.live_supervisor():  # noqa: ASYNC110 - it publishes nothing when it is killed
         await asyncio.sleep(POLL_SECONDS)
     return ""

@@ -43,15 +43,15 @@ def read_curves(path: Path) -> WhatIfCurves:
         SetupError: it cannot be read, or is something else.
     """
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=_Comparison)
+        comparison = msgspec.json.decode(path.read_bytes(), type=_Comparison)
     except OSError as error:
         raise SetupError(f"--what-if {path}: cannot be read: {error.strerror}") from error
     except msgspec.MsgspecError as error:
         reason = f"--what-if {path}: is not the output of `{COMMAND} what-if RUN KEY=VALUE --json`: {error}"
         raise SetupError(f"{reason}; write it with `> {path}`") from error
-    trained = found.trained[1].metrics if found.trained else []
+    trained = comparison.trained[1].metrics if comparison.trained else []
     steps = []
-    for number, metrics in enumerate(found.replayed.steps):
+    for number, metrics in enumerate(comparison.replayed.steps):
         both = {**metrics, **(trained[number] if number < len(trained) else {})}
         steps.append({name: value for name, value in both.items() if value is not None})
-    return WhatIfCurves(label=", ".join(found.settings), steps=steps, first_change=found.first_change)
+    return WhatIfCurves(label=", ".join(comparison.settings), steps=steps, first_change=comparison.first_change)

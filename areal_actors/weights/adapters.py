@@ -86,8 +86,10 @@ def read_adapter(location: WeightsLocation) -> Adapter:
         config = msgspec.json.decode((folder / ADAPTER_CONFIG).read_bytes(), type=AdapterConfig)
     except (OSError, SafetensorError, msgspec.MsgspecError) as error:
         raise EngineError(f"the adapter in {folder} cannot be read ({error}): wait for the next version") from error
-    if (found := checksum(tensors)) != location.checksum:
-        raise EngineError(f"the adapter in {folder} has checksum {found}, expected {location.checksum}: wait for the next version")
+    if (actual_checksum := checksum(tensors)) != location.checksum:
+        raise EngineError(
+            f"the adapter in {folder} has checksum {actual_checksum}, expected {location.checksum}: wait for the next version"
+        )
     return Adapter(config.scale, pair_factors(tensors, str(folder)))
 
 
@@ -101,7 +103,7 @@ def pair_factors(tensors: Mapping[str, Tensor], source: str) -> dict[str, tuple[
     for name, tensor in tensors.items():
         factor = next((factor for factor in FACTORS if name.endswith(factor)), "")
         halves.setdefault(name.removeprefix(ADAPTER_PREFIX).removesuffix(factor), {})[factor] = tensor.float()
-    odd = [name for name, found in halves.items() if found.keys() != set(FACTORS)]
+    odd = [name for name, factors in halves.items() if factors.keys() != set(FACTORS)]
     if odd:
         raise EngineError(f"the adapter in {source} does not consist of pairs lora_A and lora_B: {', '.join(odd[:3])} ({len(odd)} in all)")
     return {f"{name}.weight": (found[FACTORS[0]], found[FACTORS[1]]) for name, found in halves.items()}
@@ -142,7 +144,9 @@ class AdapterMerger:
         for name, (before, after) in adapter.factors.items():
             shape = [len(after), before.shape[1]]
             if name not in self._weights or list(self._weights[name].shape) != shape:
-                found = list(self._weights[name].shape) if name in self._weights else "none"
-                raise EngineError(f"the adapter in {source} does not fit this model: it adds {shape} to {name}, which has shape {found}")
+                own_shape = list(self._weights[name].shape) if name in self._weights else "none"
+                raise EngineError(
+                    f"the adapter in {source} does not fit this model: it adds {shape} to {name}, which has shape {own_shape}"
+                )
         if self._base and adapter.factors.keys() != self._base.keys():
             raise EngineError(f"the adapter in {source} changes other weights than the versions before it: restart the engine")

@@ -134,12 +134,12 @@ def disk_place(run: str, run_folder: str | Path, needed_bytes: int = 0, named: s
         SetupError: it does not exist yet, and its file system has no room for these bytes.
     """
     place = named_path(named, run, run_folder) if named else Path(run_folder).absolute() / "weights"
-    there = next(path for path in (place, *place.parents) if path.is_dir())
-    free = shutil.disk_usage(there).free
-    if there != place and free < needed_bytes:
+    existing = next(path for path in (place, *place.parents) if path.is_dir())
+    free = shutil.disk_usage(existing).free
+    if existing != place and free < needed_bytes:
         whose = "" if named else f", nor is there in {SHARED_MEMORY}"
         raise SetupError(
-            f"no room for the published weights in {there}{whose}: {free // MEBIBYTE:,} MiB are free, the versions that are kept take "
+            f"no room for the published weights in {existing}{whose}: {free // MEBIBYTE:,} MiB are free, the versions that are kept take "
             f"{needed_bytes // MEBIBYTE:,}; free space, set trainer.weights_folder to another disk, or lower staleness_gate.max_staleness"
         )
     return place

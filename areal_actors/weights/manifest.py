@@ -157,8 +157,8 @@ def _manifest(folder: Path, digest: str) -> Manifest | str:
     if not path.is_file():
         return f"{MANIFEST} is missing"
     content = path.read_bytes()
-    if digest and (found := _hexadecimal(content)) != digest:
-        return f"{MANIFEST} has digest {found[:16]}…, expected {digest[:16]}… as recorded when it was saved"
+    if digest and (actual_digest := _hexadecimal(content)) != digest:
+        return f"{MANIFEST} has digest {actual_digest[:16]}…, expected {digest[:16]}… as recorded when it was saved"
     try:
         return msgspec.json.decode(content, type=Manifest)
     except msgspec.DecodeError as error:
@@ -173,9 +173,9 @@ def _difference(folder: Path, name: str, expected: FileDigest) -> Iterator[str]:
     if (size := path.stat().st_size) != expected.size:
         yield f"{name} has {size:,} bytes, expected {expected.size:,} from {MANIFEST}"
         return
-    found = _digest(path)
-    if found != expected:
-        yield f"{name} has digest {found.sha256[:16]}…, expected {expected.sha256[:16]}… from {MANIFEST}: its content has changed"
+    actual_digest = _digest(path)
+    if actual_digest != expected:
+        yield f"{name} has digest {actual_digest.sha256[:16]}…, expected {expected.sha256[:16]}… from {MANIFEST}: its content has changed"
 
 
 def _digest(path: Path, *, on_disk: bool = False) -> FileDigest:

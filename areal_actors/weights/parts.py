@@ -62,9 +62,9 @@ def parts_of(weights: Iterable[Named], control: Mapping[str, Any], part_bytes: i
         if padding := -tensor.nbytes % ALIGNMENT:
             parts[-1].append((PAD, torch.zeros(padding, dtype=torch.uint8)))
         size += tensor.nbytes
-    return [[(CONTROL, _encoded({**control, "part": place, "parts": len(parts)})), *part] for place, part in enumerate(parts)]
+    return [[(CONTROL, _encode_control({**control, "part": place, "parts": len(parts)})), *part] for place, part in enumerate(parts)]
 
 
-def _encoded(control: Mapping[str, Any]) -> Tensor:
+def _encode_control(control: Mapping[str, Any]) -> Tensor:
     text = json.dumps(control).encode()
     return torch.tensor(list(text.ljust(len(text) + -len(text) % ALIGNMENT)), dtype=torch.uint8)

@@ -59,13 +59,13 @@ class WeightsPuller:
 
     def _pull_version(self, location: WeightsLocation, weight_version: int, partial: Path) -> None:
         self._objects.pull(f"{WEIGHTS}{weight_version}", partial)
-        if (found := checksum_of(stored_tensors(partial))) != location.checksum:
-            raise EngineError(f"weight version {weight_version} arrived with checksum {found}, expected {location.checksum}")
+        if (actual_checksum := checksum_of(stored_tensors(partial))) != location.checksum:
+            raise EngineError(f"weight version {weight_version} arrived with checksum {actual_checksum}, expected {location.checksum}")
         prune(self._root, KEPT - 1)
 
     def _pull_once(self, folder: Path, pull: Callable[[Path], None]) -> None:
         """Pull a folder unless it is there; another worker of this host that needs it waits meanwhile."""
-        with _locked(folder.parent):
+        with _lock_folder(folder.parent):
             if folder.is_dir():
                 return
             partial = folder.with_name(f".{folder.name}-{uuid.uuid4().hex[:8]}")
@@ -77,7 +77,7 @@ class WeightsPuller:
 
 
 @contextmanager
-def _locked(root: Path) -> Iterator[None]:
+def _lock_folder(root: Path) -> Iterator[None]:
     root.mkdir(parents=True, exist_ok=True)
     with (root / ".pulling").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

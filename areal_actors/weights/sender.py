@@ -74,7 +74,7 @@ class Sender:
         return SenderDone()
 
     def _prepare(self, request: Prepare) -> PreparedVersion:
-        self._tensors, self._checksum = mapped(request.location.folder), request.location.checksum
+        self._tensors, self._checksum = map_tensors(request.location.folder), request.location.checksum
         control: dict[str, Any] = {"kind": "whole", "keep": request.keep, "base": "", "checksum": self._checksum}
         weights: list[Named] = [(name, self._tensors[name]) for name in sorted(self._tensors)]
         whole = sum(tensor.nbytes for _, tensor in weights)
@@ -99,7 +99,7 @@ class Sender:
             torch.cuda.synchronize(self._device)
 
 
-def mapped(folder: str) -> dict[str, Tensor]:
+def map_tensors(folder: str) -> dict[str, Tensor]:
     """Returns the tensors of a version, mapped from its files."""
     return {name: tensor for file in sorted(Path(folder).glob("*.safetensors")) for name, tensor in load_file(file).items()}
 

@@ -71,23 +71,23 @@ class SourceTensors:
         return {name: tensor for name, tensor in tensors.items() if name not in self.carried}
 
     def _from_model(self, model: Any, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        found = {name: state[target] for name, target in self._targets.items() if target in state}
+        tensors = {name: state[target] for name, target in self._targets.items() if target in state}
         used = set(self._targets.values())
         rest = {name: tensor for name, tensor in state.items() if name not in used}
         if self._joined and rest:
             converted = revert_weight_conversion(model, rest)
-            found |= {name: tensor for name, tensor in converted.items() if name in self._joined}
-        return _each_its_own(found)
+            tensors |= {name: tensor for name, tensor in converted.items() if name in self._joined}
+        return _each_its_own(tensors)
 
     def _read_carried(self) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         try:
             for file in sorted({tensor.file for tensor in self.carried.values()}):
                 with safe_open(file, framework="pt") as opened:
-                    found |= {name: opened.get_tensor(name) for name, tensor in self.carried.items() if tensor.file == file}
+                    tensors |= {name: opened.get_tensor(name) for name, tensor in self.carried.items() if tensor.file == file}
         except (OSError, ValueError, RuntimeError) as error:
             raise EngineError(f"the tensors in {self.folder} that are carried over cannot be read ({error}): restore the folder") from error
-        return found
+        return tensors
 
     def check(self, model: Any) -> None:
         """Compare what a checkpoint would have with what the folder has; nothing is computed.
@@ -146,19 +146,19 @@ def model_tensors(model: Any, tensors: Mapping[str, Tensor]) -> Mapping[str, Ten
     source = source_of(model)
     given = tensors if source is None else source.without_carried(tensors)
     rename = _Renamer(model, model.state_dict())
-    found: dict[str, Tensor] = {}
+    by_name: dict[str, Tensor] = {}
     fused: dict[str, Any] = {}
     for name in sorted(given, key=dot_natural_key):
         renamed, pattern = rename(name)
         if pattern is None:
-            found[renamed] = given[name]
+            by_name[renamed] = given[name]
             continue
         converter = next(converter for converter in rename.converters if pattern in converter.source_patterns)
         fused.setdefault(renamed, deepcopy(converter)).add_tensor(renamed, name, pattern, given[name])
     for name, converter in fused.items():
         for target, value in converter.convert(name, model=model, config=model.config).items():
-            found[target] = value[0] if isinstance(value, list) else value
-    return found
+            by_name[target] = value[0] if isinstance(value, list) else value
+    return by_name
 
 
 class _Renamer:

@@ -31,8 +31,10 @@ def torch_device(name: str, setting: str, number: int = 0) -> torch.device:
         return device
     if not torch.cuda.is_available():
         raise SetupError(f'{setting} = "{name}", but torch finds no CUDA device: write "cpu" or "auto", or install torch for CUDA')
-    if number >= (there := torch.cuda.device_count()):
-        raise SetupError(f'{setting}: rank {number} of this host has no CUDA device: {there} are visible; write fewer ranks, or "cpu"')
+    if number >= (device_count := torch.cuda.device_count()):
+        raise SetupError(
+            f'{setting}: rank {number} of this host has no CUDA device: {device_count} are visible; write fewer ranks, or "cpu"'
+        )
     device = torch.device("cuda", number)
     if (fraction := memory_fraction()) < 1:
         torch.cuda.set_per_process_memory_fraction(fraction, device)

@@ -22,8 +22,10 @@ TOWER = re.compile(r"\b(visual|vision_tower|vision_model|vision_encoder|multi_mo
 def state_problem(kinds: Iterable[str]) -> str:
     """The reason why rows cannot be packed with layers of these kinds; empty if they can."""
     named = {"linear_attention" if kind == "mamba" else kind for kind in kinds}  # as transformers names it
-    if others := sorted(named - ATTENTION_KINDS):
-        return f"its layers of kind {', '.join(others)} carry a state from each token to the next, which rows in one sequence would mix"
+    if unsupported := sorted(named - ATTENTION_KINDS):
+        return (
+            f"its layers of kind {', '.join(unsupported)} carry a state from each token to the next, which rows in one sequence would mix"
+        )
     return ""
 
 
@@ -57,9 +59,9 @@ def _untrained_parts(folder: str | Path) -> list[str]:
     towers = [name for name in names if TOWER.search(name)] if "vision_config" in config_of(folder) and not has_vision(folder) else []
     heads = [name for name in names if name not in towers and (MTP.search(name) or _is_beyond(name, blocks))]
     counted = ((towers, "vision tower"), (heads, "prediction of several tokens (MTP)"))
-    return [f"{len(found)} tensors of its {what}" for found, what in counted if found]
+    return [f"{len(untrained)} tensors of its {what}" for untrained, what in counted if untrained]
 
 
 def _is_beyond(name: str, blocks: int) -> bool:
-    found = LAYER.search(name)
-    return found is not None and 0 < blocks <= int(found[1])
+    match = LAYER.search(name)
+    return match is not None and 0 < blocks <= int(match[1])

@@ -79,8 +79,10 @@ def read_weights(location: WeightsLocation) -> dict[str, Tensor]:
     """
     folder = Path(location.folder)
     tensors = read_tensors(folder)
-    if (found := checksum(tensors)) != location.checksum:
-        raise EngineError(f"the weights in {folder} have checksum {found}, expected {location.checksum}: wait for the next version")
+    if (actual_checksum := checksum(tensors)) != location.checksum:
+        raise EngineError(
+            f"the weights in {folder} have checksum {actual_checksum}, expected {location.checksum}: wait for the next version"
+        )
     return tensors
 
 
@@ -114,8 +116,8 @@ def check_fit(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor], sour
         for name, target in targets.items()
         if name in tensors and tensors[name].shape != target.shape
     ]
-    found = {"missing": missing, "unknown": unknown, "of another shape": shaped}
-    differences = "; ".join(f"{what}: {', '.join(names[:3])} ({len(names)} in all)" for what, names in found.items() if names)
+    differences_by_kind = {"missing": missing, "unknown": unknown, "of another shape": shaped}
+    differences = "; ".join(f"{what}: {', '.join(names[:3])} ({len(names)} in all)" for what, names in differences_by_kind.items() if names)
     if differences:
         raise EngineError(f"the weights in {source} do not fit this model: {differences}")
 

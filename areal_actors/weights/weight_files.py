@@ -64,16 +64,16 @@ def stored_tensors(folder: str | Path) -> dict[str, StoredTensor]:
         EngineError: there is no such file, or one is damaged or shorter than its header states.
     """
     place = Path(folder)
-    found: dict[str, StoredTensor] = {}
+    tensors: dict[str, StoredTensor] = {}
     try:
         for file in _weight_files(place):
-            found.update(_header(file))
+            tensors.update(_header(file))
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise EngineError(f"the weights in {place} cannot be read ({error}): wait for the next version") from error
-    if not found:
+    if not tensors:
         present = ", ".join(sorted(path.name for path in place.glob("*"))) or "nothing"
         raise EngineError(f"the weights in {place} cannot be read: there is no *.safetensors; it holds {present}")
-    return found
+    return tensors
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -108,12 +108,12 @@ def verify_weights(location: WeightsLocation, shapes: Mapping[str, tuple[int, ..
         EngineError: a file is missing or damaged, a tensor is unknown, missing or of another shape, or the checksum differs.
     """
     tensors = stored_tensors(location.folder)
-    found = {
+    differences = {
         "missing": sorted(shapes.keys() - tensors.keys()),
         "unknown": sorted(tensors.keys() - shapes.keys()),
         "of another shape": _of_another_shape(tensors, shapes),
     }
-    _refuse(location, tensors, found)
+    _refuse(location, tensors, differences)
 
 
 def verify_adapter(location: WeightsLocation, shapes: Mapping[str, tuple[int, ...]], model_folder: str, rank: int) -> None:
@@ -140,12 +140,12 @@ def verify_adapter(location: WeightsLocation, shapes: Mapping[str, tuple[int, ..
             layer = ADAPTER_PREFIX + name.removesuffix(".weight")
             expected[layer + FACTORS[0]], expected[layer + FACTORS[1]] = (rank, shape[1]), (shape[0], rank)
     layers = {name.removesuffix(factor) for factor in FACTORS for name in tensors if name.endswith(factor)}
-    found = {
+    differences = {
         "missing": sorted({layer + factor for layer in layers for factor in FACTORS} - tensors.keys()),
         "unknown": sorted(tensors.keys() - expected.keys()),
         "of another shape": _of_another_shape(tensors, expected),
     }
-    _refuse(location, tensors, found)
+    _refuse(location, tensors, differences)
 
 
 def _of_another_shape(tensors: Mapping[str, StoredTensor], shapes: Mapping[str, tuple[int, ...]]) -> list[str]:
@@ -156,9 +156,11 @@ def _of_another_shape(tensors: Mapping[str, StoredTensor], shapes: Mapping[str, 
     ]
 
 
-def _refuse(location: WeightsLocation, tensors: Mapping[str, StoredTensor], found: Mapping[str, list[str]]) -> None:
+def _refuse(location: WeightsLocation, tensors: Mapping[str, StoredTensor], differences_by_kind: Mapping[str, list[str]]) -> None:
     """Raise EngineError if tensors differ from what the model needs, or their checksum from the published one."""
-    if differences := "; ".join(f"{what}: {', '.join(names[:3])} ({len(names)} in all)" for what, names in found.items() if names):
+    if differences := "; ".join(
+        f"{what}: {', '.join(names[:3])} ({len(names)} in all)" for what, names in differences_by_kind.items() if names
+    ):
         raise EngineError(f"the weights in {location.folder} do not fit this model: {differences}")
     if (checksum := checksum_of(tensors)) != location.checksum:
         expected = f"expected {location.checksum}: wait for the next version"
@@ -192,12 +194,12 @@ def _header(file: Path) -> dict[str, StoredTensor]:
             raise ValueError(f"{file.name} has {size:,} bytes, fewer than its header")
         header = json.loads(opened.read(length))
     offset = LENGTH_BYTES + length
-    found = {}
+    entries = {}
     for name, entry in header.items():
         if name == "__metadata__":
             continue
         start, end = (offset + number for number in entry["data_offsets"])
         if end > size:
             raise ValueError(f"{file.name} has {size:,} bytes, but its tensor {name} ends at {end:,}: it was not written whole")
-        found[name] = StoredTensor(file, DTYPES[entry["dtype"]], tuple(entry["shape"]), start, end)
-    return found
+        entries[name] = StoredTensor(file, DTYPES[entry["dtype"]], tuple(entry["shape"]), start, end)
+    return entries

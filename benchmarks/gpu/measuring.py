@@ -94,7 +94,7 @@ async def complete(engine: TransformersEngine, prompts: Sequence[Sequence[int]],
     async def one(number: int, prompt: Sequence[int]) -> TokenColumns:
         columns = TokenColumns()
         async for chunk in engine.generate(f"completion-{number}", prompt, SamplingParams(max_tokens=tokens)):
-            columns = columns.joined(chunk.columns)
+            columns = columns.append(chunk.columns)
         return columns
 
     return await asyncio.gather(*(one(number, prompt) for number, prompt in enumerate(prompts)))

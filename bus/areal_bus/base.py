@@ -62,7 +62,7 @@ class Envelope(msgspec.Struct, metaclass=FrozenMeta):
     @classmethod
     def seal(cls, message: Message, stamp: Stamp, run: str) -> Envelope:
         """Encode a message with its stamp."""
-        body = msgspec.msgpack.encode(message.packed())
+        body = msgspec.msgpack.encode(message.pack())
         return cls(
             subject=message.subject,
             id=stamp.id,

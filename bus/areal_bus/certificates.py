@@ -28,7 +28,7 @@ def make_certificate(folder: Path) -> Certificate:
     owner = f"{current_product().prefix}-run"
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, owner)])
     now = dt.datetime.now(dt.UTC)
-    made = (
+    builder = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
@@ -41,7 +41,7 @@ def make_certificate(folder: Path) -> Certificate:
     )
     encoding = serialization.Encoding
     private = key.private_bytes(encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    return _written(folder, made.public_bytes(encoding.PEM), private, fingerprint_of(made.public_bytes(encoding.DER)))
+    return _write_files(folder, builder.public_bytes(encoding.PEM), private, fingerprint_of(builder.public_bytes(encoding.DER)))
 
 
 def read_certificate(certificate: Path, key: Path) -> Certificate:
@@ -50,8 +50,8 @@ def read_certificate(certificate: Path, key: Path) -> Certificate:
     Raises:
         CertificateUnusable: one of them cannot be read or used, or they do not belong together.
     """
-    first = _parsed("certificate", certificate, x509.load_pem_x509_certificates)[0]
-    private = _parsed("certificate_key", key, lambda content: serialization.load_pem_private_key(content, password=None))
+    first = _parse_file("certificate", certificate, x509.load_pem_x509_certificates)[0]
+    private = _parse_file("certificate_key", key, lambda content: serialization.load_pem_private_key(content, password=None))
     if private.public_key() != first.public_key():
         raise CertificateUnusable("certificate_key", f"{key} is not the key of {certificate}; name the key that belongs to it")
     now = dt.datetime.now(dt.UTC)
@@ -64,10 +64,10 @@ def read_certificate(certificate: Path, key: Path) -> Certificate:
 
 def copy_certificate(given: Certificate, folder: Path) -> Certificate:
     """Copy a certificate and its key to a folder that only this user can read. Raises OSError if they cannot be read or written."""
-    return _written(folder, given.certificate.read_bytes(), given.key.read_bytes(), given.fingerprint)
+    return _write_files(folder, given.certificate.read_bytes(), given.key.read_bytes(), given.fingerprint)
 
 
-def _parsed(part: str, file: Path, parse: Callable[[bytes], Any]) -> Any:
+def _parse_file(part: str, file: Path, parse: Callable[[bytes], Any]) -> Any:
     try:
         return parse(file.read_bytes())
     except OSError as error:
@@ -80,7 +80,7 @@ def _parsed(part: str, file: Path, parse: Callable[[bytes], Any]) -> Any:
         raise CertificateUnusable(part, f"{file} is no PEM file of {what}; name another") from None
 
 
-def _written(folder: Path, certificate: bytes, key: bytes, fingerprint: str) -> Certificate:
+def _write_files(folder: Path, certificate: bytes, key: bytes, fingerprint: str) -> Certificate:
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
     files = Certificate(certificate=folder / CERTIFICATE_FILE, key=folder / KEY_FILE, fingerprint=fingerprint)

@@ -43,13 +43,13 @@ class ClusterWatch:
             except LogUnavailable:
                 continue
             silent, self._answered = monotonic() - self._answered - _LOOK_SECONDS, monotonic()
-            if reason := self._changed(cluster):
+            if reason := self._describe_loss(cluster):
                 return LeaderChange(reason=reason, seconds=max(silent, 0.0), leader=self.leader)
 
-    def _changed(self, cluster: Json) -> str:
+    def _describe_loss(self, cluster: Json) -> str:
         """Returns what was lost since the last look; empty if nothing."""
         leader = str(cluster.get("leader", ""))
-        offline = frozenset(str(one["name"]) for one in cluster.get("replicas", ()) if one.get("offline"))
+        offline = frozenset(str(replica["name"]) for replica in cluster.get("replicas", ()) if replica.get("offline"))
         before, gone = self.leader, sorted(offline - self._offline)
         self.leader, self._offline = leader, offline
         if before not in ("", leader):

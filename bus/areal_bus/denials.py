@@ -21,9 +21,9 @@ class Denials:
 
     def note(self, error: str) -> PermissionDenied | None:
         """Record and return the denial that a connection error reports; None for any other error."""
-        if (found := _DENIED.search(error)) is None:
+        if (match := _DENIED.search(error)) is None:
             return None
-        verb, subject = found[1].lower(), found[2].lower()
+        verb, subject = match[1].lower(), match[2].lower()
         what = "publish" if verb == "publish" else "subscribe"
         denied = PermissionDenied(
             f"the NATS server does not let user {self._user!r} {what} to {subject}; "

@@ -19,7 +19,7 @@ REMEDY: Final = "raise the limit (`ulimit -Hn`; LimitNOFILE= of systemd, --ulimi
 def raise_descriptor_limit() -> int:
     """Raise the soft limit of this process and of those that it starts to the hard limit, at most `MOST`; returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if (wanted := _bounded(hard)) > _bounded(soft):
+    if (wanted := _bound_limit(hard)) > _bound_limit(soft):
         with suppress(OSError, ValueError):  # macOS has a lower limit of its own
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
     return descriptor_limit()
@@ -27,12 +27,12 @@ def raise_descriptor_limit() -> int:
 
 def descriptor_limit() -> int:
     """Returns the number of descriptors that this process may have, at most `MOST`."""
-    return _bounded(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    return _bound_limit(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
 def highest_descriptor_limit() -> int:
     """Returns the number of descriptors that a child may ask for, as nats-server does at its start; at most `MOST`."""
-    return _bounded(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    return _bound_limit(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
 
 
 def is_out_of_descriptors(error: BaseException) -> bool:
@@ -42,5 +42,5 @@ def is_out_of_descriptors(error: BaseException) -> bool:
     return any(words in str(error) for words in WORDS)
 
 
-def _bounded(limit: int) -> int:
+def _bound_limit(limit: int) -> int:
     return MOST if limit == resource.RLIM_INFINITY else min(limit, MOST)

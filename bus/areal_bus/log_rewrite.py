@@ -108,8 +108,8 @@ async def keys(streams: Streams, prefix: str = "") -> Sequence[str]:
     """Returns the keys of the run's bucket that begin with `prefix`."""
     bucket = streams.values.removeprefix("KV_")
     state = (await streams.api(f"STREAM.INFO.{streams.values}", {"subjects_filter": ">"}))["state"]
-    found = [subject.removeprefix(f"$KV.{bucket}.") for subject in state.get("subjects") or {}]
-    return sorted(key for key in found if key.startswith(prefix))
+    names = [subject.removeprefix(f"$KV.{bucket}.") for subject in state.get("subjects") or {}]
+    return sorted(key for key in names if key.startswith(prefix))
 
 
 async def _config(streams: Streams, stream: str) -> Json:

@@ -77,9 +77,9 @@ class MemoryBus:
         return sequence
 
     def _append(self, envelope: Envelope) -> int:
-        known = self._sequences.get(envelope.id)
-        if known is not None:
-            return known
+        sequence_before = self._sequences.get(envelope.id)
+        if sequence_before is not None:
+            return sequence_before
         sequence = self._first + len(self._log)
         msgspec.structs.force_setattr(envelope, "sequence", sequence)
         self._sequences[envelope.id] = sequence
@@ -189,7 +189,7 @@ class MemoryBus:
         past = self._past(opened, history, after)
         for envelope in past:
             queue.put_nowait(envelope)
-        with self._subscribed(Lane(queue.put_nowait), *kinds):
+        with self._subscribe_lane(Lane(queue.put_nowait), *kinds):
             yield Deliveries(queue.get, lambda envelope: open_event(envelope, opened, position), backlog=len(past))
 
     def _past(self, kinds: Kinds, history: History, after: int) -> list[Envelope]:
@@ -227,11 +227,11 @@ class MemoryBus:
         """Subscribe to telemetry from now on."""
         opened = by_subject(*kinds)
         queue: asyncio.Queue[Envelope] = asyncio.Queue(TELEMETRY_BACKLOG)
-        with self._subscribed(Lane(partial(put_or_drop_oldest, queue)), *kinds):
+        with self._subscribe_lane(Lane(partial(put_or_drop_oldest, queue)), *kinds):
             yield Deliveries(queue.get, lambda envelope: open_live(envelope, opened))
 
     @contextmanager
-    def _subscribed(self, lane: Lane, *kinds: type[Event | Telemetry]) -> Iterator[None]:
+    def _subscribe_lane(self, lane: Lane, *kinds: type[Event | Telemetry]) -> Iterator[None]:
         for kind in kinds:
             self._subscribers.setdefault(kind.subject, []).append(lane)
         try:

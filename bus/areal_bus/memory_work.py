@@ -85,7 +85,7 @@ class LocalWorkQueue:
         job.holder = None
         self._network.send(Lane(self._append_first), job)
 
-    def held_by(self, holder: MemoryWorkQueue) -> list[Job]:
+    def items_held_by(self, holder: MemoryWorkQueue) -> list[Job]:
         """Returns the unfinished work items that a worker has leased."""
         return [job for job in self._held if job.holder is holder]
 
@@ -139,14 +139,14 @@ class MemoryWorkQueue:
                     taken.append(work)
         return taken
 
-    def settled(self, job: Job) -> None:
+    def record_settled(self, job: Job) -> None:
         """Record that an item was acknowledged or released."""
         self._leased.pop(job, None)
 
     def leave(self) -> None:
         """Release all leased items."""
         self._leased.clear()
-        for job in self._queue.held_by(self):
+        for job in self._queue.items_held_by(self):
             self._queue.release(job)
 
 
@@ -167,7 +167,7 @@ class MemoryWork(Received):
 
     async def acknowledge(self) -> None:
         """Remove the item from the queue permanently."""
-        self._holder.settled(self._job)
+        self._holder.record_settled(self._job)
         self._queue.finish(self._job)
 
     async def extend(self) -> None:
@@ -177,6 +177,6 @@ class MemoryWork(Received):
 
     async def release(self) -> None:
         """Release the item, if its lease is still valid."""
-        self._holder.settled(self._job)
+        self._holder.record_settled(self._job)
         if self._has_lease():
             self._queue.release(self._job)

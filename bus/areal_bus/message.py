@@ -30,7 +30,7 @@ class Message(msgspec.Struct, metaclass=FrozenMeta):
 
     subject: ClassVar[str]
 
-    def packed(self) -> Message:
+    def pack(self) -> Message:
         """Returns the message as it is encoded, if that takes fewer bytes; decoding it gives the message itself."""
         return self
 

@@ -36,7 +36,7 @@ from areal_bus.nats_direct import read_directly, span_directly
 from areal_bus.nats_inbox import Disconnected, Inbox
 from areal_bus.nats_position import stored_position
 from areal_bus.nats_streams import RETRY_SECONDS, Streams
-from areal_bus.nats_subscriptions import CANCELLED, subscribed
+from areal_bus.nats_subscriptions import CANCELLED, subscribe
 from areal_bus.nats_trimming import check_beginning, gap_error, marked_first, read_log, span_of, trim
 from areal_bus.nats_work import NatsWorkQueue
 from areal_bus.payload import pack, unpack
@@ -231,10 +231,12 @@ class NatsBus:
             finally:
                 if not last and to:
                     with suppress(BusError):
-                        await self._connection.publish(self._addressed(message.subject, to), b"", headers={CANCELLED: inbox.address})
+                        await self._connection.publish(
+                            self._addressed_subject(message.subject, to), b"", headers={CANCELLED: inbox.address}
+                        )
 
     async def _send_request(self, message: Request[R], stamp: Stamp, to: str, inbox: Inbox) -> None:
-        subject = self._addressed(message.subject, to) if to else self._prefix + message.subject
+        subject = self._addressed_subject(message.subject, to) if to else self._prefix + message.subject
         await self._connection.publish(subject, self._pack(message, stamp), reply=inbox.address)
 
     def _has_just_reconnected(self) -> bool:
@@ -254,8 +256,10 @@ class NatsBus:
         envelope = check_out(unpack(answer.data, where=f"reply to {message.subject}"), self._blobs, keep=False)
         headers = answer.headers or {}
         last = _MORE not in headers
-        if (found := int(headers.get(_PART, 0))) != number:
-            raise AnswerLost(f"{message.subject}: part {number} of the reply is lost, part {found} arrived instead; send the request again")
+        if (part_number := int(headers.get(_PART, 0))) != number:
+            raise AnswerLost(
+                f"{message.subject}: part {number} of the reply is lost, part {part_number} arrived instead; send the request again"
+            )
         return cast(R, envelope.open(type(message).reply)), last
 
     async def reply(self, to: str, message: Reply, stamp: Stamp, *, last: bool = True) -> None:
@@ -267,7 +271,7 @@ class NatsBus:
             headers[_MORE] = "1"
         await self._connection.publish(to, self._pack(message, stamp), headers=headers or None)
 
-    def _addressed(self, subject: str, address: str) -> str:
+    def _addressed_subject(self, subject: str, address: str) -> str:
         return f"{self._prefix}_.{check_token('address', address)}.{subject}"
 
     # ------------------------------------------------------------ subscriptions
@@ -300,8 +304,8 @@ class NatsBus:
 
         groups = {self._prefix + subject: check_token("group", group) for subject in opened}
         # No group of one: for a while after an outage the server has the old connection, too, which would get a share of the requests.
-        groups |= {self._addressed(subject, address): "" for subject in opened}
-        async with subscribed(self._connection, groups, queue, cancel):
+        groups |= {self._addressed_subject(subject, address): "" for subject in opened}
+        async with subscribe(self._connection, groups, queue, cancel):
             yield Deliveries(queue.get, lambda message: open_requests.add(self._open_live(message, opened, keep=False)))
 
     @asynccontextmanager
@@ -309,7 +313,7 @@ class NatsBus:
         """Subscribe to telemetry from now on."""
         opened = by_subject(*kinds)
         queue: asyncio.Queue[Msg] = asyncio.Queue(TELEMETRY_BACKLOG)
-        async with subscribed(self._connection, {self._prefix + subject: "" for subject in opened}, queue):
+        async with subscribe(self._connection, {self._prefix + subject: "" for subject in opened}, queue):
             yield Deliveries(queue.get, lambda message: self._open_live(message, opened))
 
     def _open_live(self, message: Msg, kinds: Kinds, *, keep: bool = True) -> Received | None:
@@ -343,7 +347,7 @@ class NatsBus:
         if subjects.startswith(("*", ">")):
             patterns = {self._prefix + ">": ""}
         queue: asyncio.Queue[Msg] = asyncio.Queue(_WATCH_BACKLOG)
-        async with subscribed(self._connection, patterns, queue):
+        async with subscribe(self._connection, patterns, queue):
             while True:
                 message = await queue.get()
                 try:

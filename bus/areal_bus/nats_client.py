@@ -71,17 +71,17 @@ class DirectClient(Client):
         if receive is None:
             await super()._process_msg(sid, subject, reply, data, headers)
             return
-        found = await self._headers_of(headers) if headers else None
+        decoded = await self._headers_of(headers) if headers else None
         try:
-            receive(Msg(_client=self, subject=subject.decode(), reply=reply.decode(), data=data, headers=found))
+            receive(Msg(_client=self, subject=subject.decode(), reply=reply.decode(), data=data, headers=decoded))
         except Exception as error:  # noqa: BLE001 - any would end the loop that reads the socket
             await self._error_cb(error)
 
     async def _headers_of(self, headers: bytes) -> dict[str, str] | None:
         """Parse the headers of a message; the library reads those of the server, which begin with a status."""
         if not headers.startswith(_HEADER_START):
-            found: dict[str, str] | None = await self._process_headers(headers)
-            return found
+            decoded: dict[str, str] | None = await self._process_headers(headers)
+            return decoded
         pairs = [line.partition(": ") for line in headers[len(_HEADER_START) : -4].decode(errors="replace").split("\r\n")]
         return {name: value for name, _, value in pairs}
 

@@ -29,7 +29,7 @@ def lacks_leader(verb: str, answer: Json) -> bool:
     return verb.startswith(_STREAM_INFO) and "cluster" in answer and not answer["cluster"].get("leader")
 
 
-def message_of(found: Json) -> Msg:
+def message_of(answer: Json) -> Msg:
     """Returns a message that the leader of its stream has read, as a direct read returns it."""
-    headers = {"Nats-Sequence": str(found["seq"]), "Nats-Subject": found["subject"]}
-    return Msg(Client(), subject=found["subject"], data=base64.b64decode(found.get("data", "")), headers=headers)
+    headers = {"Nats-Sequence": str(answer["seq"]), "Nats-Subject": answer["subject"]}
+    return Msg(Client(), subject=answer["subject"], data=base64.b64decode(answer.get("data", "")), headers=headers)

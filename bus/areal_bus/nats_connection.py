@@ -204,11 +204,11 @@ class Connection:
         reconnected = asyncio.Event()
         with self.on_reconnect(reconnected.set):
             for _ in range(2):
-                while not await self._flushed(reconnected, deadline):
+                while not await self._flush(reconnected, deadline):
                     reconnected.clear()
         self._denials.check_subscriptions()
 
-    async def _flushed(self, reconnected: asyncio.Event, deadline: float) -> bool:
+    async def _flush(self, reconnected: asyncio.Event, deadline: float) -> bool:
         """True if the server has answered a PING; False if a reconnection lost the answer."""
         flushing = asyncio.ensure_future(self._client.flush(_BARRIER_SECONDS))
         reconnection = asyncio.ensure_future(reconnected.wait())

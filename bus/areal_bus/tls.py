@@ -87,15 +87,15 @@ def cause_of(error: BaseException, url: str) -> str:
             return (
                 f"{error.args[-1]}: take the address, or join.json, of this start of the run; if it is of this one, another server answers"
             )
-        found = getattr(error, "verify_message", "") or str(error)
+        cause = getattr(error, "verify_message", "") or str(error)
         remedy = (
             "name the file of its authority in SSL_CERT_FILE; for a run's own server, add its fingerprint to the address, as in join.json"
         )
-        if "expired" in found:
+        if "expired" in cause:
             remedy = "renew the certificate of the server"
-        elif "match" in found or "mismatch" in found:
+        elif "match" in cause or "mismatch" in cause:
             remedy = "write a host name that the certificate has"
-        return f"its certificate is refused ({found}): {remedy}"
+        return f"its certificate is refused ({cause}): {remedy}"
     if isinstance(error, ssl.SSLError) and "WRONG_VERSION" in str(error).upper():
         return "it does not encrypt: write nats:// in place of tls://, or have it encrypt (bus.tls)"
     return ""
@@ -124,6 +124,6 @@ def _check_fingerprint(context: ssl.SSLContext, certificate: bytes | None) -> No
         SSLCertVerificationError: it is another one.
     """
     expected = context.fingerprint if isinstance(context, PinnedContext) else ""
-    found = fingerprint_of(certificate or b"")
-    if not hmac.compare_digest(found, expected):
-        raise ssl.SSLCertVerificationError(1, f"its certificate has the fingerprint {found[:16]}…, not {expected[:16]}…")
+    actual = fingerprint_of(certificate or b"")
+    if not hmac.compare_digest(actual, expected):
+        raise ssl.SSLCertVerificationError(1, f"its certificate has the fingerprint {actual[:16]}…, not {expected[:16]}…")

@@ -152,7 +152,7 @@ def servers_of(url: str) -> list[str]:
     """
     scheme = url.partition("://")[0]
     url = url.partition("#")[0]
-    return [f"{scheme}://{one.rpartition('://')[2].rpartition('@')[2]}" for one in url.split(",") if one.strip()]
+    return [f"{scheme}://{address.rpartition('://')[2].rpartition('@')[2]}" for address in url.split(",") if address.strip()]
 
 
 def credentials_of(url: str) -> dict[str, Any]:
@@ -168,4 +168,4 @@ def credentials_of(url: str) -> dict[str, Any]:
 
 def without_credentials(url: str) -> str:
     """Returns a URL, or several separated by commas, without credentials and fingerprint, for errors and logs."""
-    return ",".join(re.sub(r"(?<=//)[^/@]*@", "", one) for one in url.partition("#")[0].split(","))
+    return ",".join(re.sub(r"(?<=//)[^/@]*@", "", address) for address in url.partition("#")[0].split(","))

@@ -59,7 +59,7 @@ class RandomTextEngine(FakeEngine):
     def constrained(self, matcher):
         ids = []
         while len(ids) < 40:
-            ids.append(self.dice.choice(np.flatnonzero(matcher.allowed()).tolist()))
+            ids.append(self.dice.choice(np.flatnonzero(matcher.allowed_mask()).tolist()))
             if ids[-1] in self.chat.stop_ids:
                 break
             matcher.accept_tokens(ids[-1:])

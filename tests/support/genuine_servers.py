@@ -38,7 +38,7 @@ class Genuine(NamedTuple):
 
     def make(self) -> HttpEngine:
         """An engine at the server; a server that has ended fails the test at once, which would wait for its start otherwise."""
-        if self.process is not None and (ended := self.process.ended()):
+        if self.process is not None and (ended := self.process.describe_end()):
             pytest.fail(ended)
         return HttpEngine(DIALECTS[self.name](), self.folder, self.settings, self.place)
 
@@ -84,12 +84,12 @@ def started(stack: ExitStack, name: str, folder: str, logs: Path, place: EngineP
 async def until_it_serves(process: ServerProcess, client: ServerClient) -> None:
     try:
         async with asyncio.timeout(300):
-            while not process.ended():
+            while not process.describe_end():
                 try:
                     if await DIALECTS[client.name]().is_ready(client):
                         return
                 except EngineUnavailable:
                     await asyncio.sleep(0.5)
-        raise AssertionError(process.ended())
+        raise AssertionError(process.describe_end())
     finally:
         await client.close()

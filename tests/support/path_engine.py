@@ -39,7 +39,7 @@ class BackwardsEngine:
                 if stream and len(columns):
                     yield TokenChunk(columns=columns)
                     columns = TokenColumns()
-                columns = columns.joined(TokenColumns.of([token_id], [-0.5], [self.weight_version]))
+                columns = columns.append(TokenColumns.of([token_id], [-0.5], [self.weight_version]))
                 self.tokens += 1
         finally:
             self.running -= 1

@@ -30,11 +30,11 @@ def algorithm_table(config: PPOConfig) -> dict[str, Any]:
     actor = config.actor
     problems: list[str] = []
     table: dict[str, Any] = {"group_size": config.gconfig.n_samples, "minibatches": actor.ppo_n_minibatches}
-    table |= _chosen(config, problems.append)
+    table |= _choose_algorithm(config, problems.append)
     table |= _clipping(actor, str(table["name"]), problems.append)
-    table |= _normalized(actor, str(table["name"]), problems.append)
+    table |= _convert_normalization(actor, str(table["name"]), problems.append)
     table["shaping"] = {"bias": actor.reward_bias, "scale": actor.reward_scaling, "clip": actor.reward_clip}
-    table |= _kl(config, problems.append) | _corrected(actor, str(table["name"]), problems.append)
+    table |= _kl(config, problems.append) | _convert_correction(actor, str(table["name"]), problems.append)
     if actor.mask_no_eos_with_zero:
         problems.append("`actor.mask_no_eos_with_zero`: truncated episodes keep their reward here; write false")
     if problems:
@@ -46,7 +46,7 @@ def _levels(norm: NormConfig | None) -> Levels | None:
     return None if norm is None or norm.mean_level is None else (norm.mean_level, norm.std_level, norm.mean_leave1out)
 
 
-def _flagged(config: PPOConfig) -> dict[str, dict[str, Any]]:
+def _algorithms_by_flag(config: PPOConfig) -> dict[str, dict[str, Any]]:
     """Returns the algorithms that a setting other than `reward_norm` chooses, by this setting."""
     actor, tables = config.actor, dict[str, dict[str, Any]]()
     if config.critic is not None:
@@ -67,9 +67,9 @@ def _flagged(config: PPOConfig) -> dict[str, dict[str, Any]]:
     return tables
 
 
-def _chosen(config: PPOConfig, complain: Callable[[str], None]) -> dict[str, Any]:
+def _choose_algorithm(config: PPOConfig, complain: Callable[[str], None]) -> dict[str, Any]:
     """Returns the name of the algorithm, and the settings that only it has."""
-    levels, tables = _levels(config.actor.reward_norm), _flagged(config)
+    levels, tables = _levels(config.actor.reward_norm), _algorithms_by_flag(config)
     if len(tables) > 1:
         complain(f"`actor.{list(tables)[1]}`: found beside `{next(iter(tables))}`, but they are two algorithms here; keep one of them")
     if config.critic is None and (config.actor.discount, config.actor.gae_lambda) != (1.0, 1.0):
@@ -81,8 +81,8 @@ def _chosen(config: PPOConfig, complain: Callable[[str], None]) -> dict[str, Any
             complain(f"`actor.reward_norm`: found {levels}, but {chosen['name']} needs {'group/group' if wanted else 'none'}")
         return chosen
     if levels not in BY_REWARD_NORM:
-        known = "; ".join(str(one) for one in BY_REWARD_NORM)
-        complain(f"`actor.reward_norm`: found mean, std, leave-one-out = {levels}; known are {known}")
+        choices = "; ".join(str(choice) for choice in BY_REWARD_NORM)
+        complain(f"`actor.reward_norm`: found mean, std, leave-one-out = {levels}; known are {choices}")
     return dict(BY_REWARD_NORM.get(levels, {"name": "grpo"}))
 
 
@@ -100,7 +100,7 @@ def _clipping(actor: PPOActorConfig, name: str, complain: Callable[[str], None])
     return {key: value for key, value in bounds.items() if value is not None}
 
 
-def _normalized(actor: PPOActorConfig, name: str, complain: Callable[[str], None]) -> dict[str, Any]:
+def _convert_normalization(actor: PPOActorConfig, name: str, complain: Callable[[str], None]) -> dict[str, Any]:
     """Returns the normalization of advantages over the step."""
     norm = actor.adv_norm
     wanted = norm is not None
@@ -128,7 +128,7 @@ def _kl(config: PPOConfig, complain: Callable[[str], None]) -> dict[str, Any]:
     return {"kl": {"coefficient": actor.kl_ctl, "apply_to": "reward", "estimator": actor.kl_estimator, "reference": reference}}
 
 
-def _corrected(actor: PPOActorConfig, name: str, complain: Callable[[str], None]) -> dict[str, Any]:
+def _convert_correction(actor: PPOActorConfig, name: str, complain: Callable[[str], None]) -> dict[str, Any]:
     """Returns the off-policy correction; algorithms whose own ratio bounds stale tokens have none."""
     bounds = actor.rejection_sampling
     if name in ("sapo", "m2po"):

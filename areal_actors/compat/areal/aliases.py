@@ -34,8 +34,8 @@ def _loader(module: str, members: tuple[str, ...]) -> Callable[[str], Any]:
         if inner in sys.modules:
             return sys.modules[inner]
         if name not in members:
-            known = ", ".join(members) or "none"
-            raise AttributeError(f"{module} has no {name} here; it has {known}. See docs/areal.md for the names of AReaL that exist")
+            names = ", ".join(members) or "none"
+            raise AttributeError(f"{module} has no {name} here; it has {names}. See docs/areal.md for the names of AReaL that exist")
         place, member = location(name)
         loaded = importlib.import_module(place)
         return getattr(loaded, member) if member else loaded

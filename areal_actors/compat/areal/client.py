@@ -93,7 +93,7 @@ class RecordingOpenAI(openai.AsyncOpenAI):
         return answer
 
     async def _keep(self, answer: Any, body: dict[str, Any], *, is_chat: bool) -> None:
-        columns = await self.engine.recorded(answer.id)
+        columns = await self.engine.recorded_columns(answer.id)
         output = [choice.message for choice in answer.choices[:1]] if is_chat else answer.output
         self._cache[answer.id] = TokenInteraction(
             model_response=response_of(columns, tokenizer=self.tokenizer),

@@ -46,14 +46,14 @@ def get_custom_dataset(
 
 
 def _rows(path: str, split: str) -> Iterator[dict[str, Any]]:
-    found: DatasetRows
+    dataset: DatasetRows
     if path == ARITHMETIC:
         count, seed = (ARITHMETIC_ROWS, 0) if split == "train" else (TEST_ROWS, HELD_OUT_SEED)
-        found = ListedRows(arithmetic.rows("train" if split == "train" else "test", count, seed), ARITHMETIC)
+        dataset = ListedRows(arithmetic.rows("train" if split == "train" else "test", count, seed), ARITHMETIC)
     else:
         source = open_source(path)
-        found = source.train if split == "train" or source.test is None else source.test
-    yield from (found.row(number) for number in range(len(found)))
+        dataset = source.train if split == "train" or source.test is None else source.test
+    yield from (dataset.row(number) for number in range(len(dataset)))
 
 
 def _with_messages(row: dict[str, Any], path: str) -> dict[str, Any]:

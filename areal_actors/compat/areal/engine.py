@@ -37,10 +37,10 @@ class InferenceEngine:
         """
         began = time.perf_counter()
         answer = await self.client.completions.create(model="default", **req.arguments())
-        columns = await self.recorded(answer.id)
+        columns = await self.recorded_columns(answer.id)
         return response_of(columns, tokenizer=req.tokenizer, latency=time.perf_counter() - began)
 
-    async def recorded(self, interaction_id: str) -> InteractionColumns:
+    async def recorded_columns(self, interaction_id: str) -> InteractionColumns:
         """The tokens of a completed call, as they will be trained; raises like `ArealOpenAI.get_tokens`."""
         if interaction_id not in self.calls:
             self.calls[interaction_id] = await self.client.get_tokens(interaction_id)
@@ -48,8 +48,8 @@ class InferenceEngine:
 
     async def select_trained(self, interaction_ids: Collection[str]) -> None:
         """Train only these calls of the episode; raises like `ArealOpenAI.select_trained`."""
-        made = {call.id for call in await self.client.get_interactions()}
-        if made != set(interaction_ids):
+        call_ids = {call.id for call in await self.client.get_interactions()}
+        if call_ids != set(interaction_ids):
             await self.client.select_trained(list(interaction_ids))
 
     def get_version(self) -> int:

@@ -41,9 +41,9 @@ class GenerationHyperparameters:
 
     def new_with_stop_and_pad_token_ids(self, tokenizer: Any) -> Self:
         """Returns a copy that also stops at the tokenizer's end and padding tokens."""
-        known = list(self.stop_token_ids)
-        known += [token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token not in known]
-        return self.new(stop_token_ids=known)
+        stop_ids = list(self.stop_token_ids)
+        stop_ids += [token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token not in stop_ids]
+        return self.new(stop_token_ids=stop_ids)
 
     def to_openai_args_dict(self, exclude_args: Collection[str] | None = None, api_format: str = "completions") -> dict[str, Any]:
         """Returns the parameters as arguments of an OpenAI client; those that its API does not have are left out.
@@ -129,8 +129,10 @@ class TokenRequest:
         if self.image_data or self.vision_msg_vllm:
             return "the request has images, which agenerate does not take here; send them through the gateway (docs/vision.md)"
         ends = {None} if tokenizer is None else {tokenizer.eos_token_id, tokenizer.pad_token_id}
-        if others := [token for token in own.stop_token_ids if token not in ends]:
-            return f"gconfig.stop_token_ids has {others[0]}, which is not the tokenizer's end or padding token; use gconfig.stop, a text"
+        if unsupported := [token for token in own.stop_token_ids if token not in ends]:
+            return (
+                f"gconfig.stop_token_ids has {unsupported[0]}, which is not the tokenizer's end or padding token; use gconfig.stop, a text"
+            )
         return ""
 
 

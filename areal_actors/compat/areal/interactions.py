@@ -40,7 +40,7 @@ class TokenInteraction:
         assert self.model_response is not None, "the call has no tokens"
         return self.model_response.input_tokens + self.model_response.output_tokens
 
-    def extended(self) -> Iterator[TokenInteraction]:
+    def earlier_calls(self) -> Iterator[TokenInteraction]:
         """Yield the earlier calls of the conversation whose tokens this call's prompt begins with, the last one first."""
         earlier, tokens = self.parent, self.tokens
         while earlier is not None and tokens[: len(earlier.tokens)] == earlier.tokens:
@@ -53,13 +53,13 @@ class TokenInteraction:
         assert self.model_response is not None, "the call has no tokens"
         length = len(self.tokens)
         columns: dict[str, list[Any]] = {"loss_mask": [0] * length, "logprobs": [0.0] * length, "versions": [-1] * length}
-        for call in (self, *(self.extended() if self.chat_template_type == "concat" else ())):
-            made = call.model_response
-            assert made is not None
-            end = made.input_len + made.output_len
-            columns["loss_mask"][made.input_len : end] = [1] * made.output_len
-            columns["logprobs"][made.input_len : end] = made.output_logprobs
-            columns["versions"][made.input_len : end] = made.output_versions
+        for call in (self, *(self.earlier_calls() if self.chat_template_type == "concat" else ())):
+            response = call.model_response
+            assert response is not None
+            end = response.input_len + response.output_len
+            columns["loss_mask"][response.input_len : end] = [1] * response.output_len
+            columns["logprobs"][response.input_len : end] = response.output_logprobs
+            columns["versions"][response.input_len : end] = response.output_versions
         return {
             "input_ids": torch.tensor([self.tokens], dtype=torch.int32),
             "loss_mask": torch.tensor([columns["loss_mask"]], dtype=torch.int32),

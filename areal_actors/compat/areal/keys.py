@@ -149,13 +149,13 @@ def unused_keys(data: Mapping[str, Any], kind: type[Any]) -> UnusedKeys:
     """Sort the keys of a file that a configuration class has no field for."""
     reported: list[str] = []
     unknown: list[str] = []
-    for key, known in _extra(data, kind, ()):
+    for key, siblings in _extra(data, kind, ()):
         section, _, rest = key.partition(".")
         looked_up = f"{LIKE.get(section, section)}.{rest}" if rest else section
         if (reason := _reason(looked_up)) is not None:
             reported.append(f"{key} ({reason})" if reason else key)
         else:
-            unknown.append(f"`{key}`: AReaL's key has no counterpart here, or does not exist; {nearest(key.rpartition('.')[2], known)}")
+            unknown.append(f"`{key}`: AReaL's key has no counterpart here, or does not exist; {nearest(key.rpartition('.')[2], siblings)}")
     return UnusedKeys(tuple(reported), tuple(unknown))
 
 

@@ -121,22 +121,22 @@ def _resolve(value: Any, root: Mapping[str, Any], depth: int = 0) -> Any:
         return {key: _resolve(inner, root, depth) for key, inner in value.items()}
     if isinstance(value, list):
         return [_resolve(inner, root, depth) for inner in value]
-    if not isinstance(value, str) or (found := REFERENCE.search(value)) is None:
+    if not isinstance(value, str) or (match := REFERENCE.search(value)) is None:
         return value
     if depth > LONGEST_CHAIN:
         raise RecipeError(f"`{value}` refers to itself; write a value")
-    target = _resolve(_look_up(found[1], root, value), root, depth + 1)
-    if found[0] == value:
+    target = _resolve(_look_up(match[1], root, value), root, depth + 1)
+    if match[0] == value:
         return target
-    return _resolve(value.replace(found[0], str(target)), root, depth + 1)
+    return _resolve(value.replace(match[0], str(target)), root, depth + 1)
 
 
 def _look_up(name: str, root: Mapping[str, Any], text: str) -> Any:
     if not NAME.fullmatch(name):
         raise RecipeError(f"`{text}`: only references to keys are supported, such as ${{actor.path}}; write the value")
-    found: Any = root
+    node: Any = root
     for part in name.split("."):
-        if not isinstance(found, Mapping) or part not in found:
+        if not isinstance(node, Mapping) or part not in node:
             raise RecipeError(f"`{text}`: there is no key `{name}`; add it, or write the value")
-        found = found[part]
-    return found
+        node = node[part]
+    return node

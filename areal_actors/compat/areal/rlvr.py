@@ -65,5 +65,5 @@ class RLVRWorkflow(ArealWorkflow):
 
 
 def _function(given: Callable[..., Any] | str) -> Callable[..., Any]:
-    found: Callable[..., Any] = import_from_string(given) if isinstance(given, str) else given
-    return found
+    function: Callable[..., Any] = import_from_string(given) if isinstance(given, str) else given
+    return function

@@ -112,7 +112,7 @@ class StatsTracker:
         del reduce_group
         with self._lock:
             keys = list(self._values) if key is None else [self._key(key)]
-            exported = {name: value for one in keys for name, value in self._reduced(one).items()}
+            exported = {name: value for reported_key in keys for name, value in self._reduce(reported_key).items()}
             for one in keys if reset else ():
                 self._values.pop(one, None)
                 self._reductions.pop(one, None)
@@ -126,7 +126,7 @@ class StatsTracker:
             self._reductions[key] = (reduction, denominator)
             self._values[key].append(value)
 
-    def _reduced(self, key: str) -> dict[str, float]:
+    def _reduce(self, key: str) -> dict[str, float]:
         reduction, denominator = self._reductions[key]
         values = self._values[key]
         if reduction is ReduceType.SCALAR:

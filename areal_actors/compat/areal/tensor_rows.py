@@ -96,7 +96,7 @@ def _row(number: int, columns: Mapping[str, NDArray[Any]]) -> TensorRow:
 def _trained_calls(row: TensorRow, calls: Mapping[str, InteractionColumns], used: Mapping[str, object]) -> list[str]:
     """Returns the calls that a row trains; a call that no earlier row trains comes before one with the same tokens that is used."""
     covered = np.zeros(len(row.ids), dtype=bool)
-    found: list[str] = []
+    trained: list[str] = []
     for identifier in sorted(calls, key=lambda name: name in used):
         call = calls[identifier]
         start, end = len(call.prompt_token_ids), len(call.prompt_token_ids) + len(call.token_ids)
@@ -111,10 +111,10 @@ def _trained_calls(row: TensorRow, calls: Mapping[str, InteractionColumns], used
         if not mask.any() or _differs(row, call, start, end):
             continue
         covered[start:end] = True
-        found.append(identifier)
+        trained.append(identifier)
     if (uncovered := row.trained & ~covered).any():
         raise AgentError(_unknown(row, int(np.argmax(uncovered)), calls))
-    return found
+    return trained
 
 
 def _differs(row: TensorRow, call: InteractionColumns, start: int, end: int) -> str:
@@ -124,9 +124,13 @@ def _differs(row: TensorRow, call: InteractionColumns, start: int, end: int) -> 
         ("versions", row.versions, call.weight_versions),
     )
     for name, column, expected in recorded:
-        if column is not None and (found := column[start:end].tolist()) != expected:
-            place = next(place for place, (one, other) in enumerate(zip(found, expected, strict=True)) if one != other)
-            return f"`{name}` of token {start + place} is {found[place]}, but the engine recorded {expected[place]}"
+        if column is not None and (actual := column[start:end].tolist()) != expected:
+            place = next(
+                place
+                for place, (actual_value, expected_value) in enumerate(zip(actual, expected, strict=True))
+                if actual_value != expected_value
+            )
+            return f"`{name}` of token {start + place} is {actual[place]}, but the engine recorded {expected[place]}"
     return ""
 
 

@@ -41,8 +41,8 @@ def recipe_of(config: PPOConfig, *, steps: int, cuda: CudaDevices, discounts: bo
     except msgspec.ValidationError as error:
         raise RecipeError(f"the recipe of this configuration is invalid: {error}") from error
     recipe = with_derived(with_device_counts(recipe, stated, cuda), stated)
-    found = [*problems(recipe), *(RecipeProblem(*problem) for problem in device_problems(recipe, cuda))]
-    if complaints := [problem.sentence("") for problem in found if problem.key[0] != "task"]:  # the program has agent and dataset
+    violations = [*problems(recipe), *(RecipeProblem(*problem) for problem in device_problems(recipe, cuda))]
+    if complaints := [problem.sentence("") for problem in violations if problem.key[0] != "task"]:  # the program has agent and dataset
         raise RecipeError("\n".join(complaints))
     return recipe
 

@@ -45,8 +45,8 @@ class PPOTrainer:
         """
         size = config.train_dataset.batch_size
         if train_dataset is None or len(train_dataset) < size:
-            found = "none" if train_dataset is None else f"{len(train_dataset)} rows"
-            raise RecipeError(f"train_dataset: found {found}, expected at least train_dataset.batch_size = {size}")
+            row_count = "none" if train_dataset is None else f"{len(train_dataset)} rows"
+            raise RecipeError(f"train_dataset: found {row_count}, expected at least train_dataset.batch_size = {size}")
         self.config = config
         self.train_dataset = train_dataset
         self.valid_dataset = valid_dataset
@@ -107,16 +107,16 @@ class PPOTrainer:
         folder = RunFolder(Path(recipe.folder).absolute() / recipe.run).path
         tasks, timeout = self._tasks(), self.config.rollout.request_timeout
         rollouts.update_weights(trainer.upload_weights())
-        if self.config.evaluator.eval_before_train and (metrics := self._evaluated(rollouts, held_out)):
+        if self.config.evaluator.eval_before_train and (metrics := self._evaluate(rollouts, held_out)):
             self._write(folder, 0, metrics | stats_tracker.export_all())
         for step in range(1, recipe.steps + 1):
-            batch = rollouts.prepare_batch(tasks, train.given(recipe), options=train.options, timeout=timeout)
+            batch = rollouts.prepare_batch(tasks, train.workflow_for(recipe), options=train.options, timeout=timeout)
             metrics = trainer.train_batch(batch)
             rollouts.update_weights(trainer.upload_weights())
             if self.config.saver.is_due(step, self.steps_per_epoch) or step == recipe.steps:
                 trainer.save(folder / "checkpoints" / f"step-{step}")
             if self.config.evaluator.is_due(step, self.steps_per_epoch):
-                metrics |= self._evaluated(rollouts, held_out)
+                metrics |= self._evaluate(rollouts, held_out)
             self._write(folder, step, metrics | stats_tracker.export_all())
 
     def _tasks(self) -> Iterator[Mapping[str, Any]]:
@@ -131,14 +131,14 @@ class PPOTrainer:
                 yield {"id": f"row-{number}", **self.train_dataset[number]}
             draw += 1
 
-    def _evaluated(self, rollouts: RolloutController, held_out: Rollouts) -> dict[str, float]:
+    def _evaluate(self, rollouts: RolloutController, held_out: Rollouts) -> dict[str, float]:
         """Run every row of the validation set once; returns the mean reward and the number of failed rows."""
         if self.valid_dataset is None or held_out.workflow is None:
             return {}
         rows = [{"id": f"valid-{number}", **row} for number, row in enumerate(self.valid_dataset)]
         timeout = self.config.rollout.request_timeout
-        found = rollouts.evaluate(rows, held_out.given(self.recipe), options=held_out.options, timeout=timeout)
-        return {"eval/reward_mean": found.mean_reward, "eval/failed": float(len(found.failed))}
+        evaluation = rollouts.evaluate(rows, held_out.workflow_for(self.recipe), options=held_out.options, timeout=timeout)
+        return {"eval/reward_mean": evaluation.mean_reward, "eval/failed": float(len(evaluation.failed))}
 
     def _write(self, folder: Path, step: int, metrics: Mapping[str, float]) -> None:
         """Append a line to the run's metrics.jsonl, and print the most important values."""
@@ -164,7 +164,7 @@ class Rollouts:
         kind = self.found if inspect.isclass(self.found) else type(self.found)
         self.is_workflow = issubclass(kind, ArealWorkflow)
 
-    def given(self, recipe: Recipe) -> Any:
+    def workflow_for(self, recipe: Recipe) -> Any:
         """The workflow for a controller: an agent that runs in a process of its own by its name, all others as objects.
 
         Raises:

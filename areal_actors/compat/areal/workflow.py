@@ -76,7 +76,7 @@ def interaction_rewards(returned: Mapping[str, TokenInteraction], engine: Infere
         raise AgentError("arun_episode returned interactions without a reward; call set_reward or set_last_reward, or return None")
     rewards = {name: [interaction.reward or 0.0] for name, interaction in returned.items()}
     for interaction in returned.values():
-        for earlier in interaction.extended() if interaction.chat_template_type == "concat" else ():
+        for earlier in interaction.earlier_calls() if interaction.chat_template_type == "concat" else ():
             if (name := earlier.interaction_id) not in returned:
                 rewards.setdefault(name, []).append(interaction.reward or 0.0)
     return {name: sum(each) / len(each) for name, each in rewards.items()}

@@ -64,7 +64,7 @@ def traits_of(error: BaseException, names: Sequence[str] = (), root: Path = Path
     own = list(_causes(error))
     handled = list(_causes(error, handled=True))
     return ErrorTraits(
-        model_error=next((name for one in own for name in (*KNOWN, *names) if _is_named(one, name, root)), ""),
+        model_error=next((name for kind in own for name in (*KNOWN, *names) if _is_named(kind, name, root)), ""),
         reports_overflow=reports_overflow(" ".join(f"{type(one).__name__} {_text(one)}" for one in handled)),
         document=next((text[:LONGEST_DOCUMENT] for one in own if (text := _document(one)) is not None), None),
     )
@@ -87,14 +87,14 @@ def _causes(error: BaseException, *, handled: bool = False) -> Iterator[BaseExce
     """An exception, those it was raised from, and the members of groups; with `handled` also those being handled when it was raised."""
     waiting, seen = [error], set[int]()
     while waiting and len(seen) < DEEPEST:
-        one = waiting.pop(0)
-        if id(one) in seen:
+        current = waiting.pop(0)
+        if id(current) in seen:
             continue
-        seen.add(id(one))
-        yield one
-        members = getattr(one, "exceptions", ())
+        seen.add(id(current))
+        yield current
+        members = getattr(current, "exceptions", ())
         waiting += [member for member in members if isinstance(member, BaseException)] if isinstance(members, (list, tuple)) else []
-        waiting += [cause for cause in (one.__cause__, one.__context__ if handled else None) if cause is not None]
+        waiting += [cause for cause in (current.__cause__, current.__context__ if handled else None) if cause is not None]
 
 
 def _is_named(error: BaseException, name: str, root: Path) -> bool:

@@ -43,7 +43,7 @@ def load(spec: str, root: Path) -> Any:
         or not (place.endswith(".py") or all(part.isidentifier() for part in place.split(".")))
     ):
         raise Refused(f"`{spec}` must have the form `path.py:Name`, such as `agents/gsm8k.py:Gsm8kAgent`, or `package.module:Name`")
-    module = _run_file(spec, (root / place).resolve(), root) if place.endswith(".py") else _imported(spec, place, root)
+    module = _run_file(spec, (root / place).resolve(), root) if place.endswith(".py") else _import_module(spec, place, root)
     if hasattr(module, name):
         return getattr(module, name)
     defined = [other for other in vars(module) if not other.startswith("_")]
@@ -77,10 +77,10 @@ def _run_file(spec: str, path: Path, root: Path) -> ModuleType:
     return module
 
 
-def _imported(spec: str, module_name: str, root: Path) -> ModuleType:
+def _import_module(spec: str, module_name: str, root: Path) -> ModuleType:
     """Import a module; the root is last on the path, so that nothing in it shadows an installed package."""
-    if (here := str(root.resolve())) not in sys.path:
-        sys.path.append(here)
+    if (root_path := str(root.resolve())) not in sys.path:
+        sys.path.append(root_path)
     try:
         return importlib.import_module(module_name)
     except KeyboardInterrupt:
@@ -88,7 +88,7 @@ def _imported(spec: str, module_name: str, root: Path) -> ModuleType:
     except BaseException as error:  # such as pytest's Skipped
         missing = isinstance(error, ModuleNotFoundError) and error.name is not None and f"{module_name}.".startswith(f"{error.name}.")
         if missing:
-            raise Refused(f"`{spec}`: {sys.executable} finds no module `{module_name}`, neither installed nor in {here}") from error
+            raise Refused(f"`{spec}`: {sys.executable} finds no module `{module_name}`, neither installed nor in {root_path}") from error
         raise Refused(f"`{spec}`: importing {module_name} raised {format_error(error)}") from error
 
 
@@ -103,7 +103,7 @@ def _line(error: BaseException, path: Path) -> int:
 # ---------------------------------------------------------------- kinds of agents
 
 
-def make_agent(found: Any, name: str, options: Mapping[str, Any], *, environment: bool = False) -> Any:
+def make_agent(factory: Any, name: str, options: Mapping[str, Any], *, environment: bool = False) -> Any:
     """An instance if `found` is a class, else `found` itself; options become its keyword arguments.
 
     With `environment` a function may take the task alone, and read the address from the environment.
@@ -111,20 +111,20 @@ def make_agent(found: Any, name: str, options: Mapping[str, Any], *, environment
     Raises:
         Refused: the options do not fit, the class raises, or an object is given options.
     """
-    if inspect.isclass(found):
-        _check_call(found, f"agent {name}", "", options)
+    if inspect.isclass(factory):
+        _check_call(factory, f"agent {name}", "", options)
         try:
-            return found(**options)
+            return factory(**options)
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # such as pytest's Skipped
             raise Refused(f"agent {name}: making one raised {format_error(error)}") from error
-    if inspect.isroutine(found):
-        _check_run(found, f"agent {name}", options, environment=environment)
-        return functools.partial(found, **options) if options else found
+    if inspect.isroutine(factory):
+        _check_run(factory, f"agent {name}", options, environment=environment)
+        return functools.partial(factory, **options) if options else factory
     if options:
         raise Refused(f"agent {name} is an instance and takes no options; name its class, or drop task.agent_options")
-    return found
+    return factory
 
 
 def run_function(agent: Any, name: str, *, environment: bool = False) -> Agent:
@@ -150,7 +150,7 @@ def run_function(agent: Any, name: str, *, environment: bool = False) -> Agent:
 
 def takes_any(function: Agent) -> bool:
     """True if a function takes any keyword argument (`**kwargs`), as AReaL's agents do."""
-    return any(one.kind is one.VAR_KEYWORD for one in _parameters(function).values())
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in _parameters(function).values())
 
 
 def takes_client(function: Agent) -> bool:

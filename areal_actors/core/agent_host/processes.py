@@ -43,10 +43,10 @@ def _is_zombie(pid: int) -> bool:
 
 def descendants(pid: int) -> list[int]:
     """All running descendants of a process, in any process group or session."""
-    found = list(children(pid))
-    for child in found:
-        found.extend(children(child))
-    return found
+    pids = list(children(pid))
+    for child in pids:
+        pids.extend(children(child))
+    return pids
 
 
 def kill_tree(pid: int) -> None:
@@ -55,9 +55,9 @@ def kill_tree(pid: int) -> None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGSTOP)
     for _ in range(ROUNDS):
-        if not (found := descendants(pid)):
+        if not (pids := descendants(pid)):
             break
-        for child in found:
+        for child in pids:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(child, signal.SIGKILL)
     with suppress(ProcessLookupError, PermissionError):

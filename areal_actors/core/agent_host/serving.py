@@ -87,7 +87,7 @@ class Host:
         address = address_arguments(self.agent, request["base_url"], request["api_key"])
         returned = self.agent(request["task"], **address)
         if inspect.isawaitable(returned):
-            returned = self.loop.run_until_complete(_awaited(returned))
+            returned = self.loop.run_until_complete(_await_value(returned))
         return _plain(returned)
 
     def _clean(self) -> str:
@@ -125,7 +125,7 @@ def _agent(start: Mapping[str, Any]) -> Agent:
     return run_function(make_agent(load(name, root), name, start["options"], environment=True), name, environment=True)
 
 
-async def _awaited(returned: Any) -> Any:
+async def _await_value(returned: Any) -> Any:
     return await returned
 
 

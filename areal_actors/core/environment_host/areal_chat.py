@@ -47,7 +47,11 @@ class ArealChatHarness(vf.Harness[ArealChatConfig]):
         """Run one segment of the conversation."""
         system, prompt = self.resolve_prompt(data)
         messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
-        messages += [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [message_to_wire(one) for one in prompt or []]
+        messages += (
+            [{"role": "user", "content": prompt}]
+            if isinstance(prompt, str)
+            else [message_to_wire(prompt_message) for prompt_message in prompt or []]
+        )
         servers = {name: {"url": url, "timeout": self.config.tool_timeout} for name, url in mcp_urls.items()}
         async with AsyncExitStack() as stack:
             http = openai.DefaultAsyncHttpxClient(verify=False)  # the endpoint is on this machine

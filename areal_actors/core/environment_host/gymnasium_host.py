@@ -115,8 +115,8 @@ class TextEnvironment:
 
     def action(self, answer: str) -> tuple[bool, Any]:
         """True and the action of an answer, by the last match of the pattern; False if it has none."""
-        found = self.pattern.findall(answer)
-        text = found[-1].strip() if found else ""
+        matches = self.pattern.findall(answer)
+        text = matches[-1].strip() if matches else ""
         if not self.actions:
             return bool(text) and self.env.action_space.contains(text), text
         name = text.strip("`*. ")
@@ -125,22 +125,22 @@ class TextEnvironment:
 
 def _make(environment: str, options: dict[str, Any]) -> gymnasium.Env[Any, Any]:
     """Make an environment, with text rendering if it has it; a file's folder becomes importable."""
-    path, found, name = environment.rpartition(".py:")
-    if found:
+    path, is_file, name = environment.rpartition(".py:")
+    if is_file:
         folder = str(Path(path).resolve().parent)
         if folder not in sys.path:
             sys.path.append(folder)
         environment = f"{Path(path).name}:{name}"  # Gymnasium imports the module, which registers the id
-    made = gymnasium.make(environment, **options)
-    if "render_mode" in options or "ansi" not in made.metadata.get("render_modes", ()):
-        return made
-    made.close()
+    gym_environment = gymnasium.make(environment, **options)
+    if "render_mode" in options or "ansi" not in gym_environment.metadata.get("render_modes", ()):
+        return gym_environment
+    gym_environment.close()
     return gymnasium.make(environment, **options, render_mode="ansi")
 
 
 def _named_colors(text: str) -> str:
     """A rendered text with the names of its colors in place of their codes: `[red S]`."""
-    return COLORED.sub(lambda found: f"[{COLORS[int(found[1]) % 10]} {found[2]}]" if int(found[1]) % 10 < len(COLORS) else found[2], text)
+    return COLORED.sub(lambda match: f"[{COLORS[int(match[1]) % 10]} {match[2]}]" if int(match[1]) % 10 < len(COLORS) else match[2], text)
 
 
 # ---------------------------------------------------------------- tasks
@@ -200,8 +200,8 @@ class GymnasiumAgent:
                         f"answer {len(rewards) + 1} names no action: {shown!r}; declare environment_args.malformed_reward"
                     )
                 rewards[answer.id] = float(penalty)
-                known = ", ".join(str(name) for name in environment.args["actions"] or environment.actions)
-                messages.append({"role": "user", "content": f"This names no action{f' of {known}' if known else ''}."})
+                action_names = ", ".join(str(name) for name in environment.args["actions"] or environment.actions)
+                messages.append({"role": "user", "content": f"This names no action{f' of {action_names}' if action_names else ''}."})
         total = sum(rewards.values())
         metrics = {"return": total, "steps": len(rewards), "malformed": malformed, "terminated": float(ended)}
         return {"rewards" if self.by_step else "reward": rewards if self.by_step else total, "metrics": metrics}

@@ -80,18 +80,18 @@ def load(environment: str, args: Mapping[str, Any]) -> vf.Env[Any]:
 
 def _put_programs_on_path() -> None:
     """Add the programs of this interpreter's environment to the path: verifiers starts its own harnesses with `uv`."""
-    programs, known = str(Path(sys.executable).parent), os.environ.get("PATH", "").split(os.pathsep)
-    if programs not in known:
-        os.environ["PATH"] = os.pathsep.join([*known, programs])
+    programs, entries = str(Path(sys.executable).parent), os.environ.get("PATH", "").split(os.pathsep)
+    if programs not in entries:
+        os.environ["PATH"] = os.pathsep.join([*entries, programs])
 
 
 def _make_importable(folder: Path) -> None:
     """Add a folder to the module path of this process and of those that the environment starts, such as tool servers."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
-    known = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    if str(folder) not in known:
-        os.environ["PYTHONPATH"] = os.pathsep.join([*known, str(folder)])
+    entries = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
+    if str(folder) not in entries:
+        os.environ["PYTHONPATH"] = os.pathsep.join([*entries, str(folder)])
 
 
 def _seats(config_type: type[vf.EnvConfig]) -> Iterator[tuple[str, vf.AgentConfig]]:
@@ -181,8 +181,8 @@ class VerifiersAgent:
 
     def _task(self, row: Mapping[str, Any]) -> vf.Task[Any]:
         kind = type(self.environment.taskset).task_type()
-        made: vf.Task[Any] = kind(kind.data_type().model_validate(row), self.environment.config.taskset.task)
-        return made
+        task: vf.Task[Any] = kind(kind.data_type().model_validate(row), self.environment.config.taskset.task)
+        return task
 
     async def _by_call(self, rewards: Mapping[str, float], base_url: str, api_key: str) -> dict[str, float]:
         """Rewards by interaction id: verifiers sends the id of an agent's trace with each of its calls, and the gateway keeps it."""
@@ -224,12 +224,12 @@ def _reward(trace: vf.Trace) -> float:
 
 def _metrics(traces: list[vf.Trace]) -> dict[str, float]:
     """Named rewards, without their weights, and metrics; of several agents as `AGENT/NAME`, means over the agent's traces."""
-    found: dict[str, list[float]] = defaultdict(list)
+    by_name: dict[str, list[float]] = defaultdict(list)
     several = len({trace.agent.name for trace in traces}) > 1
     for trace in traces:
         prefix = f"{trace.agent.name}/" if several else ""
         scores = {name: reward.score for name, reward in trace.rewards.items() if reward is not None}
         for name, value in {**scores, **trace.metrics}.items():
             if value is not None:
-                found[f"{prefix}{name}"].append(float(value))
-    return {name: fmean(values) for name, values in found.items()}
+                by_name[f"{prefix}{name}"].append(float(value))
+    return {name: fmean(values) for name, values in by_name.items()}

@@ -154,8 +154,8 @@ class Continuations:
     def closing_of_stop(self, answered: str, sampled: str) -> str:
         """The end of a rendered conversation from the stop token on with which a completion ends; empty if it has none."""
         stop = next((stop for stop in self.stops() if sampled.endswith(stop)), "")
-        before, found, after = answered.rpartition(stop) if stop else ("", "", "")
-        return found + after if before else ""
+        before, stop_text, after = answered.rpartition(stop) if stop else ("", "", "")
+        return stop_text + after if before else ""
 
     def is_stopped(self, sampled: str) -> bool:
         """True if a completion ends with a stop token."""

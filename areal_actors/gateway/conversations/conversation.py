@@ -76,26 +76,26 @@ def prompt_for(
             prefix_break_reason = CHANGED_SETTINGS
     if parent is None or text is None:
         text = chat.render(request.messages, request.tools, **request.template_kwargs)
-        known, prefix, earlier, sent, new = b"", "", b"", request.messages, request.messages
+        parent_ids, prefix, earlier, sent, new = b"", "", b"", request.messages, request.messages
         features = features_of(request.messages) | ({"tools"} if request.tools else set())
     else:
-        known, prefix, earlier = token_ids_of(path_to(parent.interaction.id, turns)), parent.interaction.id, parent.prompt.value_digest
+        parent_ids, prefix, earlier = token_ids_of(path_to(parent.interaction.id, turns)), parent.interaction.id, parent.prompt.value_digest
         sent = request.messages[parent.prompt.message_count :]
         new = sent[1:]
         features = parent.prompt.features | features_of([parent.answer]) | (features_of(new) - {"system"})
         if features == parent.prompt.features:
             features = parent.prompt.features  # shared by all turns: a set takes 200 bytes
-    ids = encode_within(chat, text, limit, after=len(known) // 4)
+    ids = encode_within(chat, text, limit, after=len(parent_ids) // 4)
     images = () if parent is None or not prefix else parent.prompt.images
     pictured = continuations.vision is not None and bool(images or has_images(new))
     if continuations.vision is not None and pictured:
-        ids, images = with_images(known, ids, images, images_in(new), continuations.vision.placeholder)
+        ids, images = with_images(parent_ids, ids, images, images_in(new), continuations.vision.placeholder)
         features |= IMAGES
     prompt = Prompt(
         parent="" if parent is None else parent.interaction.id,
         parent_by_id=by_id,
         prefix=prefix,
-        token_ids=known + ids,
+        token_ids=parent_ids + ids,
         suffix_ids=ids,
         suffix_text="" if not pictured and chat.is_lossless(text) else text,
         messages=msgspec.json.encode(new),
@@ -107,7 +107,7 @@ def prompt_for(
         features=features,
         checked=checked,
         opens_reasoning=chat.format.opens_reasoning(text),
-        cached_tokens=len(known) // 4,
+        cached_tokens=len(parent_ids) // 4,
         images=images,
         prefix_break_reason=prefix_break_reason,
     )
@@ -201,15 +201,19 @@ def occurrences(part: str, text: str, start: int) -> Iterator[int]:
 
 def _rewrite_reason(path: Sequence[ConversationTurn], text: str, continuations: Continuations) -> str:
     chat = continuations.chat
-    known = text_of(path, chat)
-    if any(text.startswith(known.removesuffix(stop)) for stop in continuations.stops() if known.endswith(stop)):
+    parent_text = text_of(path, chat)
+    if any(text.startswith(parent_text.removesuffix(stop)) for stop in continuations.stops() if parent_text.endswith(stop)):
         return "the chat template ends an earlier answer with another token"
     past = text.rstrip()
     for opening, closing in (*chat.format.reasoning, ("<think>", "</think>")):
         past = past.removesuffix(closing).rstrip().removesuffix(opening)
     lost = [turn for turn in path if (reasoning := turn.answer.get("reasoning_content")) and reasoning.strip() not in text]
     marks = {*REASONING_MARKS, *[mark for pair in chat.format.reasoning for mark in pair]}
-    if lost or any(past.count(mark) < known.count(mark) for mark in marks) or _reasoning_count(past, chat) < _reasoning_count(known, chat):
+    if (
+        lost
+        or any(past.count(mark) < parent_text.count(mark) for mark in marks)
+        or _reasoning_count(past, chat) < _reasoning_count(parent_text, chat)
+    ):
         return "the chat template drops earlier reasoning"
     return "the chat template rewrites earlier messages"
 
@@ -229,8 +233,8 @@ def with_history(turns: dict[str, ConversationTurn], request: ModelRequest) -> M
     if not request.continues:
         return request
     if request.continues not in turns:
-        known = ", ".join(turns) or "none"
-        raise RequestError(f"there is no earlier call '{request.continues}' in this session; it has {known}", "continues")
+        turn_ids = ", ".join(turns) or "none"
+        raise RequestError(f"there is no earlier call '{request.continues}' in this session; it has {turn_ids}", "continues")
     path = path_to(request.continues, turns)
     if not path[-1].prompt.message_count:
         raise RequestError(f"the earlier call '{request.continues}' continued a text and no messages; send the messages", "continues")
@@ -254,20 +258,20 @@ def with_references(turns: dict[str, ConversationTurn], request: ModelRequest) -
         return request
     functions = {call["id"]: call["function"] for turn in turns.values() for call in turn.answer.get("tool_calls") or ()}
 
-    def resolved(name: str, value: Any) -> Any:
+    def resolve_reference(name: str, value: Any) -> Any:
         if not isinstance(value, dict) or ITEM_REFERENCE not in value:
             return value
         identifier = value[ITEM_REFERENCE]
         answer = turns[identifier].answer if identifier in turns else {}
-        if (found := functions.get(identifier) if name == "function" else answer.get(name)) is None:
+        if (referenced := functions.get(identifier) if name == "function" else answer.get(name)) is None:
             field = value["field"]
             raise RequestError(f"'{field}' names an item that no answer of this session has; send the item itself", field)
-        return found
+        return referenced
 
-    messages = [{name: resolved(name, value) for name, value in message.items()} for message in request.messages]
+    messages = [{name: resolve_reference(name, value) for name, value in message.items()} for message in request.messages]
     for message in messages:
         if calls := message.get("tool_calls"):
-            message["tool_calls"] = [call | {"function": resolved("function", call["function"])} for call in calls]
+            message["tool_calls"] = [call | {"function": resolve_reference("function", call["function"])} for call in calls]
     return msgspec.structs.replace(request, messages=tuple(messages), has_references=False)
 
 
@@ -278,30 +282,30 @@ def _raw_prompt(
 
     A text has the leading tokens before it, unless it begins with them.
     """
-    known, parent, text = b"", "", prompt if isinstance(prompt, str) else ""
+    parent_ids, parent, text = b"", "", prompt if isinstance(prompt, str) else ""
     opening = chat.decode(leading, skip_special=False)
     added = opening if isinstance(prompt, str) and opening and not prompt.startswith(opening) else ""
     for turn in reversed(turns.values()):
         path = path_to(turn.interaction.id, turns) if turn.prompt.message_count == 0 else []
         ids = token_ids_of(path)
-        if len(ids) <= len(known):
+        if len(ids) <= len(parent_ids):
             continue
         if isinstance(prompt, bytes):
             begins = prompt.startswith(ids)
         elif begins := bool(path) and prompt.startswith(earlier := text_of(path, chat).removeprefix(added)):
             text = prompt[len(earlier) :]
         if begins:
-            known, parent = ids, turn.interaction.id
+            parent_ids, parent = ids, turn.interaction.id
     if isinstance(prompt, bytes):
-        suffix = prompt[len(known) :]
+        suffix = prompt[len(parent_ids) :]
     else:
-        first = pack_ids(leading) if added and not known else b""
-        suffix = first + encode_within(chat, text, limit, after=len(known) // 4, keep=True)
+        first = pack_ids(leading) if added and not parent_ids else b""
+        suffix = first + encode_within(chat, text, limit, after=len(parent_ids) // 4, keep=True)
     return Prompt(
         parent=parent,
         prefix=parent,
-        token_ids=known + suffix,
+        token_ids=parent_ids + suffix,
         suffix_ids=suffix,
         suffix_text="" if chat.is_lossless(text) else text,
-        cached_tokens=len(known) // 4,
+        cached_tokens=len(parent_ids) // 4,
     )

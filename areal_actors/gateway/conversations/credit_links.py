@@ -70,12 +70,12 @@ def find_credit_links(
     if parent and (parent not in by_messages or not followed):
         followed.add(parent)
     if parent in followed:
-        found: Continues = "id" if prompt.parent_by_id else "value"
+        continues: Continues = "id" if prompt.parent_by_id else "value"
     else:
-        found = "time" if followed else "none"
+        continues = "time" if followed else "none"
     only_parent = followed == {parent}
     follows = () if only_parent else tuple(identifier for identifier in turns if identifier in followed)
-    return CreditLinks(follows, found, client_session or _digest_of_system_prompt(messages))
+    return CreditLinks(follows, continues, client_session or _digest_of_system_prompt(messages))
 
 
 def _digest_of_system_prompt(messages: Sequence[Mapping[str, Any]]) -> str:

@@ -34,7 +34,7 @@ class KeptReasoning:
         pairs = [f"{re.escape(opening)}\\s*(?:{re.escape(closing)}|\\Z)\\s*" for opening, closing in chat.format.reasoning]
         self._empty = re.compile("|".join(pairs))
         """Reasoning without text, or its opening at the end of a prompt."""
-        self._usable = self._tested()
+        self._usable = self._test_features()
         if not any(self._usable.values()):
             raise SetupError(
                 "gateway.chat_template is keep-reasoning, but the model's chat template rewrites more than reasoning in earlier messages: "
@@ -96,7 +96,7 @@ class KeptReasoning:
             closing = end[place:]
         return closing + tail[len(end) :]
 
-    def _tested(self) -> dict[frozenset[str], bool]:
+    def _test_features(self) -> dict[frozenset[str], bool]:
         """By features without reasoning: true if the text after an answer is the same after a placeholder, and extends the prompt."""
         usable: dict[frozenset[str], bool] = {}
         for before, answer, new, tools in test_conversations():
@@ -109,8 +109,8 @@ class KeptReasoning:
         features = features_of(without_reasoning(before)) | ({"tools"} if tools else set())
         placeholder, placeholder_tools = window(features)
         try:
-            here = self._text_after(before, answer, new, tools, {}, self._stops)
-            return here is not None and here == self._text_after(placeholder, answer, new, placeholder_tools, {}, self._stops)
+            own_text = self._text_after(before, answer, new, tools, {}, self._stops)
+            return own_text is not None and own_text == self._text_after(placeholder, answer, new, placeholder_tools, {}, self._stops)
         except ArealError:
             return False
 

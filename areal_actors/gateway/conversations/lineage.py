@@ -39,9 +39,9 @@ def find_parent(turns: dict[str, ConversationTurn], request: ModelRequest) -> Li
     messages = request.messages
     if request.continues:
         turn = turns[request.continues]
-        known = messages_of(path_to(request.continues, turns))
-        place = first_difference(known, messages)
-        return Lineage(turn, "" if place == len(known) else _changed(place, messages), by_id=True)
+        parent_messages = messages_of(path_to(request.continues, turns))
+        place = first_difference(parent_messages, messages)
+        return Lineage(turn, "" if place == len(parent_messages) else _describe_change(place, messages), by_id=True)
     history = _History(messages)
     by_id, by_value = _by_id(turns, messages), _by_value(turns, history)
     if by_id is not None and (by_value is None or by_id[1] > by_value[0].prompt.message_count):
@@ -57,7 +57,7 @@ def _missing_parent_reason(turns: dict[str, ConversationTurn], messages: Sequenc
     if last.prompt.message_count == 0:
         return ""
     place = first_difference(messages_of(path_to(last.interaction.id, turns)), messages)
-    return "these messages are the beginning of an earlier call's" if place >= len(messages) else _changed(place, messages)
+    return "these messages are the beginning of an earlier call's" if place >= len(messages) else _describe_change(place, messages)
 
 
 class _History:
@@ -115,9 +115,9 @@ def _difference(turn: ConversationTurn, place: int, history: _History) -> str:
     """Difference of the messages from the conversation of a call whose tool call id occurs at this index."""
     if place != turn.prompt.message_count or not history.is_request_of(turn):
         return "the messages before an answer, which its tool call's id names, are not what they were"
-    return "" if same_answer(turn.answer, history.messages[place]) else _changed(place, history.messages)
+    return "" if same_answer(turn.answer, history.messages[place]) else _describe_change(place, history.messages)
 
 
-def _changed(place: int, messages: Sequence[Mapping[str, Any]]) -> str:
+def _describe_change(place: int, messages: Sequence[Mapping[str, Any]]) -> str:
     role = messages[place].get("role") if place < len(messages) else "missing"
     return f"message {place} ({role}) is not what it was in the call before"

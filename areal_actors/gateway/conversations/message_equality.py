@@ -67,8 +67,10 @@ def same_answer(answer: MessageDict, sent: MessageDict) -> bool:
     """
     if sent.get("role") != "assistant" or sent.get("name") or _text(answer) != _text(sent):
         return False
-    ours, theirs = answer.get("tool_calls") or (), sent.get("tool_calls") or ()
-    return len(ours) == len(theirs) and all(_same_call(one, other) for one, other in zip(ours, theirs, strict=True))
+    ours, sent_calls = answer.get("tool_calls") or (), sent.get("tool_calls") or ()
+    return len(ours) == len(sent_calls) and all(
+        _same_call(answered_call, sent_call) for answered_call, sent_call in zip(ours, sent_calls, strict=True)
+    )
 
 
 def is_answer_prefix(answer: MessageDict, sent: MessageDict) -> bool:
@@ -85,30 +87,35 @@ def _text(message: MessageDict) -> str:
     return "".join(part.get("text") or "" for part in content if isinstance(part, Mapping)).strip()
 
 
-def _same_call(one: MessageDict, other: MessageDict) -> bool:
-    ours, theirs = one.get("function") or one, other.get("function") or other
-    if ours.get("name") != theirs.get("name"):
+def _same_call(answered: MessageDict, sent_call: MessageDict) -> bool:
+    ours, sent_function = answered.get("function") or answered, sent_call.get("function") or sent_call
+    if ours.get("name") != sent_function.get("name"):
         return False
-    written, sent = ours.get("arguments") or "{}", theirs.get("arguments") or "{}"
+    written, sent = ours.get("arguments") or "{}", sent_function.get("arguments") or "{}"
     if written == sent or _same_value(_json(written), _json(sent)):
         return True
-    return bool(one.get("id")) and one.get("id") == other.get("id") and _same_value(_json(written), _json(sent), more=True)
+    return bool(answered.get("id")) and answered.get("id") == sent_call.get("id") and _same_value(_json(written), _json(sent), more=True)
 
 
-def _same_value(one: Any, other: Any, *, more: bool = False) -> bool:
+def _same_value(answered: Any, sent_value: Any, *, more: bool = False) -> bool:
     """True if two JSON values are equal: 2.0 equals 2, as JavaScript writes it, but true does not equal 1.
 
     With `more`, objects of `other` may have further entries, at any depth.
     """
-    if isinstance(one, dict) and isinstance(other, dict):
-        known = one.keys() <= other.keys() if more else one.keys() == other.keys()
-        return known and all(_same_value(value, other[key], more=more) for key, value in one.items())
-    if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(_same_value(value, sent, more=more) for value, sent in zip(one, other, strict=True))
-    return bool(one == other) and isinstance(one, bool) == isinstance(other, bool)
+    if isinstance(answered, dict) and isinstance(sent_value, dict):
+        has_keys = answered.keys() <= sent_value.keys() if more else answered.keys() == sent_value.keys()
+        return has_keys and all(_same_value(value, sent_value[key], more=more) for key, value in answered.items())
+    if isinstance(answered, list) and isinstance(sent_value, list):
+        return len(answered) == len(sent_value) and all(
+            _same_value(value, sent, more=more) for value, sent in zip(answered, sent_value, strict=True)
+        )
+    return bool(answered == sent_value) and isinstance(answered, bool) == isinstance(sent_value, bool)
 
 
-def first_difference(known: Sequence[MessageDict], sent: Sequence[MessageDict]) -> int:
+def first_difference(messages: Sequence[MessageDict], sent: Sequence[MessageDict]) -> int:
     """Index of the first message that differs by value; the shorter length if none does."""
-    pairs = zip(known, sent, strict=False)
-    return next((index for index, (one, other) in enumerate(pairs) if by_value(one) != by_value(other)), min(len(known), len(sent)))
+    pairs = zip(messages, sent, strict=False)
+    return next(
+        (index for index, (message, sent_message) in enumerate(pairs) if by_value(message) != by_value(sent_message)),
+        min(len(messages), len(sent)),
+    )

@@ -28,14 +28,14 @@ def images_in(messages: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, An
 
 
 def with_images(
-    known: bytes, ids: bytes, before: tuple[ImageRef, ...], parts: Iterator[Mapping[str, Any]], placeholder: int
+    parent_ids: bytes, ids: bytes, before: tuple[ImageRef, ...], parts: Iterator[Mapping[str, Any]], placeholder: int
 ) -> tuple[bytes, tuple[ImageRef, ...]]:
     """Expand the placeholders of new tokens; returns them, and all images of the prompt.
 
     Args:
-        known: tokens before the new ones, u32.
+        parent_ids: tokens before the new ones, u32.
         ids: the new ones, with one placeholder for each image.
-        before: images in `known`.
+        before: images in `parent_ids`.
         parts: images of the new messages, as the gateway has stored them.
         placeholder: its token id.
 
@@ -44,16 +44,16 @@ def with_images(
     """
     column, shown = np.frombuffer(ids, dtype="<u4"), list(parts)
     places = np.flatnonzero(column == placeholder)
-    written = int((np.frombuffer(known, dtype="<u4") == placeholder).sum())
+    written = int((np.frombuffer(parent_ids, dtype="<u4") == placeholder).sum())
     if written != sum(image.tokens for image in before):
         raise RequestError("an earlier answer has the text that stands for an image in prompts; start a new conversation", "messages")
     if len(places) != len(shown):
-        found = f"the chat template writes {len(places)} placeholders for {len(shown)} images"
+        fault = f"the chat template writes {len(places)} placeholders for {len(shown)} images"
         remedy = "leave the placeholder's text out of the messages, or use the model's own chat template (gateway.chat_template)"
-        raise RequestError(f"'messages': {found}; {remedy}", "messages")
+        raise RequestError(f"'messages': {fault}; {remedy}", "messages")
     counts = np.ones(len(column), dtype=np.int64)
     counts[places] = [part["tokens"] for part in shown]
-    starts = (np.cumsum(counts) - counts)[places] + len(known) // 4
+    starts = (np.cumsum(counts) - counts)[places] + len(parent_ids) // 4
     images = [
         ImageRef(digest=part["digest"], start=int(start), grid=tuple(part["grid"]), tokens=part["tokens"])
         for start, part in zip(starts, shown, strict=True)

@@ -28,13 +28,13 @@ OTHER_TOOL: dict[str, Any] = {
 
 def features_of(messages: Sequence[MessageDict]) -> frozenset[str]:
     """Features that a placeholder for these messages needs, besides user messages."""
-    found = {"system"} if messages and messages[0].get("role") == "system" else set()
+    features = {"system"} if messages and messages[0].get("role") == "system" else set()
     for message in messages:
         if message.get("role") == "assistant":
-            found |= {name for name in ("tool_calls", "reasoning_content") if message.get(name)}
+            features |= {name for name in ("tool_calls", "reasoning_content") if message.get(name)}
             if "</think>" in (message.get("content") or ""):
-                found.add("reasoning_content")  # templates parse it as reasoning
-    return frozenset(found)
+                features.add("reasoning_content")  # templates parse it as reasoning
+    return frozenset(features)
 
 
 def window(features: frozenset[str]) -> tuple[Messages, Messages]:
@@ -76,12 +76,12 @@ def renders_names(chat: ChatTokenizer) -> bool:
     question, text = _message("user", "u"), _message("assistant", "c")
     calling, result = _message("assistant", "", tool_calls=[_call(0, "f", "{}")]), _result(0, "f", "t")
     return any(
-        _rendered(chat, [question, answer | {"name": "n"}, after], tools) != _rendered(chat, [question, answer, after], tools)
+        _render(chat, [question, answer | {"name": "n"}, after], tools) != _render(chat, [question, answer, after], tools)
         for answer, after, tools in ((text, question, []), (calling, result, [PLACEHOLDER_TOOL]))
     )
 
 
-def _rendered(chat: ChatTokenizer, messages: Messages, tools: Messages) -> str | None:
+def _render(chat: ChatTokenizer, messages: Messages, tools: Messages) -> str | None:
     """Returns None if the template rejects the messages."""
     try:
         return chat.render(messages, tools)

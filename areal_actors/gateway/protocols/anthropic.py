@@ -25,7 +25,7 @@ from areal_actors.gateway.protocols.fields import (
     TopP,
     convert,
     ignored_fields,
-    unsupported,
+    unsupported_error,
 )
 from areal_actors.gateway.protocols.hosted_tools import ANTHROPIC, hosted_tools, ignored_tools, is_hosted
 from areal_actors.gateway.protocols.message_builder import MessageBuilder, content
@@ -176,13 +176,13 @@ def _count_call(request: CountTokensRequest, session: str) -> ModelRequest:
 def _conversation(request: CountTokensRequest, *, continued: bool) -> dict[str, Any]:
     """Return the fields that both requests share: messages, tools, answer format and thinking."""
     if isinstance(request.messages[-1], AssistantTurn):
-        raise unsupported(
+        raise unsupported_error(
             "messages", "the last message has the role assistant, and a prefilled answer cannot be continued: end with a user message"
         )
     choice, thinking = request.tool_choice or AutoChoice(), request.thinking or ThinkingAdaptive()
     tool_choice = NAMED_TOOL + choice.name if isinstance(choice, NamedChoice) else choice.tool_choice
-    if isinstance(choice, NamedChoice) and any(choice.name == one.get("name") for one in hosted_tools(request.tools or (), ANTHROPIC)):
-        raise unsupported("tool_choice", f"{choice.name!r:.80} is a tool that the provider runs: send a tool that the client runs")
+    if isinstance(choice, NamedChoice) and any(choice.name == tool.get("name") for tool in hosted_tools(request.tools or (), ANTHROPIC)):
+        raise unsupported_error("tool_choice", f"{choice.name!r:.80} is a tool that the provider runs: send a tool that the client runs")
     output = request.output_config or OutputConfig()
     if output.format and request.output_format:
         raise RequestError("'output_format' and 'output_config.format' are the same setting; set only one", "output_format")
@@ -197,17 +197,19 @@ def _conversation(request: CountTokensRequest, *, continued: bool) -> dict[str, 
 
 
 def _tools(request: CountTokensRequest) -> Iterator[dict[str, Any]]:
-    for index, one in enumerate(request.tools or ()):
-        kind = one.get("type")
-        if (known := anthropic_tool(kind)) is not None:
-            given = convert(one, ProviderTool, f"tools[{index}]")
-            yield known.definition(given.name, screen_note(given.display_width_px, given.display_height_px))
+    for index, definition in enumerate(request.tools or ()):
+        kind = definition.get("type")
+        if (hosted := anthropic_tool(kind)) is not None:
+            given = convert(definition, ProviderTool, f"tools[{index}]")
+            yield hosted.definition(given.name, screen_note(given.display_width_px, given.display_height_px))
             continue
         if kind not in (None, "custom"):
             if not is_hosted(kind, ANTHROPIC):
-                raise unsupported(f"tools[{index}].type", f"it is {kind!r:.60}: send tools that the client runs, with an input_schema")
+                raise unsupported_error(
+                    f"tools[{index}].type", f"it is {kind!r:.60}: send tools that the client runs, with an input_schema"
+                )
             continue
-        tool = convert(one, MessagesTool, f"tools[{index}]")
+        tool = convert(definition, MessagesTool, f"tools[{index}]")
         yield tool_definition(tool.name, tool.description, tool.input_schema)
 
 
@@ -217,16 +219,16 @@ def _tool_type(tool: dict[str, Any]) -> type[RequestStruct] | None:
     return ProviderTool if anthropic_tool(tool.get("type")) is not None else None
 
 
-def _ignored(request: CountTokensRequest) -> list[str]:
-    found = [*ignored_fields(request), *ignored_fields(request.output_config, "output_config")]
-    found += [name for name in ("cache_control", "context_management") if getattr(request, name) is not None]
+def _ignored_names(request: CountTokensRequest) -> list[str]:
+    names = [*ignored_fields(request), *ignored_fields(request.output_config, "output_config")]
+    names += [name for name in ("cache_control", "context_management") if getattr(request, name) is not None]
     if request.cache_control is None and has_cache_hints(request.system, request.tools or (), request.messages):
-        found.append("cache_control")
+        names.append("cache_control")
     if isinstance(request.thinking, ThinkingEnabled):
-        found.append("thinking.budget_tokens")
+        names.append("thinking.budget_tokens")
     if isinstance(request.thinking, ThinkingAdaptive) and request.thinking.display:
-        found.append("thinking.display")
-    return [*found, *ignored_tools(request.tools or (), ANTHROPIC, TOOL_HINTS)]
+        names.append("thinking.display")
+    return [*names, *ignored_tools(request.tools or (), ANTHROPIC, TOOL_HINTS)]
 
 
 MESSAGES = Dialect(
@@ -237,7 +239,7 @@ MESSAGES = Dialect(
     call=_call,
     answer=lambda request, _: MessageAnswer(request.model, reports_edits=request.context_management is not None),
     error=error_body,
-    ignored=_ignored,
+    ignored=_ignored_names,
     element_types={"tools": _tool_type},
     ignored_headers=BETA,
     keep_alive=named_event("ping"),
@@ -250,7 +252,7 @@ COUNT_TOKENS = Dialect(
     call=_count_call,
     answer=lambda request, _: TokenCount(request.model),
     error=error_body,
-    ignored=_ignored,
+    ignored=_ignored_names,
     element_types={"tools": _tool_type},
     ignored_headers=BETA,
 )

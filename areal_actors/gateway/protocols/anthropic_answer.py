@@ -142,7 +142,7 @@ def _usage(part: ModelResponsePart) -> dict[str, Any]:
 
 def _input(arguments: str) -> dict[str, Any]:
     try:
-        found = msgspec.json.decode(arguments or "{}")
+        value = msgspec.json.decode(arguments or "{}")
     except (msgspec.DecodeError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else {UNPARSED: arguments}
+        value = None
+    return value if isinstance(value, dict) else {UNPARSED: arguments}

@@ -154,6 +154,6 @@ AnthropicMessage = UserTurn | AssistantTurn | SystemTurn
 
 def has_cache_hints(system: str | Sequence[TextBlock] | None, tools: Sequence[Any], messages: Sequence[AnthropicMessage]) -> bool:
     """Return True if a block or a tool has `cache_control`."""
-    blocks = chain.from_iterable(one.content for one in messages if not isinstance(one.content, str))
+    blocks = chain.from_iterable(message.content for message in messages if not isinstance(message.content, str))
     own = chain(system if not isinstance(system, str) and system else (), blocks)
     return any(one.get("cache_control") for one in tools) or any(getattr(block, "cache_control", None) for block in own)

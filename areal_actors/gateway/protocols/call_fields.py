@@ -9,7 +9,7 @@ import msgspec
 
 from areal_actors.core.errors import RequestError
 from areal_actors.core.values import Constraint
-from areal_actors.gateway.protocols.fields import RequestStruct, Stop, unsupported
+from areal_actors.gateway.protocols.fields import RequestStruct, Stop, unsupported_error
 
 NAMED_TOOL = "function:"
 """Prefix of a `tool_choice` of a `ModelRequest` that names its tool."""
@@ -76,7 +76,7 @@ def template_kwargs(explicit: dict[str, Any] | None, effort: str | None, *, thin
     if not explicit:
         return kwargs
     if reserved := sorted(RESERVED_TEMPLATE_KWARGS & explicit.keys()):
-        raise unsupported(f"chat_template_kwargs.{reserved[0]}", "the gateway sets it itself, leave it out")
+        raise unsupported_error(f"chat_template_kwargs.{reserved[0]}", "the gateway sets it itself, leave it out")
     check_encodable(explicit, "chat_template_kwargs")
     return kwargs | explicit
 
@@ -88,7 +88,7 @@ def sampling(request: RequestStruct, *, max_tokens: int | None, stop: Stop | Non
         RequestError: the stop string is empty, or the repetition penalty has an effect.
     """
     if getattr(request, "repetition_penalty", None) not in (None, 1):
-        raise unsupported("repetition_penalty", "use frequency_penalty or presence_penalty")
+        raise unsupported_error("repetition_penalty", "use frequency_penalty or presence_penalty")
     if stop == "":
         raise RequestError("'stop' is empty; send a non-empty string or leave it out", "stop")
     params = {name: value for name in SAMPLING if (value := getattr(request, name, None)) is not None}
@@ -125,8 +125,8 @@ def tool_fields(
     """
     tools = tuple(definitions)
     names: set[str] = set()
-    for index, one in enumerate(tools):
-        name = one["function"]["name"]
+    for index, tool in enumerate(tools):
+        name = tool["function"]["name"]
         if name in names:
             raise RequestError(f"'tools[{index}]' has the same name {name!r:.80} as an earlier tool; rename one", f"tools[{index}]")
         names.add(name)

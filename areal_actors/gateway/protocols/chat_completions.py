@@ -182,15 +182,15 @@ def _sampling(request: ChatRequest) -> dict[str, Any]:
     return sampling(request, max_tokens=max_tokens, stop=request.stop, top_logprobs=request.top_logprobs or None)
 
 
-def _ignored(request: ChatRequest) -> list[str]:
-    found = [*ignored_fields(request), *ignored_fields(request.stream_options, "stream_options")]
+def _ignored_names(request: ChatRequest) -> list[str]:
+    names = [*ignored_fields(request), *ignored_fields(request.stream_options, "stream_options")]
     tools = request.tools or ()
-    mixed = [one.content for one in request.messages if one.content and not isinstance(one.content, str)]
+    mixed = [message.content for message in request.messages if message.content and not isinstance(message.content, str)]
     if (tools or mixed) and any(getattr(one, "cache_control", None) for one in chain(tools, *mixed)):
-        found.append("cache_control")
+        names.append("cache_control")
     if any(tool.function and tool.function.strict for tool in tools):
-        found.append("tools[].function.strict")
-    return found
+        names.append("tools[].function.strict")
+    return names
 
 
 def _logprobs(part: ModelResponsePart) -> dict[str, Any] | None:
@@ -205,6 +205,6 @@ CHAT = Dialect(
     call=_call,
     answer=ChatAnswer,
     error=openai.error,
-    ignored=_ignored,
+    ignored=_ignored_names,
     element_types={"tools": chat_tool_type},
 )

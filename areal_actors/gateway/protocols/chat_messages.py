@@ -77,12 +77,12 @@ class NamedMessage(RequestStruct):
 
     def add_to(self, builder: MessageBuilder, where: str) -> dict[str, Any]:
         """See `Turn`; returns the message."""
-        message = self.added(builder, where)
+        message = self.add_unnamed(builder, where)
         if self.name:
             message["name"] = self.name
         return message
 
-    def added(self, builder: MessageBuilder, where: str) -> dict[str, Any]:  # noqa: ARG002
+    def add_unnamed(self, builder: MessageBuilder, where: str) -> dict[str, Any]:  # noqa: ARG002
         """Add the message without its name."""
         return builder.add(self.template_role, content(self.content))
 
@@ -107,7 +107,7 @@ class ToolMessage(NamedMessage, tag_field="role", tag="tool"):
 
     tool_call_id: Text
 
-    def added(self, builder: MessageBuilder, where: str) -> dict[str, Any]:
+    def add_unnamed(self, builder: MessageBuilder, where: str) -> dict[str, Any]:
         """Add the message without its name."""
         return builder.add_result(self.tool_call_id, content(self.content), f"{where}.tool_call_id")
 
@@ -127,7 +127,7 @@ class AssistantMessage(
     refusal: str | None = None
     tool_calls: list[ChatToolCall] | None = None
 
-    def added(self, builder: MessageBuilder, where: str) -> dict[str, Any]:
+    def add_unnamed(self, builder: MessageBuilder, where: str) -> dict[str, Any]:
         """Add the message without its name."""
         message = builder.add("assistant", content(self.content) or self.refusal or "")
         if reasoning := self.reasoning_content or self.reasoning:

@@ -95,7 +95,7 @@ def choice_fields(choice: Choice | None) -> tuple[str, Sequence[str] | None]:
         return choice or "auto", None
     named = choice.custom if choice.type == "custom" else choice.function
     if choice.type == "allowed_tools" and choice.allowed_tools is not None:
-        names = [_name_of(one, f"tool_choice.allowed_tools.tools[{index}]") for index, one in enumerate(choice.allowed_tools.tools)]
+        names = [_name_of(tool, f"tool_choice.allowed_tools.tools[{index}]") for index, tool in enumerate(choice.allowed_tools.tools)]
         return choice.allowed_tools.mode, names
     if choice.type == "allowed_tools" or named is None:
         raise missing(f"tool_choice.{choice.type}")

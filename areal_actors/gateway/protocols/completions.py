@@ -12,7 +12,7 @@ from areal_actors.core.values import pack_ids
 from areal_actors.gateway.protocols import openai_common as openai
 from areal_actors.gateway.protocols.base import Dialect
 from areal_actors.gateway.protocols.call_fields import sampling
-from areal_actors.gateway.protocols.fields import Flag, TokenId, TokenLimit, TopLogprobs, unsupported
+from areal_actors.gateway.protocols.fields import Flag, TokenId, TokenLimit, TopLogprobs, unsupported_error
 from areal_actors.messages import ModelRequest, ModelResponsePart
 
 
@@ -51,7 +51,7 @@ class CompletionAnswer(openai.ChoicesAnswer):
 def _call(request: CompletionRequest, session: str) -> ModelRequest:
     for field in ("echo", "suffix"):
         if getattr(request, field):
-            raise unsupported(field)
+            raise unsupported_error(field)
     prompt = _prompt(request.prompt)
     return ModelRequest(
         session=session,
@@ -67,13 +67,13 @@ def _call(request: CompletionRequest, session: str) -> ModelRequest:
 
 def _prompt(prompt: str | list[int | str | list[int]]) -> str | bytes:
     """Return the only prompt: text, or token ids as u32."""
-    one = prompt[0] if len(prompt) == 1 and isinstance(prompt[0], str | list) else prompt
-    if not one:
+    single = prompt[0] if len(prompt) == 1 and isinstance(prompt[0], str | list) else prompt
+    if not single:
         raise RequestError("'prompt' is empty; send a text or token ids", "prompt")
-    if isinstance(one, str):
-        return one
-    ids = [item for item in one if isinstance(item, int)]
-    if len(ids) != len(one):
+    if isinstance(single, str):
+        return single
+    ids = [item for item in single if isinstance(item, int)]
+    if len(ids) != len(single):
         raise RequestError("'prompt' contains several prompts; send one request for each", "prompt")
     return pack_ids(ids)
 

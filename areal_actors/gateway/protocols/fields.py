@@ -68,11 +68,11 @@ class RequestStruct(msgspec.Struct, metaclass=RequestMeta, frozen=True, forbid_u
     """Names of the ignored fields."""
 
 
-def ignored_fields(found: RequestStruct | None, where: str = "") -> list[str]:
+def ignored_fields(struct: RequestStruct | None, where: str = "") -> list[str]:
     """Return the ignored fields that the client sent in this object of the request, whose path is `where`."""
-    if found is None:
+    if struct is None:
         return []
-    return [_join(where, name) for name in found.ignored_names if getattr(found, name) is not None]
+    return [_join(where, name) for name in struct.ignored_names if getattr(struct, name) is not None]
 
 
 def decode(body: bytes, kind: type[W]) -> W:
@@ -113,7 +113,7 @@ def validation_error(problem: str, where: str = "") -> RequestError:
         field = _join(field, quoted.rstrip("`"))
         return RequestError(f"'{field}' {problem_of_field}", field)
     if what.startswith("Expected `null`") or "of length <= 0" in what:
-        return unsupported(field)
+        return unsupported_error(field)
     return RequestError(f"'{field or 'body'}' is wrong: {what[:1].lower()}{what[1:300]}", field)
 
 
@@ -122,6 +122,6 @@ def _join(path: str, name: str) -> str:
     return f"{path}{separator}{name}"
 
 
-def unsupported(field: str, remedy: str = "leave it out") -> RequestError:
+def unsupported_error(field: str, remedy: str = "leave it out") -> RequestError:
     """Return the error of a field or value that is not supported."""
     return RequestError(f"'{field}' is not supported by this gateway; {remedy}", field)

@@ -18,13 +18,13 @@ def is_hosted(kind: object, hosted: re.Pattern[str]) -> bool:
 
 def hosted_tools(tools: Sequence[Mapping[str, Any]], hosted: re.Pattern[str]) -> list[Mapping[str, Any]]:
     """Return the tools that are accepted without effect."""
-    return [one for one in tools if is_hosted(one.get("type"), hosted)]
+    return [tool for tool in tools if is_hosted(tool.get("type"), hosted)]
 
 
 def ignored_tools(tools: Sequence[Mapping[str, Any]], hosted: re.Pattern[str], hints: Sequence[str], where: str = "tools") -> Iterator[str]:
     """Yield hosted tools, and the fields of other tools among `hints` that are set in any of them."""
-    for index, one in enumerate(tools):
-        if is_hosted(kind := one.get("type"), hosted):
+    for index, tool in enumerate(tools):
+        if is_hosted(kind := tool.get("type"), hosted):
             yield f"{where}[{index}] ({kind})"
     for name in hints:
         if any(one.get(name) for one in tools if not is_hosted(one.get("type"), hosted)):

@@ -39,10 +39,10 @@ def accept(dialect: Dialect[R], body: bytes, session: str) -> tuple[R, ModelRequ
         asked = dialect.decode(body)
         return asked, dialect.call(asked, session), ()
     except RequestError:
-        known, left_out = leave_out_unknown(dialect, body)
-        if known is body:
+        accepted, left_out = leave_out_unknown(dialect, body)
+        if accepted is body:
             raise
-    asked = dialect.decode(known)
+    asked = dialect.decode(accepted)
     return asked, dialect.call(asked, session), left_out
 
 
@@ -91,30 +91,34 @@ class _Filter:
     def _elements(self, elements: list[Any], type_of: Callable[[Any], type | None], where: str) -> list[Any]:
         """Filter a list of objects, whose types a function returns."""
         kept = []
-        for one in elements:
-            if isinstance(one, dict):
-                if (known := type_of(one)) is not None:
-                    self.object(one, known, f"{where}[]")
-                elif self._leave_out(one, where):
+        for element in elements:
+            if isinstance(element, dict):
+                if (kind := type_of(element)) is not None:
+                    self.object(element, kind, f"{where}[]")
+                elif self._leave_out(element, where):
                     continue
-            kept.append(one)
+            kept.append(element)
         return kept
 
     def _inner(self, value: Any, kind: inspect.Type, where: str) -> Any:
         kinds = _alternatives(kind)
         if isinstance(value, dict):
-            if (known := _struct_of(value, kinds)) is not None:
-                self.object(value, known.cls, where)
+            if (struct := _struct_of(value, kinds)) is not None:
+                self.object(value, struct.cls, where)
         elif isinstance(value, list):
-            for one in kinds:
-                if isinstance(one, inspect.ListType):
-                    value = [self._inner(item, one.item_type, f"{where}[]") for item in value if self._is_kept(item, one.item_type, where)]
+            for candidate in kinds:
+                if isinstance(candidate, inspect.ListType):
+                    value = [
+                        self._inner(item, candidate.item_type, f"{where}[]")
+                        for item in value
+                        if self._is_kept(item, candidate.item_type, where)
+                    ]
                     break
         return value
 
     def _is_kept(self, item: Any, kind: inspect.Type, where: str) -> bool:
         """Leave out elements of a list whose `type` is none of those that it may have."""
-        structs = [one for one in _alternatives(kind) if isinstance(one, inspect.StructType)]
+        structs = [alternative for alternative in _alternatives(kind) if isinstance(alternative, inspect.StructType)]
         is_tagged = bool(structs) and all(one.tag_field == "type" for one in structs)
         if not is_tagged or not isinstance(item, dict) or _struct_of(item, structs) is not None:
             return True
@@ -140,7 +144,7 @@ def _fields(kind: type) -> tuple[Mapping[str, inspect.Type], str | None]:
 def _alternatives(kind: inspect.Type) -> Sequence[inspect.Type]:
     while isinstance(kind, inspect.Metadata):
         kind = kind.type
-    return [one for inner in kind.types for one in _alternatives(inner)] if isinstance(kind, inspect.UnionType) else (kind,)
+    return [alternative for inner in kind.types for alternative in _alternatives(inner)] if isinstance(kind, inspect.UnionType) else (kind,)
 
 
 def _struct_of(value: Mapping[str, Any], kinds: Sequence[inspect.Type]) -> inspect.StructType | None:

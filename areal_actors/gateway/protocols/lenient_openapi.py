@@ -42,14 +42,14 @@ def _relax_lists(schema: Any, kinds: Mapping[str, list[str]]) -> None:
     items = schema.get("items")
     if schema.get("type") != "array" or not isinstance(items, dict):
         return
-    names = [str(one.get("$ref", "")).removeprefix(REFERENCE) for one in items.get("anyOf", [items])]
+    names = [str(item.get("$ref", "")).removeprefix(REFERENCE) for item in items.get("anyOf", [items])]
     if names and all(name in kinds for name in names):
-        known = sorted({kind for name in names for kind in kinds[name]})
-        schema["items"] = {"anyOf": [items, _unknown_element(known)]}
+        known_kinds = sorted({kind for name in names for kind in kinds[name]})
+        schema["items"] = {"anyOf": [items, _unknown_element(known_kinds)]}
 
 
-def _unknown_element(known: list[str]) -> dict[str, Any]:
+def _unknown_element(known_kinds: list[str]) -> dict[str, Any]:
     """Return the schema of an element of another type, which is left out; the model would have to read content, which is refused."""
     content = {"pattern": f"^({CONTENT.pattern})$"}
-    kind = {"type": "string", "minLength": 1, "not": {"anyOf": [{"enum": known}, content]}}
+    kind = {"type": "string", "minLength": 1, "not": {"anyOf": [{"enum": known_kinds}, content]}}
     return {"type": "object", "properties": {"type": kind}, "required": ["type"]}

@@ -60,9 +60,9 @@ def content(body: str | Iterable[ContentBlock] | None) -> Content:
     return text_of(parts) if all(part["type"] == "text" for part in parts) else parts
 
 
-def text_of(found: Content) -> str:
+def text_of(content: Content) -> str:
     """Return the text of content, without its images."""
-    return found if isinstance(found, str) else "".join([part["text"] for part in found if part["type"] == "text"])
+    return content if isinstance(content, str) else "".join([part["text"] for part in content if part["type"] == "text"])
 
 
 def tool_call(identifier: str, name: str, arguments: str) -> dict[str, Any]:

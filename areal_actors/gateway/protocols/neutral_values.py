@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from areal_actors.core.errors import RequestError
-from areal_actors.gateway.protocols.fields import unsupported
+from areal_actors.gateway.protocols.fields import unsupported_error
 
 CONSTRAINTS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "structural_tag", "regex", "ebnf")
 TEMPLATE = "set it in chat_template_kwargs"
@@ -114,4 +114,4 @@ def check_neutral(name: str, value: object, where: str) -> None:
 
 
 def _effective(field: str, remedy: str) -> RequestError:
-    return unsupported(field, f"it changes what is sampled: {remedy}")
+    return unsupported_error(field, f"it changes what is sampled: {remedy}")

@@ -136,7 +136,7 @@ class ChoicesAnswer(ABC):
                 return b""
             self._head["id"] = first.interaction
         ready, self._held = self._held, []
-        return b"".join([self._chunks(one) for one in ready])
+        return b"".join([self._chunks(choice) for choice in ready])
 
     def _chunks(self, part: ModelResponsePart) -> bytes:
         chunk = {**self._head, "choices": [_choice(part, self.delta(part), many=self._many)]}

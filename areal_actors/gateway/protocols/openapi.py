@@ -90,7 +90,7 @@ def openapi(version: str, endpoints: Iterable[Endpoint] = (), unknown_fields: Un
     Requests of the model endpoints are described with what `unknown_fields` accepts.
     """
     everything = [*MODEL_ENDPOINTS, *endpoints]
-    requests = list(dict.fromkeys(one.request for one in everything if one.request is not None))
+    requests = list(dict.fromkeys(endpoint.request for endpoint in everything if endpoint.request is not None))
     schemas, components = msgspec.json.schema_components(requests, ref_template=f"{REFERENCE}{{name}}")
     _relax_tags(components)
     if unknown_fields == "list":
@@ -115,12 +115,16 @@ def _relax_tags(components: dict[str, dict[str, Any]]) -> None:
     discriminated = set(re.findall(r"#/components/schemas/(\w+)", "".join(mappings)))
     for name, schema in components.items():
         if name not in discriminated and "required" in schema:
-            tags = {field for field, one in schema["properties"].items() if one.keys() == {"enum"} and len(one["enum"]) == 1}
+            tags = {
+                field
+                for field, field_schema in schema["properties"].items()
+                if field_schema.keys() == {"enum"} and len(field_schema["enum"]) == 1
+            }
             schema["required"] = [field for field in schema["required"] if field not in tags]
 
 
 def _operation(endpoint: Endpoint, references: dict[type[msgspec.Struct], dict[str, Any]]) -> dict[str, Any]:
-    known = {JSON_TYPE: {"schema": endpoint.response or {"type": "object"}}}
+    answer_content = {JSON_TYPE: {"schema": endpoint.response or {"type": "object"}}}
     shape = ANTHROPIC_ERROR if dialect_of_path(endpoint.path) is MESSAGES else OPENAI_ERROR
     error = {JSON_TYPE: {"schema": {"$ref": f"#/components/schemas/{shape}"}}}
     operation: dict[str, Any] = {
@@ -131,7 +135,7 @@ def _operation(endpoint: Endpoint, references: dict[type[msgspec.Struct], dict[s
             *[_parameter(name, "query", required=False) for name in endpoint.query],
         ],
         "responses": {
-            "200": {"description": "The answer", "content": {kind: known.get(kind, {}) for kind in endpoint.answers}},
+            "200": {"description": "The answer", "content": {kind: answer_content.get(kind, {}) for kind in endpoint.answers}},
             "4XX": {"description": "An error in the format of the called protocol", "content": error},
             "503": {"description": "Temporarily unavailable, in the same format", "content": {JSON_TYPE: {}}},
         },

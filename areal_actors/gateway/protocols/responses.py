@@ -16,11 +16,11 @@ from areal_actors.gateway.protocols.call_fields import (
     template_kwargs,
     tool_fields,
 )
-from areal_actors.gateway.protocols.fields import Flag, RequestStruct, Text, TokenLimit, TopLogprobs, ignored_fields, unsupported
+from areal_actors.gateway.protocols.fields import Flag, RequestStruct, Text, TokenLimit, TopLogprobs, ignored_fields, unsupported_error
 from areal_actors.gateway.protocols.responses_answer import ResponseAnswer
 from areal_actors.gateway.protocols.responses_choice import Choice, choice_fields, ignored_choices
 from areal_actors.gateway.protocols.responses_input import input_fields, item_type
-from areal_actors.gateway.protocols.responses_tools import client_tools, declared_tools, definitions, ignored, shown_tools, tool_type
+from areal_actors.gateway.protocols.responses_tools import client_tools, declared_tools, definitions, ignored_parts, shown_tools, tool_type
 from areal_actors.messages import ModelRequest
 
 LOGPROBS = "message.output_text.logprobs"
@@ -91,7 +91,7 @@ class ResponseRequest(
 
 def _call(request: ResponseRequest, session: str) -> ModelRequest:
     if request.background:
-        raise unsupported("background")
+        raise unsupported_error("background")
     continues = request.previous_response_id or ""
     choice, allowed = choice_fields(request.tool_choice)
     check_encodable(request.metadata, "metadata")  # the answer repeats it
@@ -134,12 +134,12 @@ def _summary(request: ResponseRequest) -> str | None:
     return None if kind == "none" else kind
 
 
-def _ignored(request: ResponseRequest) -> list[str]:
-    found = [*ignored_fields(request), *ignored_fields(request.reasoning, "reasoning"), *ignored_fields(request.text, "text")]
-    found += [f"include[] ({name})" for name in request.include or () if name not in (LOGPROBS, ENCRYPTED_REASONING) and name.isprintable()]
+def _ignored_names(request: ResponseRequest) -> list[str]:
+    names = [*ignored_fields(request), *ignored_fields(request.reasoning, "reasoning"), *ignored_fields(request.text, "text")]
+    names += [f"include[] ({name})" for name in request.include or () if name not in (LOGPROBS, ENCRYPTED_REASONING) and name.isprintable()]
     if request.truncation == "auto":
-        found.append("truncation")
-    return [*found, *ignored_choices(request.tool_choice), *ignored(declared_tools(request.tools, request.input))]
+        names.append("truncation")
+    return [*names, *ignored_choices(request.tool_choice), *ignored_parts(declared_tools(request.tools, request.input))]
 
 
 def _head(request: ResponseRequest, created: int) -> dict[str, Any]:
@@ -186,6 +186,6 @@ RESPONSES = Dialect(
     call=_call,
     answer=_answer,
     error=_error,
-    ignored=_ignored,
+    ignored=_ignored_names,
     element_types={"input": item_type, "input[].tools": tool_type, "tools": tool_type, "tools[].tools": tool_type},
 )

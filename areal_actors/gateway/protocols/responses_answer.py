@@ -40,7 +40,7 @@ class OutputItem:
         if part is not None:
             self._place[f"{self._parts}_index"] = 0
 
-    def added(self) -> Iterator[Event]:
+    def opening_events(self) -> Iterator[Event]:
         """Yield the events before the first delta."""
         yield "response.output_item.added", self._item("in_progress")
         if self.part is not None:
@@ -134,18 +134,18 @@ class ResponseAnswer:
     def part(self, part: ModelResponsePart) -> bytes:
         """See `AnswerWriter`."""
         events = []
-        for kind, fields in self._failed(part) if part.error else self._answered(part):
+        for kind, fields in self._failure_events(part) if part.error else self._answer_events(part):
             events.append(named_event(kind, sequence_number=self._number, **fields))
             self._number += 1
         return b"".join(events)
 
     def whole(self, parts: Sequence[ModelResponsePart]) -> dict[str, Any]:
         """See `AnswerWriter`."""
-        for _ in self._answered(parts[0]):
+        for _ in self._answer_events(parts[0]):
             pass
         return self._response
 
-    def _answered(self, part: ModelResponsePart) -> Iterator[Event]:
+    def _answer_events(self, part: ModelResponsePart) -> Iterator[Event]:
         if not self._response["id"]:
             self._response["id"] = part.interaction
             yield "response.created", {"response": self._response}
@@ -159,7 +159,7 @@ class ResponseAnswer:
             if call.arguments:
                 yield from self._items[call.index].add_arguments(call.arguments)
         if part.finish_reason:
-            yield from self._finished(part)
+            yield from self._end_events(part)
 
     def _call(self, call: ToolCallPart) -> Iterator[Event]:
         tool = self._tools.get(call.name) or ClientTool(call.name)
@@ -168,12 +168,12 @@ class ResponseAnswer:
             yield from self._end("completed")
             own = {"type": tool.provider.item, "id": f"ptc_{call.id}", "call_id": call.id}
             self._items[call.index] = provided = ProviderCall(len(self._items), own, tool.provider)
-            yield from provided.added()
+            yield from provided.opening_events()
             return
         if tool.is_custom:
             yield from self._end("completed")
             self._items[call.index] = item = CustomCall(len(self._items), {"type": "custom_tool_call", "id": f"ctc_{call.id}", **fields})
-            yield from item.added()
+            yield from item.opening_events()
             return
         fields = {"type": "function_call", "id": f"fc_{call.id}", **fields, "arguments": ""}
         yield from self._add(call.index, "function_call_arguments", fields)
@@ -201,7 +201,7 @@ class ResponseAnswer:
         yield from self._end("completed")
         is_summary = key == "reasoning" and self._summarized
         self._items[key] = item = OutputItem(len(self._items), event, fields, part, is_summary=is_summary)
-        yield from item.added()
+        yield from item.opening_events()
 
     def _end(self, status: str) -> Iterator[Event]:
         """End the items that are open."""
@@ -213,7 +213,7 @@ class ResponseAnswer:
                 item.fields["encrypted_content"] = encode_reasoning(item.part["text"])
             yield from item.done(status)
 
-    def _finished(self, part: ModelResponsePart) -> Iterator[Event]:
+    def _end_events(self, part: ModelResponsePart) -> Iterator[Event]:
         is_cut = part.finish_reason == "length"
         status = "incomplete" if is_cut else "completed"
         yield from self._end(status)
@@ -232,7 +232,7 @@ class ResponseAnswer:
         }
         yield f"response.{status}", {"response": self._response}
 
-    def _failed(self, part: ModelResponsePart) -> Iterator[Event]:
+    def _failure_events(self, part: ModelResponsePart) -> Iterator[Event]:
         error = openai.error(part.error, part.error_status, part.error_field, part.error_code)["error"]
         yield "error", {"code": error["type"], "message": part.error, "param": error["param"], "error": error}
         if self._response["id"]:

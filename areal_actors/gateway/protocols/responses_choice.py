@@ -11,9 +11,9 @@ from areal_actors.core.errors import RequestError
 from areal_actors.gateway.protocols.call_fields import NAMED_TOOL
 from areal_actors.gateway.protocols.chat_tools import missing
 from areal_actors.gateway.protocols.client_tools import RESPONSES_TOOLS
-from areal_actors.gateway.protocols.fields import RequestStruct, Text, unsupported
+from areal_actors.gateway.protocols.fields import RequestStruct, Text, unsupported_error
 from areal_actors.gateway.protocols.hosted_tools import OPENAI, is_hosted
-from areal_actors.gateway.protocols.responses_tools import joined
+from areal_actors.gateway.protocols.responses_tools import join_name
 
 NAMED_KINDS = ("function", "custom")
 HOSTED = ("mcp", "file_search", "code_interpreter")
@@ -112,9 +112,9 @@ def _name_of(tool: dict[str, Any], where: str) -> str:
         name, namespace = tool.get("name"), tool.get("namespace")
         if not isinstance(name, str) or not name:
             raise missing(f"{where}.name")
-        return joined(name, namespace if isinstance(namespace, str) else None)
+        return join_name(name, namespace if isinstance(namespace, str) else None)
     if isinstance(kind, str) and kind in RESPONSES_TOOLS:
         return RESPONSES_TOOLS[kind].name
     if kind in HOSTED or is_hosted(kind, OPENAI):
         return ""
-    raise unsupported(f"{where}.type", f"it is {kind!r:.60}: name functions and custom tools")
+    raise unsupported_error(f"{where}.type", f"it is {kind!r:.60}: name functions and custom tools")

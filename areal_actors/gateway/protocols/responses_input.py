@@ -17,9 +17,9 @@ from areal_actors.gateway.protocols.base import JSON
 from areal_actors.gateway.protocols.call_fields import check_encodable
 from areal_actors.gateway.protocols.client_tools import RESPONSES_TOOLS
 from areal_actors.gateway.protocols.custom_tools import custom_arguments
-from areal_actors.gateway.protocols.fields import RequestStruct, Text, convert, unsupported
+from areal_actors.gateway.protocols.fields import RequestStruct, Text, convert, unsupported_error
 from areal_actors.gateway.protocols.message_builder import MessageBuilder, TextContent, content, image_part
-from areal_actors.gateway.protocols.responses_tools import ADDITIONAL, AdditionalTools, joined
+from areal_actors.gateway.protocols.responses_tools import ADDITIONAL, AdditionalTools, join_name
 
 ENCRYPTED_PREFIX = "areal:"
 """Prefix of reasoning sent as `encrypted_content`: opaque to clients, not secret."""
@@ -69,7 +69,7 @@ class MessageItem(InputItem, ignored=("phase",)):
             builder.add("system" if self.role == "developer" else self.role, text)
             return
         if not isinstance(text, str):
-            raise unsupported(f"{where}.content", "assistant messages are text only, leave images out")
+            raise unsupported_error(f"{where}.content", "assistant messages are text only, leave images out")
         if builder.assistant()["content"]:
             builder.add("assistant", text)
         else:
@@ -87,7 +87,7 @@ class FunctionCallItem(InputItem, ignored=("async_", "caller", "parsed_arguments
 
     def add_to(self, builder: MessageBuilder, where: str) -> None:
         """See `Turn`."""
-        builder.add_call(builder.assistant(), self.call_id, joined(self.name, self.namespace), self.arguments, f"{where}.call_id")
+        builder.add_call(builder.assistant(), self.call_id, join_name(self.name, self.namespace), self.arguments, f"{where}.call_id")
 
 
 class CustomCallItem(InputItem, ignored=("caller",)):
@@ -101,7 +101,7 @@ class CustomCallItem(InputItem, ignored=("caller",)):
 
     def add_to(self, builder: MessageBuilder, where: str) -> None:
         """See `Turn`."""
-        name, arguments = joined(self.name, self.namespace), custom_arguments(self.input)
+        name, arguments = join_name(self.name, self.namespace), custom_arguments(self.input)
         builder.add_call(builder.assistant(), self.call_id, name, arguments, f"{where}.call_id")
 
 
@@ -285,7 +285,7 @@ def input_fields(items: str | Sequence[dict[str, Any]], instructions: str | None
         if kind == ADDITIONAL:
             continue
         if not isinstance(kind, str) or kind not in ITEMS:
-            raise unsupported(f"{where}.type", f"it is {kind!r:.60}: leave such items out")
+            raise unsupported_error(f"{where}.type", f"it is {kind!r:.60}: leave such items out")
         convert(item | {"type": kind}, ITEMS[kind], where).add_to(builder, where)
     if not builder.messages:
         raise RequestError("'input' contains no message; send at least one", "input")

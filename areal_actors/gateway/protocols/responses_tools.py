@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 from areal_actors.gateway.protocols.call_fields import check_encodable, tool_definition
 from areal_actors.gateway.protocols.client_tools import RESPONSES_TOOLS, ClientRunTool, screen_note
 from areal_actors.gateway.protocols.custom_tools import CustomFormat, custom_description, custom_parameters
-from areal_actors.gateway.protocols.fields import Ignored, RequestStruct, Text, convert, unsupported
+from areal_actors.gateway.protocols.fields import Ignored, RequestStruct, Text, convert, unsupported_error
 from areal_actors.gateway.protocols.hosted_tools import OPENAI, ignored_tools, is_hosted
 
 HINTS = ("strict", "defer_loading", "format", "output_schema")
@@ -93,11 +93,11 @@ def declared_tools(tools: Sequence[dict[str, Any]] | None, items: str | Sequence
     Raises:
         RequestError: such an item is invalid.
     """
-    found: ToolLists = {"tools": tools or ()}
+    lists: ToolLists = {"tools": tools or ()}
     for index, item in enumerate(() if isinstance(items, str) else items):
         if item.get("type") == ADDITIONAL:
-            found[f"input[{index}].tools"] = convert(item, AdditionalTools, f"input[{index}]").tools
-    return found
+            lists[f"input[{index}].tools"] = convert(item, AdditionalTools, f"input[{index}]").tools
+    return lists
 
 
 def tool_type(tool: dict[str, Any]) -> type[RequestStruct] | None:
@@ -106,7 +106,7 @@ def tool_type(tool: dict[str, Any]) -> type[RequestStruct] | None:
     return TOOLS.get(kind) if isinstance(kind, str) else None
 
 
-def joined(name: str, namespace: str | None) -> str:
+def join_name(name: str, namespace: str | None) -> str:
     """Return the name of a tool for the model."""
     if not namespace:
         return name
@@ -125,22 +125,22 @@ def definitions(declared: ToolLists) -> Iterator[dict[str, Any]]:
 
 
 def _definitions(tools: Sequence[dict[str, Any]], where: str, namespace: NamespaceTool | None = None) -> Iterator[dict[str, Any]]:
-    for index, one in enumerate(tools):
+    for index, tool in enumerate(tools):
         field = f"{where}[{index}]"
-        match kind := one.get("type", "function"):
+        match kind := tool.get("type", "function"):
             case "function":
-                function = convert(one, ResponseFunction, field)
+                function = convert(tool, ResponseFunction, field)
                 yield _definition(function.name, function.description, function.parameters, namespace, first=index == 0)
             case "custom":
-                yield _custom(convert(one, CustomTool, field), namespace, first=index == 0)
+                yield _custom(convert(tool, CustomTool, field), namespace, first=index == 0)
             case "namespace" if namespace is None:
-                group = convert(one, NamespaceTool, field)
+                group = convert(tool, NamespaceTool, field)
                 yield from _definitions(group.tools, f"{field}.tools", group)
             case str() if kind in RESPONSES_TOOLS:
-                given = convert(one, ItemTool, field)
+                given = convert(tool, ItemTool, field)
                 yield RESPONSES_TOOLS[kind].definition(note=screen_note(given.display_width, given.display_height))
             case _ if not is_hosted(kind, OPENAI):
-                raise unsupported(f"{field}.type", f"it is {kind!r:.60}: send functions or custom tools")
+                raise unsupported_error(f"{field}.type", f"it is {kind!r:.60}: send functions or custom tools")
 
 
 def _custom(tool: CustomTool, namespace: NamespaceTool | None, *, first: bool) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def _definition(
         return tool_definition(name, description, parameters)
     if first and namespace.description:
         description = "\n\n".join([part for part in (namespace.description, description) if part])
-    return tool_definition(joined(name, namespace.name), description, parameters)
+    return tool_definition(join_name(name, namespace.name), description, parameters)
 
 
 def client_tools(declared: ToolLists) -> dict[str, ClientTool]:
@@ -165,28 +165,28 @@ def client_tools(declared: ToolLists) -> dict[str, ClientTool]:
 
 
 def _client_tools(tools: Sequence[dict[str, Any]], namespace: str = "") -> dict[str, ClientTool]:
-    found: dict[str, ClientTool] = {}
-    for one in tools:
-        kind = one.get("type", "function")
+    by_name: dict[str, ClientTool] = {}
+    for definition in tools:
+        kind = definition.get("type", "function")
         if kind == "namespace":
-            found |= _client_tools(one["tools"], one["name"])
+            by_name |= _client_tools(definition["tools"], definition["name"])
         elif kind in RESPONSES_TOOLS:
             tool = RESPONSES_TOOLS[kind]
-            found[tool.name] = ClientTool(tool.name, provider=tool)
+            by_name[tool.name] = ClientTool(tool.name, provider=tool)
         elif kind == "custom" or (kind == "function" and namespace):
-            found[joined(one["name"], namespace)] = ClientTool(one["name"], namespace, is_custom=kind == "custom")
-    return found
+            by_name[join_name(definition["name"], namespace)] = ClientTool(definition["name"], namespace, is_custom=kind == "custom")
+    return by_name
 
 
 def shown_tools(tools: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the tools as an answer repeats them."""
-    return [SHOWN | one if one.get("type", "function") == "function" else one for one in tools]
+    return [SHOWN | tool if tool.get("type", "function") == "function" else tool for tool in tools]
 
 
-def ignored(declared: ToolLists) -> Iterator[str]:
+def ignored_parts(declared: ToolLists) -> Iterator[str]:
     """Yield what the tools have that is accepted without effect."""
     for where, tools in declared.items():
         yield from ignored_tools(tools, OPENAI, HINTS, where)
-        for index, one in enumerate(tools):
-            if one.get("type") == "namespace":
-                yield from ignored_tools(one["tools"], OPENAI, HINTS, f"{where}[{index}].tools")
+        for index, tool in enumerate(tools):
+            if tool.get("type") == "namespace":
+                yield from ignored_tools(tool["tools"], OPENAI, HINTS, f"{where}[{index}].tools")

@@ -78,21 +78,21 @@ def interaction_recorded(
     session: Session, choice: Choice, done: ConversationTurn, context: Context, continues: Continues
 ) -> InteractionRecorded:
     """The record of a completed choice of a call."""
-    made = done.interaction
+    interaction = done.interaction
     return InteractionRecorded(
         session=session.id,
         episode=session.work.episode,
-        interaction=made.id,
-        parent=made.parent,
-        prefix=made.prefix,
+        interaction=interaction.id,
+        parent=interaction.parent,
+        prefix=interaction.prefix,
         prefix_break_reason=choice.prompt.prefix_break_reason,
         prompt_tokens=len(choice.prompt.token_ids) // 4,
-        completion_tokens=len(made.completion),
-        finish_reason=made.finish_reason,
-        weight_version=made.completion.versions[-1].weight_version,
+        completion_tokens=len(interaction.completion),
+        finish_reason=interaction.finish_reason,
+        weight_version=interaction.completion.versions[-1].weight_version,
         tool_call_error=choice.whole.tool_call_error,
         ignored=choice.ignored,
-        trained=made.trained,
+        trained=interaction.trained,
         purpose=session.work.purpose,
         time=context.now,
         request=context.cause,

@@ -143,7 +143,7 @@ class ExternalCapacity:
         if (group := self.open.pop(slot.group, None)) is not None and (missing := group.missing - {slot.member}):
             self.open[slot.group] = msgspec.structs.replace(group, missing=missing)
 
-    def ended(self, episode: str) -> None:
+    def end_episode(self, episode: str) -> None:
         """Record the end of an episode; a group with a member that ended without having started is closed."""
         if episode in self.running:
             self.running.discard(episode)
@@ -200,9 +200,9 @@ class ExternalSlots:
         self.capacity.take(slot, now, reserved=reserved)
         self._note(event, now)
 
-    def ended(self, episode: str, now: float, *, exported: bool) -> SessionStarted | None:
+    def end_episode(self, episode: str, now: float, *, exported: bool) -> SessionStarted | None:
         """Record that an episode was exported, or abandoned after all retries; idempotent. Returns its session if it had not ended."""
-        self.capacity.ended(episode)
+        self.capacity.end_episode(episode)
         self.attempts.pop(episode, None)
         if (started := self.started.pop(episode, None)) is not None:
             self.exported += exported

@@ -46,12 +46,12 @@ def outcome(session: Session, scored: EpisodeScored | None = None) -> Ending:
     unknown = sorted(set(by_id) - {turn.id for turn in turns})
     no_reward = NO_REWARD_EXTERNAL if session.external else NO_REWARD
     if work.purpose == "evaluate" and not turns and not unknown and scored.reward is not None:
-        return _evaluated(scored, scored.reward, turns)  # the agent answered without the model: that is its answer
+        return _evaluated_event(scored, scored.reward, turns)  # the agent answered without the model: that is its answer
     if problem := _not_trainable(turns, unknown, no_reward) or (work.purpose == "train" and _nothing_stored(turns)):
         return EpisodeAbandoned(work=work, reason="agent", detail=problem)
     final = next(turn.reward for turn in reversed(turns) if turn.reward is not None)
     if work.purpose == "evaluate":
-        return _evaluated(scored, final, turns)
+        return _evaluated_event(scored, final, turns)
     trajectory = Trajectory(
         episode=work.episode,
         group=work.group,
@@ -67,14 +67,14 @@ def outcome(session: Session, scored: EpisodeScored | None = None) -> Ending:
     return TrajectoryExported(trajectory=trajectory)
 
 
-def _evaluated(scored: EpisodeScored, reward: float, turns: Sequence[Interaction]) -> EpisodeEvaluated:
+def _evaluated_event(scored: EpisodeScored, reward: float, turns: Sequence[Interaction]) -> EpisodeEvaluated:
     return EpisodeEvaluated(
         work=scored.work,
         reward=reward,
         output=scored.output,
         completion_tokens=sum(len(turn.completion) for turn in turns),
         metrics=dict(scored.metrics),
-        sampled_by=_sampled_by(turns),
+        sampled_by=_tokens_by_version(turns),
         ended_by=scored.ended_by,
         end_cause=scored.end_cause,
     )
@@ -85,7 +85,7 @@ def episode_of(ending: Ending) -> str:
     return ending.trajectory.episode if isinstance(ending, TrajectoryExported) else ending.work.episode
 
 
-def unused(session: Session) -> EpisodeAbandoned:
+def expired_event(session: Session) -> EpisodeAbandoned:
     """The end of a session whose lease has expired; the engine's failure if it left a call unanswered."""
     detail = f"session {session.id} was not used for {session.lease_seconds:g} s"
     if failure := session.engine_failure():
@@ -133,7 +133,7 @@ def _together(calls: list[InteractionRecorded]) -> Iterator[InteractionsRecorded
         yield InteractionsRecorded(recorded=tuple(calls[start : start + REPORTED_TOGETHER]))
 
 
-def _sampled_by(turns: Sequence[Interaction]) -> dict[int, int]:
+def _tokens_by_version(turns: Sequence[Interaction]) -> dict[int, int]:
     """Number of sampled tokens by weight version."""
     counts: Counter[int] = Counter()
     for span in (span for turn in turns for span in turn.completion.versions):
@@ -156,6 +156,6 @@ def _not_trainable(turns: Sequence[Interaction], unknown: Sequence[str], no_rewa
     if not turns:
         return "the agent made no model call through its base_url, so there is nothing to train"
     if unknown:
-        known = ", ".join(sorted(turn.id for turn in turns))
-        return f"the agent rewarded interactions {', '.join(unknown)} that this episode does not have; it has {known}"
+        turn_ids = ", ".join(sorted(turn.id for turn in turns))
+        return f"the agent rewarded interactions {', '.join(unknown)} that this episode does not have; it has {turn_ids}"
     return no_reward if all(turn.reward is None for turn in turns) else ""

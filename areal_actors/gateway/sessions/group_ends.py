@@ -47,7 +47,7 @@ def end_unstarted(
         if slot.task in slots.rejoining:
             lost = "its session" if work.attempt > 1 else "a session of its task"
             detail = f"{lost} was lost with its gateway, and no other session of task '{slot.task}' was started for {rejoin_seconds:g} s"
-        slots.ended(slot.episode, now, exported=False)
+        slots.end_episode(slot.episode, now, exported=False)
         yield EpisodeAbandoned(work=work, reason="lost", detail=detail)
 
 
@@ -55,4 +55,4 @@ def end_slot(slots: ExternalSlots, ending: Ending, now: float) -> SessionStarted
     """Record the end of an episode, or of an attempt with attempts left; idempotent. Returns its session if it had not ended."""
     if isinstance(ending, EpisodeAbandoned) and ending.work.attempts_left:
         return slots.lose(ending.work, now)
-    return slots.ended(episode_of(ending), now, exported=isinstance(ending, TrajectoryExported))
+    return slots.end_episode(episode_of(ending), now, exported=isinstance(ending, TrajectoryExported))

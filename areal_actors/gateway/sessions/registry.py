@@ -108,9 +108,9 @@ class SessionRegistry:
         Raises:
             SessionError: it is over or unknown.
         """
-        if (found := self._sessions.get(session)) is None:
+        if (entry := self._sessions.get(session)) is None:
             raise SessionError(f"session {session} is over or unknown; a new attempt has a new session")
-        return found
+        return entry
 
     def update(self, session: Session) -> Session:
         """Store a session's next state; a session that is over stays over."""
@@ -137,7 +137,7 @@ class SessionRegistry:
         """True if a session of this name existed and is over."""
         return session in self._of_old_key.values()
 
-    def replaced_by(self, session: str) -> str:
+    def replacement_of(self, session: str) -> str:
         """The session that replaced this one before its end; empty if none did."""
         return self._replaced.get(session, "")
 
@@ -173,9 +173,9 @@ class SessionRegistry:
         """True if the episode is finished or another session has taken over."""
         return work.episode in self._finished or work.episode in self._of_episode
 
-    def expired(self, now: float) -> list[Session]:
+    def expired_sessions(self, now: float) -> list[Session]:
         """Sessions whose lease has expired."""
-        return [session for session in self._sessions.values() if session.expired(now)]
+        return [session for session in self._sessions.values() if session.is_expired(now)]
 
     def extend(self, seconds: float) -> None:
         """Extend all leases: no session could be used for this time."""
@@ -192,14 +192,14 @@ class SessionRegistry:
             SessionError: there is no key, or it has no session, or another one.
         """
         try:
-            found = self._session_of_key(api_key, session)
+            entry = self._session_of_key(api_key, session)
         except SessionError:
             if owner := self._share.elsewhere(session) or self._share.elsewhere(api_key):
                 raise SessionElsewhere("the session", owner) from None
             raise
-        if owner := self._share.elsewhere(found):
-            raise SessionElsewhere(f"session {found}", owner)
-        return found
+        if owner := self._share.elsewhere(entry):
+            raise SessionElsewhere(f"session {entry}", owner)
+        return entry
 
     def _session_of_key(self, api_key: str, session: str) -> str:
         if session and session not in self._sessions and (named := self._session_of_digest(self.digest(session))) is not None:

@@ -120,7 +120,7 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
         It replaces a cancelled call that it retries, in the credit links too.
         """
         turn = msgspec.structs.replace(turn, client_session=client_session) if client_session else turn
-        continued = {link for one in self.turns for link in _continued(one.interaction)}
+        continued = {link for earlier_turn in self.turns for link in _continued_calls(earlier_turn.interaction)}
         earlier = [one for one in self.turns if one.interaction.id in continued or not _is_retry(turn, one)]
         follows = links.follows
         if follows:
@@ -154,13 +154,13 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
         Raises:
             SessionError: there is no such interaction.
         """
-        made = self.interactions()
-        known = [turn.id for turn in made]
-        named = interaction or (last_trained(made).id if made else "")
-        if named not in known:
-            raise SessionError(f"session {self.id} has no completed interaction '{interaction}'; it has {', '.join(known) or 'none'}")
+        interactions = self.interactions()
+        call_ids = [turn.id for turn in interactions]
+        named = interaction or (last_trained(interactions).id if interactions else "")
+        if named not in call_ids:
+            raise SessionError(f"session {self.id} has no completed interaction '{interaction}'; it has {', '.join(call_ids) or 'none'}")
         after = msgspec.structs.replace(self.transition("reward", now), rewards={**self.rewards, named: reward})
-        return after.with_role(made[known.index(named)].role, role) if role else after
+        return after.with_role(interactions[call_ids.index(named)].role, role) if role else after
 
     def with_role(self, before: str, role: str) -> Session:
         """Give the calls of a role another name."""
@@ -180,8 +180,8 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
         """
         chosen, trained = set(interactions), {turn.interaction.id for turn in self.turns if turn.interaction.trained}
         if unknown := sorted(chosen - trained):
-            known = ", ".join(sorted(trained)) or "none"
-            raise SessionError(f"session {self.id} has no completed interaction '{unknown[0]}' that is trained; it has {known}")
+            call_ids = ", ".join(sorted(trained)) or "none"
+            raise SessionError(f"session {self.id} has no completed interaction '{unknown[0]}' that is trained; it has {call_ids}")
         turns = tuple(
             msgspec.structs.replace(turn, interaction=msgspec.structs.replace(turn.interaction, trained=turn.interaction.id in chosen))
             for turn in self.turns
@@ -196,12 +196,12 @@ class Session(msgspec.Struct, metaclass=FrozenMeta):
         """Renew the lease."""
         return msgspec.structs.replace(self, expires=now + self.lease_seconds)
 
-    def expired(self, now: float) -> bool:
+    def is_expired(self, now: float) -> bool:
         """True if the lease has passed without use and no call is in flight."""
         return self.state not in {"exported", "abandoned"} and self.running == 0 and now > self.expires
 
 
-def _continued(call: Interaction) -> tuple[str, ...]:
+def _continued_calls(call: Interaction) -> tuple[str, ...]:
     return (call.parent, call.prefix, *call.follows)
 
 

@@ -56,11 +56,11 @@ def _follow_shared_memory(shared: set[str]) -> None:
 
 def _mapped_files() -> set[str]:
     """Returns the files of shared memory that the server and its descendants have mapped."""
-    found: set[str] = set()
+    files: set[str] = set()
     for child in descendants(os.getpid()):
         with suppress(OSError):
-            found.update(MAPPED.findall(Path(f"/proc/{child}/maps").read_text()))
-    return found
+            files.update(MAPPED.findall(Path(f"/proc/{child}/maps").read_text()))
+    return files
 
 
 def _kill_descendants(shared: set[str]) -> None:

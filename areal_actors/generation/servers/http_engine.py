@@ -149,8 +149,8 @@ class HttpEngine:
         if self._closed:
             raise EngineError(f"{request_id}: the generation engine is closed")
         sampling = completion.sampling
-        altered = bool(_stated(sampling, self.altering))
-        drains = altered or bool(_stated(sampling, RESTARTING))
+        altered = bool(_stated_names(sampling, self.altering))
+        drains = altered or bool(_stated_names(sampling, RESTARTING))
         # No id begins with another one: an order to end one ends all whose ids begin with its id (SGLang).
         running = RunningSegment(f"{self._life}.{next(self._numbers)}.{request_id}", drains=drains)
         segment = Segment(
@@ -207,13 +207,13 @@ class HttpEngine:
             EngineError: another worker began a completion that cannot be continued here.
         """
         title = self.dialect.title
-        altering = _stated(sampling, self.altering)
+        altering = _stated_names(sampling, self.altering)
         if altering and sampling.temperature not in (0.0, 1.0):
-            found = f"'{altering[0]}': {title} reports exact log-probabilities beside it at temperature 1 only"
-            raise RequestError(f"{found}, and the temperature is {sampling.temperature:g}; leave it out", altering[0])
+            fault = f"'{altering[0]}': {title} reports exact log-probabilities beside it at temperature 1 only"
+            raise RequestError(f"{fault}, and the temperature is {sampling.temperature:g}; leave it out", altering[0])
         if altering and sampling.top_logprobs:
             raise RequestError(f"'top_logprobs': not supported by {title} beside '{altering[0]}'; leave one out", "top_logprobs")
-        if resumed_tokens and (restarting := _stated(sampling, RESTARTING)):
+        if resumed_tokens and (restarting := _stated_names(sampling, RESTARTING)):
             raise EngineError(f"{request_id}: {title} cannot continue a completion with '{restarting[0]}' that another worker began")
 
     def _enter(self, running: RunningSegment) -> None:
@@ -253,7 +253,7 @@ class HttpEngine:
             limit, began, shown = self.settings.server.start_seconds, time.monotonic(), time.monotonic()
             while not await self._answers():
                 process, seconds = self._server.process, time.monotonic() - began
-                if process is not None and (ended := process.ended()):
+                if process is not None and (ended := process.describe_end()):
                     raise EngineUnavailable(ended) if process.was_killed() else SetupError(ended)
                 if self._closed:
                     raise EngineError("the generation engine is closed")
@@ -393,5 +393,5 @@ def engine_of(dialect: ServerDialect) -> Callable[[str, GenerationSettings, Engi
     return make
 
 
-def _stated(sampling: SamplingParams, names: Sequence[str]) -> list[str]:
+def _stated_names(sampling: SamplingParams, names: Sequence[str]) -> list[str]:
     return [name for name in names if getattr(sampling, name) != getattr(DEFAULTS, name)]

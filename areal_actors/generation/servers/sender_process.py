@@ -42,7 +42,7 @@ class SenderProcess:
             WeightTransferFailed: the request failed, or the process ended.
         """
         async with self._asking:
-            process = self._process or await self._started()
+            process = self._process or await self._start()
             assert process.stdin is not None
             assert process.stdout is not None
             try:
@@ -61,7 +61,7 @@ class SenderProcess:
             return answer
         raise WeightTransferFailed(answer.reason if isinstance(answer, SenderFailed) else f"the sender of weights answered {answer}")
 
-    async def _started(self) -> asyncio.subprocess.Process:
+    async def _start(self) -> asyncio.subprocess.Process:
         command = module_command("areal_actors.weights.sender", self._device)
         try:
             self._log.parent.mkdir(parents=True, exist_ok=True)

@@ -71,7 +71,7 @@ class ServerProcess:
             raise SetupError(f"cannot start {name}: {error}") from error
         logger.info("started a server", server=name, command=" ".join(command), log=str(log), pid=self._guard.pid)
 
-    def ended(self) -> str:
+    def describe_end(self) -> str:
         """Returns how the server ended, with the end of its output; empty while it runs."""
         status = self._poll()
         if status is None:
@@ -85,8 +85,8 @@ class ServerProcess:
 
     def _poll(self) -> int | None:
         """Returns the exit status, None while the server runs. A guard that was killed leaves processes of the server, which are killed."""
-        known, status = self._guard.returncode, self._guard.poll()
-        if known is None and status is not None:
+        earlier, status = self._guard.returncode, self._guard.poll()
+        if earlier is None and status is not None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._guard.pid, signal.SIGKILL)
         return status
@@ -140,8 +140,8 @@ class ServerClient:
     async def _request(self, method: str, path: str, body: Mapping[str, Any] | None, seconds: float | None) -> tuple[int, Any]:
         try:
             timeout = aiohttp.ClientTimeout(total=seconds)
-            async with self._http().request(method, self.url + path, data=_encoded(body), headers=JSON, timeout=timeout) as answer:
-                return answer.status, _decoded(await answer.read())
+            async with self._http().request(method, self.url + path, data=_encode_body(body), headers=JSON, timeout=timeout) as answer:
+                return answer.status, _decode_content(await answer.read())
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise self.unavailable(error) from error
 
@@ -155,17 +155,17 @@ class ServerClient:
         """
         try:
             timeout = aiohttp.ClientTimeout(total=None)
-            async with self._http().post(self.url + path, data=_encoded(body), headers=JSON, timeout=timeout) as answer:
+            async with self._http().post(self.url + path, data=_encode_body(body), headers=JSON, timeout=timeout) as answer:
                 if answer.status != OK:
-                    raise self.refused(answer.status, _decoded(await answer.read()))
+                    raise self.refusal_error(answer.status, _decode_content(await answer.read()))
                 async for line in answer.content:
                     content = line.strip().removeprefix(b"data:").strip()
                     if content and content != b"[DONE]":
-                        yield _decoded(content)
+                        yield _decode_content(content)
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             raise self.unavailable(error) from error
 
-    def refused(self, status: int, answer: Any) -> EngineError | RequestError:
+    def refusal_error(self, status: int, answer: Any) -> EngineError | RequestError:
         """Returns the error for an answer with another status than 200."""
         text = message_of(answer)
         if status in REQUEST_STATUSES:
@@ -176,7 +176,7 @@ class ServerClient:
 
     def unavailable(self, error: Exception) -> EngineUnavailable:
         """Returns the error for a request without an answer; names the end of the server's process, if it ended."""
-        if self.process is not None and (ended := self.process.ended()):
+        if self.process is not None and (ended := self.process.describe_end()):
             return EngineUnavailable(ended)
         return EngineUnavailable(f"{self.name} at {self.url} does not answer ({type(error).__name__}: {error})")
 
@@ -201,11 +201,11 @@ REQUEST_STATUSES = (400, 404, 413, 422)
 JSON = {"Content-Type": "application/json"}
 
 
-def _encoded(body: Mapping[str, Any] | None) -> bytes | None:
+def _encode_body(body: Mapping[str, Any] | None) -> bytes | None:
     return None if body is None else msgspec.json.encode(body)
 
 
-def _decoded(content: bytes) -> Any:
+def _decode_content(content: bytes) -> Any:
     try:
         return msgspec.json.decode(content)
     except msgspec.DecodeError:

@@ -127,7 +127,7 @@ class SGLang:
         if not segment.streamed:
             status, answer = await server.post("/generate", body, seconds=None)
             if status != OK:
-                raise server.refused(status, answer)
+                raise server.refusal_error(status, answer)
             yield _part(server, answer, segment)
             return
         async with aclosing(server.lines("/generate", body)) as answers:
@@ -146,7 +146,7 @@ class SGLang:
         }
         status, answer = await server.post("/generate", body, seconds=None)
         if status != OK:
-            raise server.refused(status, answer)
+            raise server.refusal_error(status, answer)
         return [logprob for logprob, _, _ in answer["meta_info"]["input_token_logprobs"][1:]]
 
     async def routes(self, server: ServerClient, segment: Segment, token_ids: Sequence[int]) -> bytes:
@@ -160,10 +160,10 @@ class SGLang:
         }
         status, answer = await server.post("/generate", body, seconds=None)
         if status != OK:
-            raise server.refused(status, answer)
-        if not (found := _part(server, answer, segment._replace(token_ids=token_ids)).routes):
+            raise server.refusal_error(status, answer)
+        if not (routes := _part(server, answer, segment._replace(token_ids=token_ids)).routes):
             raise EngineError(f"SGLang at {server.url} does not report experts: start it with --enable-return-routed-experts")
-        return found
+        return routes
 
     async def abort(self, server: ServerClient, request_ids: Sequence[str]) -> None:
         """End these segments."""
@@ -331,11 +331,13 @@ def _part(server: ServerClient, answer: Any, segment: Segment) -> SegmentPart:
         EngineError: there are none, or SGLang has made other tokens of a prompt with images.
     """
     if not isinstance(answer, dict) or "meta_info" not in answer:
-        raise server.refused(500, answer)
+        raise server.refusal_error(500, answer)
     meta = answer["meta_info"]
-    if segment.images is not None and (found := meta.get("prompt_tokens")) not in (None, 0, len(segment.token_ids)):
+    if segment.images is not None and (prompt_tokens := meta.get("prompt_tokens")) not in (None, 0, len(segment.token_ids)):
         expected = f"{len(segment.token_ids)} tokens with images"
-        raise EngineError(f"SGLang at {server.url} has made {found} tokens of a prompt of {expected}; its image processor is another one")
+        raise EngineError(
+            f"SGLang at {server.url} has made {prompt_tokens} tokens of a prompt of {expected}; its image processor is another one"
+        )
     pairs = meta.get("output_token_logprobs") or []
     top = meta.get("output_top_logprobs") or []
     reason = meta.get("finish_reason") or {}

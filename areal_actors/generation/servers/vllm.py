@@ -98,7 +98,7 @@ class VLLM:
         if not segment.streamed:
             status, answer = await server.post("/v1/completions", body, seconds=None)
             if status != OK:
-                raise server.refused(status, answer)
+                raise server.refusal_error(status, answer)
             yield _part(server, answer, segment)
             return
         async with aclosing(server.lines("/v1/completions", body)) as answers:
@@ -117,7 +117,7 @@ class VLLM:
         }
         status, answer = await server.post("/v1/completions", body, seconds=None)
         if status != OK:
-            raise server.refused(status, answer)
+            raise server.refusal_error(status, answer)
         scored = answer["choices"][0]["prompt_logprobs"]
         return [scored[place][str(token_ids[place])]["logprob"] for place in range(start, len(token_ids))]
 
@@ -265,7 +265,7 @@ def _constraint(constraint: Constraint) -> dict[str, Any]:
 def _part(server: ServerClient, answer: Any, segment: Segment) -> SegmentPart:
     """Returns the tokens of an answer, or of the next difference of a streamed one."""
     if not isinstance(answer, dict) or not answer.get("choices"):
-        raise server.refused(500, answer)
+        raise server.refusal_error(500, answer)
     choice = answer["choices"][0]
     logprobs = choice.get("logprobs") or {}
     width = segment.sampling.top_logprobs

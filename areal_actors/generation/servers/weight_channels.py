@@ -168,8 +168,8 @@ class WeightChannel:
         report: Mapping[str, Any] = {}
         for number, part in enumerate(prepared.parts):
             report = await self._send_part(number, part, weight_version)
-        if (found := report.get("checksum")) != location.checksum:
-            raise WeightTransferFailed(f"the server reports checksum {found}, expected {location.checksum}")
+        if (checksum := report.get("checksum")) != location.checksum:
+            raise WeightTransferFailed(f"the server reports checksum {checksum}, expected {location.checksum}")
         await self._dialect.end_update(self._server, weight_version, self._settings.weights_seconds)
         if self._settings.weights == "delta":
             await self._sender.ask(Held())

@@ -20,7 +20,7 @@ from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import SetupError
 from areal_actors.messages import KINDS, DescribeGateway, Heartbeat, RunStarted
 from areal_actors.recipe.load import serving_recipe
-from areal_actors.recipe.recipe import Recipe, redacted
+from areal_actors.recipe.recipe import Recipe, redact_recipe
 from areal_actors.recipe.supervision import processes_of
 from areal_actors.run.actor_host import PROCESS, ActorHost
 from areal_actors.run.fold_actors import BuildContext, Builder
@@ -53,12 +53,12 @@ def in_process(builders: Mapping[str, Builder] = TORCH_ACTORS) -> Backend:
     """Backend with gateway and engines in this process, on an in-memory bus: fast to start, without restarts."""
 
     @asynccontextmanager
-    async def opened(recipe: Recipe) -> AsyncIterator[ActorHost]:
+    async def open_host(recipe: Recipe) -> AsyncIterator[ActorHost]:
         with _folder(recipe) as folder:
             workers = _instances(recipe, "inference_worker")
             host = ActorHost(MemoryBus(recipe.run, lease_seconds=LEASE_SECONDS), recipe, folder, inference_workers=workers)
             try:
-                await host.publish(_started(recipe, folder))
+                await host.publish(_started_event(recipe, folder))
                 for kind in ("inference_worker", "session_manager"):
                     for instance in _instances(recipe, kind):
                         await host.serve(instance, builders[kind](BuildContext(recipe=recipe, folder=folder, instance=instance)))
@@ -66,7 +66,7 @@ def in_process(builders: Mapping[str, Builder] = TORCH_ACTORS) -> Backend:
             finally:
                 await host.stop()
 
-    return opened
+    return open_host
 
 
 @asynccontextmanager
@@ -89,7 +89,7 @@ async def processes(recipe: Recipe) -> AsyncIterator[ActorHost]:
         stack.push_async_callback(host.stop)
         reporting = asyncio.create_task(server.report_restarts(bus, host.publish))
         stack.callback(reporting.cancel)
-        await host.publish(_started(recipe, folder))
+        await host.publish(_started_event(recipe, folder))
         await supervisor.start(supervisor.startable())
         yield host
 
@@ -105,7 +105,7 @@ def joined(url: str, run: str, *, token: str = "", blobs: Path | None = None) ->
     """
 
     @asynccontextmanager
-    async def opened(recipe: Recipe) -> AsyncIterator[ActorHost]:
+    async def open_host(recipe: Recipe) -> AsyncIterator[ActorHost]:
         bus = await NatsBus.connect(url, run, name=PROCESS, token=token, blobs=blobs)
         host = ActorHost(bus, recipe, _place(recipe), prefix=f"loop-{secrets.token_hex(3)}-")
         lost = asyncio.ensure_future(bus.wait_lost())
@@ -118,7 +118,7 @@ def joined(url: str, run: str, *, token: str = "", blobs: Path | None = None) ->
             lost.cancel()
             await bus.close()
 
-    return opened
+    return open_host
 
 
 def joined_folder(folder: Path | str) -> Backend:
@@ -181,8 +181,8 @@ async def _process_of(bus: Bus, kind: str) -> int:
     return 0
 
 
-def _started(recipe: Recipe, folder: RunFolder) -> RunStarted:
-    return RunStarted(recipe=redacted(recipe), profile="", reason="a hand-written loop", folder=str(folder.path))
+def _started_event(recipe: Recipe, folder: RunFolder) -> RunStarted:
+    return RunStarted(recipe=redact_recipe(recipe), profile="", reason="a hand-written loop", folder=str(folder.path))
 
 
 def _place(recipe: Recipe) -> RunFolder:

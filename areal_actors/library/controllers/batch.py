@@ -43,11 +43,14 @@ class RolloutBatch(Value):
         """Returns the number of sampled tokens."""
         return sum(reference.tokens for reference in self.references())
 
-    def formed(self) -> BatchFormed:
+    def to_event(self) -> BatchFormed:
         """Returns the batch as an event for the log of the run."""
         return BatchFormed(
             step=self.step,
-            groups=tuple(tuple(TrajectoryRef(episode=one.episode, sequence=one.sequence) for one in group) for group in self.groups),
+            groups=tuple(
+                tuple(TrajectoryRef(episode=trajectory.episode, sequence=trajectory.sequence) for trajectory in group)
+                for group in self.groups
+            ),
             oldest_version=self.oldest_version,
             trained_trajectories=self.trained.trajectories,
             trained_tokens=self.trained.tokens,
@@ -89,4 +92,4 @@ def batch_sequences(
     if run_folder is None:
         return sequences
     folder = str(ImageFolder.of_run(run_folder).path)
-    return [msgspec.structs.replace(one, image_folder=folder) if one.images else one for one in sequences]
+    return [msgspec.structs.replace(sequence, image_folder=folder) if sequence.images else sequence for sequence in sequences]

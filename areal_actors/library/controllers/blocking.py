@@ -40,13 +40,13 @@ class LoopThread:
 
     def close(self) -> None:
         """Cancel all tasks, and stop the loop."""
-        self.run(_ended())
+        self.run(_end_executor())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
 
-async def _ended() -> None:
+async def _end_executor() -> None:
     left = asyncio.all_tasks() - {asyncio.current_task()}
     for task in left:
         task.cancel()

@@ -215,14 +215,14 @@ class Driver:
         self._scheduler.weights(version)
         await self._admit()
 
-        async def loaded() -> int | None:
+        async def loaded_version() -> int | None:
             return version if self._loaded and min(self._loaded.values()) >= version else None
 
         def behind() -> str:
             late = ", ".join(worker for worker, has in self._loaded.items() if has < version)
             return f"{late or 'no inference worker is alive; none'} has not loaded weights {version}"
 
-        return await self._until(f"update_weights to version {version}", loaded, timeout, behind)
+        return await self._until(f"update_weights to version {version}", loaded_version, timeout, behind)
 
     # ------------------------------------------------------------ pause and resume
 
@@ -241,7 +241,7 @@ class Driver:
 
     async def _admit(self) -> None:
         """Start waiting groups until a limit is reached."""
-        for event in self._scheduler.dropped():
+        for event in self._scheduler.drop_groups():
             await self._host.publish(event)
         if not self.paused:
             self._held.extend(self._scheduler.admit())
@@ -284,7 +284,7 @@ class Driver:
             trajectory = message.trajectory
             self._in_flight.discard((trajectory.episode, trajectory.attempt))
             self._in_a_row = 0
-            self._leave(self._scheduler.exported(message, sequence))
+            self._leave(self._scheduler.add_trajectory(message, sequence))
             await self._admit()
         elif isinstance(message, EpisodeAbandoned):
             await self._handle_abandoned(message)
@@ -318,7 +318,7 @@ class Driver:
             self._in_a_row += lost.reason != "rejected"
             self.abandoned.append(lost)
             self._evaluations.get(work.group, {}).setdefault(work.episode, lost)
-            self._leave(self._scheduler.lost(lost))
+            self._leave(self._scheduler.record_lost_episode(lost))
         await self._admit()
 
     def _leave(self, number: int | None) -> None:
@@ -346,8 +346,8 @@ class Driver:
                 while True:
                     changed = self._changed
                     self._check_running(name)
-                    if (found := await reached()) is not None:
-                        return found
+                    if (result := await reached()) is not None:
+                        return result
                     await changed.wait()
         except TimeoutError as error:
             raise RolloutTimeout(f"{name}: not within {timeout:g} s: {(describe or self._describe_progress)()}") from error
@@ -361,7 +361,7 @@ class Driver:
         if self._in_a_row >= self.recipe.watchdog.max_failures_in_a_row:
             failures, self._in_a_row = self._in_a_row, 0
             raise RolloutError(f"{name}: {failures} episodes failed in a row; the last: {_describe_failure(self.abandoned[-1])}")
-        if problem := self._scheduler.used_up():
+        if problem := self._scheduler.filter_error():
             raise RolloutError(f"{name}: {problem}")
 
     def _check_possible(self, name: str, count: int) -> None:

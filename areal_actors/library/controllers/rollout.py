@@ -69,7 +69,7 @@ class AsyncRolloutController(Driver):
                 )
             return batch
 
-        return await self._formed(await self._until(f"wait({count})", enough, timeout))
+        return await self._publish_batch(await self._until(f"wait({count})", enough, timeout))
 
     async def rollout_batch(
         self,
@@ -90,10 +90,10 @@ class AsyncRolloutController(Driver):
         numbers = [await self._enter(task, workflow, options or {}, should_accept) for task in given]
         await self._admit()
 
-        async def ended() -> RolloutBatch | None:
+        async def ended_batch() -> RolloutBatch | None:
             return self._scheduler.of(numbers) if all(map(self._scheduler.has_ended, numbers)) else None
 
-        return await self._formed(await self._until(name, ended, timeout))
+        return await self._publish_batch(await self._until(name, ended_batch, timeout))
 
     async def prepare_batch(
         self,
@@ -134,7 +134,7 @@ class AsyncRolloutController(Driver):
                 raise RolloutError(f"{name}: the tasks ended after {feed.taken}: {self._describe_progress()}")
             return batch
 
-        return await self._formed(await self._until(name, enough, timeout))
+        return await self._publish_batch(await self._until(name, enough, timeout))
 
     async def evaluate(
         self,
@@ -170,7 +170,7 @@ class AsyncRolloutController(Driver):
             outcomes = [ended[work.episode] for work in works]
             return Evaluation(
                 weight_version=version,
-                results=tuple(one for one in outcomes if isinstance(one, EpisodeEvaluated)),
+                results=tuple(outcome for outcome in outcomes if isinstance(outcome, EpisodeEvaluated)),
                 failed=tuple(one for one in outcomes if isinstance(one, EpisodeAbandoned)),
             )
 
@@ -211,8 +211,8 @@ class AsyncRolloutController(Driver):
         self._feeds.append(Feed(tasks))
         return self._feeds[-1]
 
-    async def _formed(self, batch: RolloutBatch) -> RolloutBatch:
+    async def _publish_batch(self, batch: RolloutBatch) -> RolloutBatch:
         """Publish the batch to the log."""
         if batch.groups:
-            await self._host.publish(batch.formed())
+            await self._host.publish(batch.to_event())
         return batch

@@ -74,9 +74,9 @@ class RolloutScheduler:
     def admit(self) -> list[RunEpisode]:
         """Admit waiting groups in order, until a limit is reached; returns their episodes."""
         first = self.ledger.granted
-        self.ledger.granted_more(min(self.room()[0], self.waiting()))
+        self.ledger.grant(min(self.room()[0], self.waiting()))
         if self.recipe.batcher.exit_policy == "wait":
-            self.assembler.granted_more(first, self.ledger.granted - first, self.ledger.weight_version)
+            self.assembler.record_grant(first, self.ledger.granted - first, self.ledger.weight_version)
         return [
             first_attempt(self.name(number), member, task, self.recipe.sampling, self.recipe.task.retries)
             for number, task in [(number, self._waiting.popleft()) for number in range(first, self.ledger.granted)]
@@ -85,20 +85,20 @@ class RolloutScheduler:
 
     # ------------------------------------------------------------ outcomes
 
-    def exported(self, event: TrajectoryExported, sequence: int) -> int | None:
+    def add_trajectory(self, event: TrajectoryExported, sequence: int) -> int | None:
         """Add a trajectory; returns its group's number if it was the group's last episode."""
         trajectory = event.trajectory
         if (number := self.number(trajectory.group)) is None:
             return None
-        self.assembler.exported(number, TrajectoryInfo.of(trajectory, sequence, self.credit))
+        self.assembler.add_trajectory(number, TrajectoryInfo.of(trajectory, sequence, self.credit))
         self.ledger.episode_ended(number, trajectory.episode, exported=True)
         return number if self.has_ended(number) else None
 
-    def lost(self, event: EpisodeAbandoned) -> int | None:
+    def record_lost_episode(self, event: EpisodeAbandoned) -> int | None:
         """Note an episode that failed after all retries; returns like `exported`."""
         if (number := self.number(event.work.group)) is None:
             return None
-        self.assembler.lost(number, event.work.episode)
+        self.assembler.record_lost_episode(number, event.work.episode)
         self.ledger.episode_ended(number, event.work.episode, exported=False)
         return number if self.has_ended(number) else None
 
@@ -111,7 +111,7 @@ class RolloutScheduler:
         self.ledger.weights_published(weight_version)
         self.assembler.weights_published(weight_version)
 
-    def dropped(self) -> list[TrajectoryDropped]:
+    def drop_groups(self) -> list[TrajectoryDropped]:
         """Drop complete groups that must not be trained any more; returns the events."""
         refused = self.assembler.to_drop(self.recipe.batcher, self.recipe.staleness_gate.max_staleness, self.keeps)
         events = [
@@ -124,7 +124,7 @@ class RolloutScheduler:
             self.ledger.group_dropped(number)
         return events
 
-    def used_up(self) -> str:
+    def filter_error(self) -> str:
         """Returns an error if the filter drops everything; empty otherwise."""
         most = self.recipe.batcher.max_filtered_batches * self.recipe.trainer.batch_size
         if self.assembler.filtered < most:
@@ -146,7 +146,7 @@ class RolloutScheduler:
 
     def _batch(self, groups: Sequence[PartialGroup]) -> RolloutBatch:
         filtered = self.assembler.filtered
-        self.assembler.formed(list(groups))
+        self.assembler.form_batch(list(groups))
         self.ledger.batch_formed(frozenset(group.number for group in groups))
         version, masks = self.ledger.weight_version, self.recipe.batcher.exit_policy != "keep"
         return RolloutBatch(

@@ -79,10 +79,10 @@ class TrainController:
     def _model(self) -> str:
         """Make or download the model on the first rank; the others then find it."""
         if self._first:
-            found = model_of(self.recipe)
+            model = model_of(self.recipe)
         if torch.distributed.is_initialized():
             torch.distributed.barrier()
-        return found if self._first else model_of(self.recipe)
+        return model if self._first else model_of(self.recipe)
 
     def _engine(self, ranks: Ranks | None) -> Any:
         recipe = msgspec.structs.replace(self.recipe, model=self._model_folder)
@@ -115,7 +115,7 @@ class TrainController:
         """
         sequences = self.sequences(batch)
         metrics = reported_metrics(self.engine.step(sequences))
-        return metrics | batch_metrics(sequences, batch.formed()) if isinstance(batch, RolloutBatch) else metrics
+        return metrics | batch_metrics(sequences, batch.to_event()) if isinstance(batch, RolloutBatch) else metrics
 
     def eval_batch(self, batch: Data) -> dict[str, float]:
         """Returns loss and metrics of a batch under the present weights, without an update; raises like `train_batch`."""

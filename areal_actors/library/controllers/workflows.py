@@ -136,9 +136,9 @@ class Workflows:
         spec = self._specs.get(episode["group"])
         return True if spec is None or spec.accepts is None else spec.accepts(episode)
 
-    def blocked(self) -> list[EventLoopBlocked]:
+    def take_blocks(self) -> list[EventLoopBlocked]:
         """Returns the event loop blocks of all runners."""
-        return [report for kept in self._runners.values() for report in kept.runner.blocked()]
+        return [report for kept in self._runners.values() for report in kept.runner.take_blocks()]
 
     async def close(self) -> None:
         """Close all runners."""

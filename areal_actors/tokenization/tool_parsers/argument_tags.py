@@ -139,17 +139,17 @@ class _Reader(NamedTuple):
         return "{" + ", ".join([f"{json.dumps(name, ensure_ascii=False)}: {value}" for name, value in members.items()]) + "}", position
 
     def _name(self, at: int) -> tuple[str, int, ValueHead]:
-        found = []
+        places = []
         for head in self.tags.heads:
             start = at + len(head.opening.strip())
             if self.text.startswith(head.opening.strip(), at) and (place := self.text.find(head.end.strip(), start)) >= 0:
-                found.append((place, -len(head.end.strip()), start, head))
-        if not found:
+                places.append((place, -len(head.end.strip()), start, head))
+        if not places:
             for opening in self.tags.openings:
                 if self.text.startswith(opening, at) or opening.startswith(self.text[at:]):
                     raise IncompleteCall
             expect(self.text, at, self.tags.openings[0])
-        place, length, start, head = min(found, key=lambda one: one[:2])
+        place, length, start, head = min(places, key=lambda place_and_length: place_and_length[:2])
         name = self.text[start:place].strip()
         if "\n" in name or "<" in name or not name:
             raise MalformedCall(f"expected the name of an argument and {head.end.strip()}", at)
@@ -166,20 +166,20 @@ class _Reader(NamedTuple):
         is_text = head.types == STRING
         if self.tags.cdata and self.text.startswith(CDATA, at):
             start = at + len(CDATA)
-            found = self.text.find(CDATA_END, start)
-            if found < 0:
+            end = self.text.find(CDATA_END, start)
+            if end < 0:
                 raise IncompleteCall
-            value, position = self.text[start:found], expect(self.text, skip_space(self.text, found + len(CDATA_END)), closing.strip())
+            value, position = self.text[start:end], expect(self.text, skip_space(self.text, end + len(CDATA_END)), closing.strip())
             is_text = is_text or not types
         else:
             value, position = self._plain_text(at, head, closing)
         return json.dumps(value, ensure_ascii=False) if is_text else plain_value(value, types), position
 
     def _plain_text(self, at: int, head: ValueHead, closing: str) -> tuple[str, int]:
-        found = self.text.find(closing.strip(), at)
-        if found < 0:
+        end = self.text.find(closing.strip(), at)
+        if end < 0:
             raise IncompleteCall
-        return _without_padding(self.text[at:found], head.end or head.opening, closing), found + len(closing.strip())
+        return _without_padding(self.text[at:end], head.end or head.opening, closing), end + len(closing.strip())
 
     def _element(
         self, at: int, head: ValueHead, schema: Mapping[str, Any], types: frozenset[str], closing: str, depth: int
@@ -207,7 +207,7 @@ class _Reader(NamedTuple):
             heads = [head for head in items.heads if self.text.startswith(head.opening.strip(), position)]
             if not heads:
                 expect(self.text, position, items.heads[0].opening.strip())
-            head = max(heads, key=lambda one: len(one.opening))
+            head = max(heads, key=lambda item_head: len(item_head.opening))
             position += len(head.opening.strip())
             value, position = self._value(position, head, schema, items.closing, depth + 1)
             values.append(value)
@@ -217,10 +217,10 @@ class _Reader(NamedTuple):
 
 def plain_value(text: str, types: frozenset[str]) -> str:
     """Return an unquoted value as JSON text; templates that print values as Python does are read, too."""
-    found = value_json(text, types)
-    if found.startswith('"') and types & {"object", "array"} and "string" not in types:
-        return literal_json(text.strip()) or found
-    return found
+    value = value_json(text, types)
+    if value.startswith('"') and types & {"object", "array"} and "string" not in types:
+        return literal_json(text.strip()) or value
+    return value
 
 
 def guess_value(text: str) -> str:
@@ -238,8 +238,8 @@ def _head_for(heads: Sequence[ValueHead], schema: object) -> ValueHead:
 def _resolve(schema: object, root: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the schema that a reference names, or the schema itself; empty if there is none."""
     reference = schema.get("$ref") if isinstance(schema, Mapping) else None
-    found = resolve_reference(reference, root) if isinstance(reference, str) and reference.startswith("#/") else schema
-    return found if isinstance(found, Mapping) else {}
+    resolved = resolve_reference(reference, root) if isinstance(reference, str) and reference.startswith("#/") else schema
+    return resolved if isinstance(resolved, Mapping) else {}
 
 
 def _split_closing(closing: str) -> tuple[str, str, str]:

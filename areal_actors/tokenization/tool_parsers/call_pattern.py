@@ -170,13 +170,13 @@ class CallPattern(NamedTuple):
         objects = [arguments.join(self.keys.around(name)) for name, arguments in calls]
         brackets = ("[", "]") if self.listed else ("", "")
         between = ", " if self.listed else self.separator
-        text = between.join(f"{self.call[0]}{one}{self.call[1]}" for one in objects)
+        text = between.join(f"{self.call[0]}{written}{self.call[1]}" for written in objects)
         return f"{self.section[0]}{brackets[0]}{text}{brackets[1]}{self.section[1]}"
 
 
 def _up_to(text: str, at: int, ends: tuple[str, ...]) -> tuple[str, int]:
     """Return the stripped text up to the first of these delimiters, and its position."""
-    found = [place for end in ends if end.strip() and (place := text.find(end.strip(), at)) >= 0]
-    if not found:
+    places = [place for end in ends if end.strip() and (place := text.find(end.strip(), at)) >= 0]
+    if not places:
         raise IncompleteCall
-    return text[at : min(found)].strip(), min(found)
+    return text[at : min(places)].strip(), min(places)

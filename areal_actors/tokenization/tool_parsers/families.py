@@ -72,9 +72,9 @@ def format_for_template(chat_template: str) -> AnswerFormat:
 
 def format_of(name: str, chat_template: str, syntax: CallSyntax | None = None) -> AnswerFormat:
     """Return a format as answers with this template have it: one of `format_names()`, or with a syntax of its own."""
-    known = syntax or (FORMATS[name] if name in FORMATS else installed_parts("tool_format")[name].load())
+    parser = syntax or (FORMATS[name] if name in FORMATS else installed_parts("tool_format")[name].load())
     reasoning, frame = reasoning_of(chat_template), frame_of(chat_template)
-    return DelimitedFormat(name, known, reasoning, frame) if isinstance(known, CallSyntax) else known
+    return DelimitedFormat(name, parser, reasoning, frame) if isinstance(parser, CallSyntax) else parser
 
 
 def reasoning_of(chat_template: str) -> tuple[ReasoningDelimiters, ...]:
@@ -85,5 +85,5 @@ def reasoning_of(chat_template: str) -> tuple[ReasoningDelimiters, ...]:
 
 def answer_format(name: str, reasoning: Sequence[ReasoningDelimiters] = THINK) -> AnswerFormat:
     """Return the format of this name, one of `FORMATS`; it parses text between these delimiters at the start of an answer as reasoning."""
-    found = FORMATS[name]
-    return DelimitedFormat(name, found, reasoning) if isinstance(found, CallSyntax) else found
+    parser = FORMATS[name]
+    return DelimitedFormat(name, parser, reasoning) if isinstance(parser, CallSyntax) else parser

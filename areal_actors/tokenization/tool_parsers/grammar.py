@@ -45,7 +45,7 @@ class Grammar:
 
     def until(self, delimiter: str, before: str = "", without: str = "") -> str:
         """Return an expression for any text that ends with `before` and this delimiter and does not contain `without`."""
-        text = f"(/(?s:.*)/ & ~/(?s:.*){escaped(without)}(?s:.*)/)" if without else "/(?s:.*)/"
+        text = f"(/(?s:.*)/ & ~/(?s:.*){escape_text(without)}(?s:.*)/)" if without else "/(?s:.*)/"
         free = self._rule_name(f"{text} {self.literal(before)}" if before else text, "TEXT")
         whole = self._rule_name(f"{text} {self.literal(before + delimiter)}", "TEXT")
         return self._delimiter_rule(delimiter, f"{free} {ID_PLACEHOLDER}", whole, option="[lazy]")
@@ -69,7 +69,7 @@ class Grammar:
             self._names[body] = name
             self._rules.append(f"{name}: {body}")
 
-    def enclosed(self, delimiters: tuple[str, str], expression: str) -> str:
+    def enclose(self, delimiters: tuple[str, str], expression: str) -> str:
         """Return the expression between two delimiters; an empty one is left out."""
         opening, closing = [self.text(delimiter) for delimiter in delimiters]
         return f"{opening} {expression} {closing}".strip()
@@ -109,7 +109,7 @@ def free_json(schema: Mapping[str, Any]) -> str:
     return "%json " + json.dumps({**schema, "x-guidance": {"whitespace_pattern": WHITESPACE}})
 
 
-def escaped(text: str) -> str:
+def escape_text(text: str) -> str:
     """Return the text escaped for a regular expression between slashes."""
     return re.escape(text).replace("/", r"\/")
 
@@ -117,11 +117,11 @@ def escaped(text: str) -> str:
 def resolve_delimiters(constraint: Constraint, token_id: Callable[[str], int | None]) -> Constraint:
     """Return the constraint for one tokenizer: `token_id` returns the id of a delimiter that is one token, None if it is plain text."""
 
-    def chosen(rule: re.Match[str]) -> str:
+    def choose_rule(rule: re.Match[str]) -> str:
         number = token_id(json.loads(rule[1]))
         return rule[0] if number is None else rule[2].replace(ID_PLACEHOLDER, f"<[{number}]>")
 
-    return Constraint(kind=constraint.kind, text=TOKEN_RULE.sub(chosen, constraint.text)) if constraint.kind == "lark" else constraint
+    return Constraint(kind=constraint.kind, text=TOKEN_RULE.sub(choose_rule, constraint.text)) if constraint.kind == "lark" else constraint
 
 
 def alternatives(expressions: Sequence[str]) -> str:

@@ -67,8 +67,8 @@ DECODER = json.JSONDecoder(object_pairs_hook=_reject_duplicate_keys, parse_const
 
 def skip_space(text: str, at: int) -> int:
     """Return the next position that is not white space."""
-    found = SPACE.match(text, at)
-    return found.end() if found else at
+    match = SPACE.match(text, at)
+    return match.end() if match else at
 
 
 def expect(text: str, at: int, wanted: str) -> int:
@@ -88,22 +88,22 @@ def expect(text: str, at: int, wanted: str) -> int:
 def _find_closing_bracket(text: str, at: int) -> int:
     """Return the end of the object or list that begins here, by counting brackets; the JSON may be invalid in other ways."""
     depth = 0
-    for found in STRUCTURE.finditer(text, at):
-        character = text[found.start()]
+    for match in STRUCTURE.finditer(text, at):
+        character = text[match.start()]
         if character in "{[":
             depth += 1
             if depth > MAX_DEPTH:
-                raise MalformedCall(f"its arguments are nested deeper than {MAX_DEPTH} levels", found.start())
+                raise MalformedCall(f"its arguments are nested deeper than {MAX_DEPTH} levels", match.start())
         elif character in "}]":
             depth -= 1
             if depth == 0:
-                return found.end()
+                return match.end()
         elif character == "<":
-            raise MalformedCall("there is a delimiter inside the JSON", found.start())
-        elif found.end() - found.start() == 1:
-            if UNFINISHED_STRING.match(text, found.start()):
+            raise MalformedCall("there is a delimiter inside the JSON", match.start())
+        elif match.end() - match.start() == 1:
+            if UNFINISHED_STRING.match(text, match.start()):
                 raise IncompleteCall
-            raise MalformedCall("a string is not closed", found.end())
+            raise MalformedCall("a string is not closed", match.end())
     raise IncompleteCall
 
 
@@ -165,12 +165,12 @@ def _call_members(members: dict[str, JsonMember], keys: CallKeys, end: int) -> t
         if unknown:
             raise MalformedCall(f"{unknown[0]!r} is not a key of a tool call", end)
         stated = members.get(keys.name)
-        found = [members[key] for key in keys.arguments if key in members]
+        values = [members[key] for key in keys.arguments if key in members]
         if stated is None or not isinstance(stated.value, str):
             raise MalformedCall("its name is missing" if stated is None else "its name is not a string", end)
-        if len(found) != 1:
-            raise MalformedCall(f"{keys.arguments[0]!r} is missing" if not found else "it has several arguments objects", end)
-        name, arguments = stated.value, found[0]
+        if len(values) != 1:
+            raise MalformedCall(f"{keys.arguments[0]!r} is missing" if not values else "it has several arguments objects", end)
+        name, arguments = stated.value, values[0]
     if not isinstance(arguments.value, dict):
         raise MalformedCall("its arguments are not an object", end)
     return name, arguments

@@ -55,10 +55,10 @@ def learn_calls(template: ChatTemplate, stops: Sequence[str]) -> LearnedCalls | 
 
     `stops` are the texts of the model's stop tokens.
     """
-    texts, name = _rendered(template, stops, IDS), ALPHA
+    texts, name = _render_probes(template, stops, IDS), ALPHA
     named = bool(texts.one) and (ALPHA not in texts.one or f"functions.{ALPHA}:" in texts.one)
     if named:
-        texts, name = _rendered(template, stops, NAMED_IDS), NAMED_IDS[0]
+        texts, name = _render_probes(template, stops, NAMED_IDS), NAMED_IDS[0]
     if name not in texts.one:
         return None
     pattern = _json_object(texts) or _named_call(texts, name, named=named)
@@ -67,7 +67,7 @@ def learn_calls(template: ChatTemplate, stops: Sequence[str]) -> LearnedCalls | 
     return LearnedCalls(pattern, _newlines(texts.after_text, pattern.opening))
 
 
-def _rendered(template: ChatTemplate, stops: Sequence[str], ids: Sequence[str]) -> _Texts:
+def _render_probes(template: ChatTemplate, stops: Sequence[str], ids: Sequence[str]) -> _Texts:
     first, second = FIRST._replace(id=ids[0]), ProbeCall(BETA, {KAPPA: VALUE}, ids[1])
     empty = first._replace(arguments={})
     two = first._replace(arguments={KAPPA: VALUE, LAMBDA: OTHER_VALUE})
@@ -97,8 +97,8 @@ def _rendered(template: ChatTemplate, stops: Sequence[str], ids: Sequence[str]) 
     def render(arguments: Mapping[str, Any]) -> str:
         return text([first._replace(arguments=arguments)]).removeprefix(lead).partition(ALPHA)[2]
 
-    one, no_arguments, two_arguments, both = [written.removeprefix(lead) for written in texts]
-    return _Texts(one, no_arguments, two_arguments, both, after_text, render)
+    one_argument, no_arguments, two_arguments, both = [written.removeprefix(lead) for written in texts]
+    return _Texts(one_argument, no_arguments, two_arguments, both, after_text, render)
 
 
 def _newlines(text: str, opening: str) -> int:
@@ -108,10 +108,10 @@ def _newlines(text: str, opening: str) -> int:
 
 def _json_object(texts: _Texts) -> CallPattern | None:
     """Return the pattern of calls that are JSON objects with a name and arguments."""
-    found = _enclosing_object(texts.one)
-    if found is None:
+    enclosing = _enclosing_object(texts.one)
+    if enclosing is None:
         return None
-    start, end, members = found
+    start, end, members = enclosing
     before, after = texts.one[:start], texts.one[end:]
     keys = _keys(members)
     if keys is None:
@@ -146,8 +146,8 @@ def _keys(members: dict[str, Any]) -> CallKeys | None:
     arguments = [key for key, value in members.items() if value == FIRST.arguments]
     if len(names) != 1 or len(arguments) != 1:
         return None
-    others = tuple(key for key in members if key not in (names[0], arguments[0]))
-    return CallKeys(arguments=(arguments[0],), others=others, name=names[0])
+    other_keys = tuple(key for key in members if key not in (names[0], arguments[0]))
+    return CallKeys(arguments=(arguments[0],), others=other_keys, name=names[0])
 
 
 def _named_call(texts: _Texts, name: str, *, named: bool) -> CallPattern | None:
@@ -158,7 +158,7 @@ def _named_call(texts: _Texts, name: str, *, named: bool) -> CallPattern | None:
     if start is not None:
         _, end = DECODER.raw_decode(rest, start)
         name_end, after, arguments = rest[:start], rest[end:], None
-    elif (quoted := _quoted(rest)) is not None:
+    elif (quoted := _quoted_form(rest)) is not None:
         arguments, end = quoted
         name_end, after = "", rest[end:]
     else:
@@ -175,19 +175,19 @@ def _named_call(texts: _Texts, name: str, *, named: bool) -> CallPattern | None:
 
 def _start_of_arguments(rest: str) -> int | None:
     """Return the position of the arguments, if they are a JSON object."""
-    for found in re.finditer(r"\{", rest):
+    for match in re.finditer(r"\{", rest):
         try:
-            value, _ = DECODER.raw_decode(rest, found.start())
+            value, _ = DECODER.raw_decode(rest, match.start())
         except ValueError:
             continue
-        return found.start() if value == FIRST.arguments else None
+        return match.start() if value == FIRST.arguments else None
     return None
 
 
-def _quoted(rest: str) -> tuple[QuotedValues, int] | None:
+def _quoted_form(rest: str) -> tuple[QuotedValues, int] | None:
     """Return the form of arguments without quotes around keys, and their end."""
-    found = re.match(rf"\{{{KAPPA}:(?P<quote>\S+?){re.escape(VALUE)}(?P=quote)\}}", rest)
-    return (QuotedValues(found["quote"]), found.end()) if found else None
+    match = re.match(rf"\{{{KAPPA}:(?P<quote>\S+?){re.escape(VALUE)}(?P=quote)\}}", rest)
+    return (QuotedValues(match["quote"]), match.end()) if match else None
 
 
 def _tagged_call(texts: _Texts, before: str, rest: str) -> CallPattern | None:
@@ -245,11 +245,11 @@ def _split_section(before: str, after: str, two_calls: str, end: int, second: in
 
 def _delimiter_end(text: str) -> str:
     """Return the text from its first delimiter on."""
-    found = DELIMITER_START.search(text)
-    while found is not None and found[0] == "]":
-        found = DELIMITER_START.search(text, found.end())
-    return text[found.start() :] if found else ""
+    match = DELIMITER_START.search(text)
+    while match is not None and match[0] == "]":
+        match = DELIMITER_START.search(text, match.end())
+    return text[match.start() :] if match else ""
 
 
-def _common_suffix(one: str, other: str) -> str:
-    return common_prefix(one[::-1], other[::-1])[::-1]
+def _common_suffix(first: str, second: str) -> str:
+    return common_prefix(first[::-1], second[::-1])[::-1]

@@ -67,10 +67,10 @@ def _head_of(frame: Frame, kind: str, text: str) -> ValueHead | None:
     string = frame.tags.heads[0]
     if rest.startswith(string.end) and opening == string.opening:
         return string
-    found = re.search(rf"(?:{WRITTEN[kind]})\s*\Z", value, re.DOTALL)
-    if found is None and kind in ("object", "array"):
-        found = re.search(r"(?<=>)", value)  # elements inside
-    return ValueHead(opening, value[: found.start()]) if key and found else None
+    match = re.search(rf"(?:{WRITTEN[kind]})\s*\Z", value, re.DOTALL)
+    if match is None and kind in ("object", "array"):
+        match = re.search(r"(?<=>)", value)  # elements inside
+    return ValueHead(opening, value[: match.start()]) if key and match else None
 
 
 def _merge(heads: Mapping[str, ValueHead]) -> tuple[ValueHead, ...]:
@@ -92,25 +92,25 @@ def _items_of(frame: Frame, heads: Mapping[str, ValueHead], render: Render) -> I
         text = render({KEY: values})
         return text.removeprefix(start) if text.startswith(start) else ""
 
-    one = inside([VALUE])
-    opening = one.partition(VALUE)[0]
-    if VALUE not in one or not opening.lstrip().startswith(("<", "]<")) or INNER not in _after_head(frame, heads, render):
+    single = inside([VALUE])
+    opening = single.partition(VALUE)[0]
+    if VALUE not in single or not opening.lstrip().startswith(("<", "]<")) or INNER not in _after_head(frame, heads, render):
         return None
     two = inside([VALUE, OTHER_VALUE]).partition(VALUE)[2].partition(OTHER_VALUE)[0]
     if not two.endswith(opening):
         return None
     closing = two.removesuffix(opening)
-    found = {"string": ValueHead(opening)}
+    item_heads = {"string": ValueHead(opening)}
     for kind, value in SAMPLES.items():
         written = re.search(WRITTEN[kind], inside([value]), re.DOTALL) if kind not in ("object", "array") else None
         if written:
-            found[kind] = ValueHead(inside([value])[: written.start()])
+            item_heads[kind] = ValueHead(inside([value])[: written.start()])
         elif kind in ("object", "array"):
             inner = inside([value]).partition(VALUE)[0]
             nested = f"{heads['string'].opening}{INNER}{heads['string'].end}" if kind == "object" else opening
             if inner.endswith(nested):
-                found[kind] = ValueHead(inner.removesuffix(nested))
-    return ItemTags(_merge(found), closing)
+                item_heads[kind] = ValueHead(inner.removesuffix(nested))
+    return ItemTags(_merge(item_heads), closing)
 
 
 def _after_head(frame: Frame, heads: Mapping[str, ValueHead], render: Render) -> str:

@@ -39,8 +39,8 @@ def probe_tools(calls: Sequence[ProbeCall]) -> list[ToolDefinition]:
         for schema in properties.values():
             if schema["type"] == "object":
                 schema["additionalProperties"] = {}  # a few templates render no tool with an object of which nothing is known
-        known = declared.get(call.name, {})
-        declared[call.name] = {**known, **properties}
+        known_properties = declared.get(call.name, {})
+        declared[call.name] = {**known_properties, **properties}
     return [
         {
             "type": "function",
@@ -92,7 +92,7 @@ class Probe:
         """
         message: Message = {"role": "assistant", "content": content, "tool_calls": [_message_call(call) for call in calls]}
         results = [{"role": "tool", "tool_call_id": call.id, "name": call.name, "content": RESULT} for call in calls]
-        found, error = [], None
+        rendered, error = [], None
         for after in (results, []):
             try:
                 whole = self.template.render([USER, message, *after], self.tools, add_generation_prompt=False)
@@ -102,12 +102,14 @@ class Probe:
             start = self._start(whole)
             text = whole[start:].partition(RESULT)[0]
             if any(call.name in text or call.id in text for call in calls):
-                found.append(RenderedCalls(whole[:start], text))
-        if error is not None and not found:
+                rendered.append(RenderedCalls(whole[:start], text))
+        if error is not None and not rendered:
             raise error
-        if not found:
+        if not rendered:
             return RenderedCalls(self.prompt, "")
-        return found[0]._replace(text=self._cut([one.text for one in found if one.prompt == found[0].prompt], calls))
+        return rendered[0]._replace(
+            text=self._cut([rendering.text for rendering in rendered if rendering.prompt == rendered[0].prompt], calls)
+        )
 
     def _start(self, whole: str) -> int:
         """Return the position in a rendered conversation where the answer begins: where the prompt ends, or they differ."""
@@ -122,16 +124,16 @@ class Probe:
 
     def _cut(self, texts: Sequence[str], calls: Sequence[ProbeCall]) -> str:
         """Return the answer without what the template writes after it: the end of the turn, and the next message."""
-        text = next((one for one in texts[1:] if texts[0].startswith(one.rstrip())), texts[0])
+        text = next((text_part for text_part in texts[1:] if texts[0].startswith(text_part.rstrip())), texts[0])
         start = _last_place(text, calls)
-        found = [place for end in self.ends if end and (place := text.find(end, start)) >= 0]
-        return text[: min(found)] if found else text
+        places = [place for end in self.ends if end and (place := text.find(end, start)) >= 0]
+        return text[: min(places)] if places else text
 
 
-def common_prefix(one: str, other: str) -> str:
+def common_prefix(first: str, second: str) -> str:
     """Return the longest text that both begin with."""
-    differs = (place for place, (left, right) in enumerate(zip(one, other, strict=False)) if left != right)
-    return one[: next(differs, min(len(one), len(other)))]
+    differs = (place for place, (left, right) in enumerate(zip(first, second, strict=False)) if left != right)
+    return first[: next(differs, min(len(first), len(second)))]
 
 
 def without_open_mark(text: str) -> str:

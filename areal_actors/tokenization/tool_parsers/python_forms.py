@@ -35,14 +35,14 @@ def _end_of_list(text: str, at: int) -> int:
         IncompleteCall: there is none yet.
     """
     depth = 0
-    for found in STRUCTURE.finditer(text, at):
-        if found[0] in ("[", "(", "{"):
+    for match in STRUCTURE.finditer(text, at):
+        if match[0] in ("[", "(", "{"):
             depth += 1
-        elif found[0] in ("]", ")", "}"):
+        elif match[0] in ("]", ")", "}"):
             depth -= 1
             if depth == 0:
-                return found.end()
-        elif len(found[0]) == 1:
+                return match.end()
+        elif len(match[0]) == 1:
             break
     raise IncompleteCall
 

@@ -57,16 +57,16 @@ class QuotedValues(NamedTuple):
             if end < 0:
                 raise IncompleteCall
             return json.dumps(text[start:end], ensure_ascii=False), end + len(self.quote)
-        found = SCALAR.match(text, at)
-        if found is None or found.end() == len(text):
-            if at == len(text) or found is not None or self.quote.startswith(text[at:]):
+        match = SCALAR.match(text, at)
+        if match is None or match.end() == len(text):
+            if at == len(text) or match is not None or self.quote.startswith(text[at:]):
                 raise IncompleteCall
             raise MalformedCall(f"expected a value, found {text[at : at + 1]!r}", at)
-        if found[0] in CONSTANTS:
-            return CONSTANTS[found[0]], found.end()
-        if not NUMBER.fullmatch(found[0]):
-            raise MalformedCall(f"{found[0][:40]!r} is not a value", at)
-        return found[0], found.end()
+        if match[0] in CONSTANTS:
+            return CONSTANTS[match[0]], match.end()
+        if not NUMBER.fullmatch(match[0]):
+            raise MalformedCall(f"{match[0][:40]!r} is not a value", at)
+        return match[0], match.end()
 
     def _object(self, text: str, at: int, depth: int) -> tuple[str, int]:
         members: dict[str, str] = {}

@@ -177,8 +177,8 @@ def _case_problem(
         return NO_CALLS
     answer = form.parse(text, tools, in_reasoning=form.opens_reasoning(prompt) or form.closes_reasoning(text))
     if len(answer.tool_calls) != len(calls):
-        found = answer.tool_call_error or f"{len(answer.tool_calls)} of {len(calls)} calls were found"
-        return f"{case} is rendered as {text[-300:]!r} and does not parse as {form.name}: {found}"
+        problem = answer.tool_call_error or f"{len(answer.tool_calls)} of {len(calls)} calls were found"
+        return f"{case} is rendered as {text[-300:]!r} and does not parse as {form.name}: {problem}"
     for call, read in zip(calls, answer.tool_calls, strict=True):
         if call.name != read.name:
             return f"{case} of {call.name!r} is read back as one of {read.name!r}"

@@ -144,14 +144,14 @@ class DelimitedStreamParser(StreamParser):
 
     def _read_reasoning(self, *, final: bool) -> bool:
         self._skip_newlines()
-        found = [(at, closing) for closing in self._closings if (at := self._pending.find(closing)) >= 0]
+        places = [(at, closing) for closing in self._closings if (at := self._pending.find(closing)) >= 0]
         call = self._opens_in_reasoning.search(self._pending, self._scan) if self._opens_in_reasoning else None
-        ends = min(found)[0] if found else len(self._pending)
-        if call and call.start() < ends and not self._pending[ends + len(min(found)[1]) if found else ends :].strip():
+        ends = min(places)[0] if places else len(self._pending)
+        if call and call.start() < ends and not self._pending[ends + len(min(places)[1]) if places else ends :].strip():
             return self._read_call_in_reasoning(call.start(), final=final)
         self._scan = 0
-        if found:
-            at, closing = min(found)
+        if places:
+            at, closing = min(places)
             self._emit_reasoning(self._pending[: newlines_before(self._pending, at, 1)])
             self._pending = self._pending[at + len(closing) :]
             self._phase, self._skip = TEXT, NEWLINES_AFTER_REASONING
@@ -208,10 +208,10 @@ class DelimitedStreamParser(StreamParser):
 
     def _drop_frame(self, call: int) -> bool:
         """Drop the first delimiter around text that stands before the position of a call (if there is one); false if there is none."""
-        found = [(place, -len(part)) for part in self._frame if (place := self._pending.find(part, self._scan)) >= 0]
-        if not found or 0 <= call < min(found)[0]:
+        places = [(place, -len(part)) for part in self._frame if (place := self._pending.find(part, self._scan)) >= 0]
+        if not places or 0 <= call < min(places)[0]:
             return False
-        at, length = min(found)
+        at, length = min(places)
         if not (self._blank and self._pending[:at].isspace()):
             self._emit_text(self._pending[:at])
         self._pending, self._scan = self._pending[at - length :], 0
@@ -223,8 +223,8 @@ class DelimitedStreamParser(StreamParser):
             start = self._pending.lstrip()
             if start and start[0] in self._syntax.bare:
                 return len(self._pending) - len(start)
-        found = self._openings.search(self._pending, self._scan) if self._openings else None
-        return found.start() if found else -1
+        match = self._openings.search(self._pending, self._scan) if self._openings else None
+        return match.start() if match else -1
 
     def _read_call_at(self, at: int, *, final: bool) -> ParsedCalls | None:
         """Parse the call that may begin here; None while more text is needed."""
@@ -249,10 +249,10 @@ class DelimitedStreamParser(StreamParser):
     def _malformed_block(self, at: int, error: MalformedCall, *, final: bool) -> ParsedCalls | None:
         """Return a malformed call as text: all up to the closing delimiter, or the opening one alone if there is no closing one."""
         problem = call_problem(error)
-        found = self._openings.match(self._pending, at) if self._openings else None
-        start = found.end() if found else at + 1
+        match = self._openings.match(self._pending, at) if self._openings else None
+        start = match.end() if match else at + 1
         closing = self._syntax.closing
-        if not closing or not found:
+        if not closing or not match:
             return ParsedCalls(start, (), problem)
         end = self._pending.find(closing, error.position)
         if end < 0 and not final:
@@ -311,10 +311,10 @@ def partial_delimiter_start(text: str, delimiters: Sequence[str], start: int = 0
     """Return the start of a trailing text that may become a delimiter, with up to `newlines` line breaks before it."""
     at = len(text)
     for delimiter in delimiters:
-        found = text.find(delimiter[0], max(start, len(text) - len(delimiter) + 1))
-        while found >= 0 and not delimiter.startswith(text[found:]):
-            found = text.find(delimiter[0], found + 1)
-        at = min(at, found) if found >= 0 else at
+        place = text.find(delimiter[0], max(start, len(text) - len(delimiter) + 1))
+        while place >= 0 and not delimiter.startswith(text[place:]):
+            place = text.find(delimiter[0], place + 1)
+        at = min(at, place) if place >= 0 else at
     return newlines_before(text, at, newlines)
 
 

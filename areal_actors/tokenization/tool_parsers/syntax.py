@@ -128,9 +128,9 @@ class CallSyntax(NamedTuple):
                 field="tools",
             )
         bodies = alternatives([self.body(grammar, name, parameters) for name, parameters in declared.items()])
-        call = grammar.rule(grammar.enclosed(self.around_call, bodies))
+        call = grammar.rule(grammar.enclose(self.around_call, bodies))
         separator = grammar.literal(self.separator) if self.separator else ""
         calls = f"{call} ({separator} {call})*" if parallel else call
         if self.brackets == "always" or (parallel and self.brackets):
             calls = f'"[" {calls} "]"'
-        return grammar.enclosed(self.around_calls, calls)
+        return grammar.enclose(self.around_calls, calls)

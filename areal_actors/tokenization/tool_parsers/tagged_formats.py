@@ -106,7 +106,7 @@ def glm_body(grammar: Grammar, name: str, parameters: Mapping[str, Any]) -> str:
     line = grammar.literal("\n")
 
     def argument(key: str, schema: object) -> str:
-        tagged = grammar.enclosed(("<arg_key>", "</arg_key>"), grammar.literal(key))
+        tagged = grammar.enclose(("<arg_key>", "</arg_key>"), grammar.literal(key))
         opening = grammar.delimiter("<arg_value>")
         return f"{tagged} {line} {opening} {value_grammar(grammar, schema, parameters, '</arg_value>', before='', without=CLOSING)} {line}"
 
@@ -150,10 +150,10 @@ def json_types(schema: object, root: Mapping[str, Any], depth: int = 0) -> froze
 
 def resolve_reference(reference: str, root: Mapping[str, Any]) -> object:
     """Return the schema at `#/…`; None if there is none."""
-    found: object = root
+    node: object = root
     for step in reference[2:].split("/"):
-        found = found.get(step) if isinstance(found, Mapping) else None
-    return found
+        node = node.get(step) if isinstance(node, Mapping) else None
+    return node
 
 
 def argument_schemas(parameters: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -205,7 +205,7 @@ class Algorithm(Config, tag_field="name"):
         """Critic trained with the policy; an algorithm with a critic has a table of this name."""
         return None
 
-    def resolved(self) -> Algorithm:
+    def resolve(self) -> Algorithm:
         """Returns the algorithm that trains: this one, or the one of the class that it names."""
         return self
 

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Literal
 
 from areal_actors.core.config import Config, NonNegativeFloat
 from areal_actors.training.algorithms.base import Batch, Need, Problem, require
-from areal_actors.training.algorithms.importance import Aggregation, ImportanceSampling, Level, bounded, importance_weights
+from areal_actors.training.algorithms.importance import Aggregation, ImportanceSampling, Level, bound_weights, importance_weights
 from areal_actors.training.algorithms.veto import Corrected, Veto
 
 if TYPE_CHECKING:
@@ -101,9 +101,9 @@ class Correction(Veto):
                 ("aggregation",): (self.aggregation, "geometric"),
                 ("mismatch", "importance_sampling"): (self.mismatch.importance_sampling, "off"),
             }
-            for key, (found, default) in found_and_default.items():
-                if found != default:
-                    message = f'found "{found}", but with `decoupled = false` there is no behaviour weight; leave one of the two out'
+            for key, (value, default) in found_and_default.items():
+                if value != default:
+                    message = f'found "{value}", but with `decoupled = false` there is no behaviour weight; leave one of the two out'
                     yield ("correction", *key), message
         yield from _bound_problems(("correction",), self)
         yield from _bound_problems(("correction", "mismatch"), self.mismatch)
@@ -126,7 +126,7 @@ class Correction(Veto):
             if table.importance_sampling == "off":
                 continue
             raw = importance_weights(log_weights, batch.sequences, table.level, table.aggregation, plain.vetoed)
-            own, outside = bounded(raw, table.importance_sampling, table.lowest, table.highest or math.inf, batch.advantages)
+            own, outside = bound_weights(raw, table.importance_sampling, table.lowest, table.highest or math.inf, batch.advantages)
             measures |= {f"{prefix}_{OUTSIDE[table.importance_sampling]}_frac": outside}
             weight = own if weight is None else weight * own
         if weight is not None:

@@ -38,16 +38,16 @@ class CustomAlgorithm(Algorithm, tag="custom", dict=True):
         Raises:
             RecipeError: there is no such class, it is no algorithm for episodes, or it does not have these settings.
         """
-        found = load_part("algorithm", self.path, Path.cwd())
-        if not (isinstance(found, type) and issubclass(found, Algorithm)):
+        custom = load_part("algorithm", self.path, Path.cwd())
+        if not (isinstance(custom, type) and issubclass(custom, Algorithm)):
             raise RecipeError(f"`{self.path}` is not a subclass of areal_actors.training.algorithms.Algorithm; derive it from one")
-        if found.head != "tokens" or found.learns_from != "episodes":
-            raise RecipeError(f'`{self.path}` has head = "{found.head}" and learns_from = "{found.learns_from}"; derive one for episodes')
+        if custom.head != "tokens" or custom.learns_from != "episodes":
+            raise RecipeError(f'`{self.path}` has head = "{custom.head}" and learns_from = "{custom.learns_from}"; derive one for episodes')
         general = {name: getattr(self, name) for name in GENERAL}
-        algorithm: Algorithm = msgspec.convert({**self.options, **general}, found)
+        algorithm: Algorithm = msgspec.convert({**self.options, **general}, custom)
         return algorithm
 
-    def resolved(self) -> Algorithm:
+    def resolve(self) -> Algorithm:
         """Returns the algorithm of the class."""
         return self.loaded
 

@@ -117,8 +117,8 @@ def leave_one_out(rewards: Tensor, samples: Tensor, groups: Tensor) -> Tensor:
     """
     values = sample_values(rewards, samples, groups)
     means = exact_mean_by(values, groups)[groups]
-    others = (_group_sizes(groups)[groups] - 1).clamp(min=1.0)
-    return _subtract_baselines(rewards, means + (means - values) / others, samples, groups)
+    other_count = (_group_sizes(groups)[groups] - 1).clamp(min=1.0)
+    return _subtract_baselines(rewards, means + (means - values) / other_count, samples, groups)
 
 
 def _group_sizes(groups: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ def std_of(values: Tensor) -> Tensor:
     return ((values - values.mean()).square().sum() / max(len(values) - 1, 1)).sqrt()
 
 
-def whitened(values: Tensor, samples: Tensor) -> Tensor:
+def whiten(values: Tensor, samples: Tensor) -> Tensor:
     """Returns values minus their mean, divided by their standard deviation: float64 `[tokens]`, samples int64 `[tokens]` → `[tokens]`.
 
     Moments are means over samples of means over the tokens of a sample, the variance with n - 1 samples: if all tokens of a

@@ -43,7 +43,7 @@ def importance_weights(log_weights: Tensor, sequences: Tensor, level: Level, agg
     return ratio(totals)[sequences]
 
 
-def bounded(
+def bound_weights(
     weights: Tensor, weighting: Literal["truncate", "mask", "clip"], lowest: float, highest: float, advantages: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Returns weights within their bounds (inclusive), and a mask of the tokens changed: `[tokens]` and bool `[tokens]`.

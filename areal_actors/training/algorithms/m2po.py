@@ -68,7 +68,7 @@ class M2po(PolicyGradient, tag="m2po"):
         advantages = super().advantages(step)
         seen = step.sequences >= 0 if advantages.kept is None else advantages.kept
         squares = (require(step.proximal, "proximal") - step.behaviour).to(step.rewards.dtype).square()
-        vetoed = self.correction.vetoed(step.behaviour, require(step.proximal, "proximal"), step.sequences)
+        vetoed = self.correction.veto_mask(step.behaviour, require(step.proximal, "proximal"), step.sequences)
         squares = (squares if vetoed is None else squares.masked_fill(vetoed, math.inf))[seen]
         sound = squares[squares.isfinite()]
         within = within_second_moment(squares, self.threshold)

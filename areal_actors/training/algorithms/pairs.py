@@ -61,11 +61,11 @@ def sequence_weights(step: StepTokens) -> Advantages:
     tokens = sum_by(step.rewards.new_ones(len(samples)), samples, len(step.groups))
     is_chosen = sample_values(step.rewards, step.samples, step.groups) > CHOSEN
     for name, side in (("preferred", is_chosen), ("rejected", ~is_chosen)):
-        found = sum_by((side & (tokens > 0)).to(tokens.dtype), step.groups)
+        counts = sum_by((side & (tokens > 0)).to(tokens.dtype), step.groups)
         for pair in sorted(set(step.groups.tolist())):
-            if found[pair] != 1:
+            if counts[pair] != 1:
                 raise EngineError(
-                    f"preference pair {pair} of the batch has {int(found[pair])} {name} answers with a trained token, expected 1: "
+                    f"preference pair {pair} of the batch has {int(counts[pair])} {name} answers with a trained token, expected 1: "
                     "one side is missing or masked; remove the pair from the data"
                 )
     return Advantages(tokens=(len(samples) / (len(tokens) * tokens[samples])).to(step.behaviour.dtype))

@@ -14,7 +14,7 @@ import msgspec
 from areal_actors.core.config import PositiveFloat, PositiveInt
 from areal_actors.training.algorithms.base import Advantages, Algorithm, Batch, Problem, StepTokens, TokenLosses
 from areal_actors.training.algorithms.correction import Correction
-from areal_actors.training.algorithms.groups import group_normalized, whitened
+from areal_actors.training.algorithms.groups import group_normalized, whiten
 from areal_actors.training.algorithms.kl import Kl
 from areal_actors.training.algorithms.pieces import LossAggregation, call_shares, clipped_surrogate, estimate, ratio
 from areal_actors.training.algorithms.shaping import Shaping
@@ -67,8 +67,8 @@ class PolicyGradient(Algorithm):
 
     def finalize(self, step: StepTokens, advantages: Tensor) -> Advantages:
         """Returns token advantages, float64 `[tokens]`, in the precision of the step: normalized on request, then masked."""
-        tokens = whitened(advantages, step.samples[step.calls]) if self.normalize_advantages else advantages
-        kept = self.shaping.kept(step)
+        tokens = whiten(advantages, step.samples[step.calls]) if self.normalize_advantages else advantages
+        kept = self.shaping.loss_mask(step)
         masked = {} if kept is None or not len(kept) else {"truncated_masked_frac": float((~kept).double().mean())}
         return Advantages(tokens=tokens.to(step.behaviour.dtype), kept=kept, metrics={**self.kl.metrics(step), **masked})
 
@@ -86,7 +86,7 @@ class PolicyGradient(Algorithm):
         losses, measures = self.surrogate(batch, logp, corrected)
         measures = {**measures, "approx_kl": estimate("k3", batch.behaviour - logp), **corrected.measures}
         detached = {name: column.detach() for name, column in measures.items()}
-        return self.kl.add_kl_loss(TokenLosses(losses=corrected.weighted(losses), measures=detached), batch, logp)
+        return self.kl.add_kl_loss(TokenLosses(losses=corrected.weigh(losses), measures=detached), batch, logp)
 
 
 class ClippedPolicy(PolicyGradient):

@@ -30,7 +30,7 @@ class Shaping(Config):
         shaped = (rewards + self.bias) * self.scale
         return shaped if self.clip is None else shaped.clamp(-self.clip, self.clip)
 
-    def kept(self, step: StepTokens) -> Tensor | None:
+    def loss_mask(self, step: StepTokens) -> Tensor | None:
         """Returns the mask of tokens that the loss uses: bool `[tokens]`; None means all."""
         return None if self.truncated == "train" else ~is_truncated(step)[step.samples[step.calls]]
 

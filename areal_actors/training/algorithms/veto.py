@@ -34,7 +34,7 @@ class Corrected(msgspec.Struct, frozen=True):
     """bool `[tokens]`: tokens without policy loss; None if the veto is off."""
     measures: dict[str, Tensor]
 
-    def weighted(self, losses: Tensor) -> Tensor:
+    def weigh(self, losses: Tensor) -> Tensor:
         """Returns losses times their weight, 0 for vetoed tokens."""
         losses = losses if self.weight is None else losses * self.weight
         return losses if self.vetoed is None else losses.masked_fill(self.vetoed, 0.0)
@@ -54,7 +54,7 @@ class Veto(Component):
         """True if `Batch.proximal` is the anchor of ratios."""
         return False
 
-    def vetoed(self, behaviour: Tensor, proximal: Tensor, sequences: Tensor) -> Tensor | None:
+    def veto_mask(self, behaviour: Tensor, proximal: Tensor, sequences: Tensor) -> Tensor | None:
         """Returns the tokens that are not trained: three columns `[tokens]` → bool `[tokens]`, or None if the veto is off."""
         if self.veto == "off":
             return None
@@ -65,7 +65,7 @@ class Veto(Component):
 
     def correct(self, batch: Batch, logp: Tensor) -> Corrected:  # noqa: ARG002 - `Correction` interpolates with it
         """Returns the anchor and importance weight of each token: here behaviour log-probabilities, and no weight."""
-        vetoed = self.vetoed(batch.behaviour, batch.proximal, batch.sequences)
+        vetoed = self.veto_mask(batch.behaviour, batch.proximal, batch.sequences)
         if vetoed is None:
             return Corrected(batch.behaviour, None, None, {})
         return Corrected(batch.proximal.where(vetoed, batch.behaviour), None, vetoed, {"vetoed_frac": vetoed})

@@ -38,10 +38,10 @@ class ExpertParallel(ParallelStyle):
 
         def forward(hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
             own = OwnExperts(module, device_mesh.size())
-            index = own.renumbered(top_k_index, device_mesh.get_local_rank())
-            weights = _shared(top_k_weights, device_mesh).masked_fill(index == own.num_experts, 0.0)
-            output = compute(own, _shared(hidden_states, device_mesh), index, weights)
-            return _summed(output, device_mesh)
+            index = own.renumber(top_k_index, device_mesh.get_local_rank())
+            weights = _share_input(top_k_weights, device_mesh).masked_fill(index == own.num_experts, 0.0)
+            output = compute(own, _share_input(hidden_states, device_mesh), index, weights)
+            return _sum_output(output, device_mesh)
 
         module.forward = forward
         return module
@@ -60,19 +60,19 @@ class OwnExperts:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._module, name)
 
-    def renumbered(self, index: Tensor, part: int) -> Tensor:
+    def renumber(self, index: Tensor, part: int) -> Tensor:
         """Numbers of the chosen experts among this rank's own; those of others are `num_experts`, which transformers leaves out."""
         own = index - part * self.num_experts
         return torch.where((own >= 0) & (own < self.num_experts), own, self.num_experts)
 
 
-def _shared(value: Tensor, mesh: DeviceMesh) -> Tensor:
+def _share_input(value: Tensor, mesh: DeviceMesh) -> Tensor:
     """An input that every rank has: its gradient is the sum over the ranks."""
     local: Tensor = DTensor.from_local(value, mesh, [Replicate()], run_check=False).to_local(grad_placements=[Partial()])
     return local
 
 
-def _summed(value: Tensor, mesh: DeviceMesh) -> Tensor:
+def _sum_output(value: Tensor, mesh: DeviceMesh) -> Tensor:
     """The sum of an output over the ranks."""
     total: Tensor = DTensor.from_local(value, mesh, [Partial()], run_check=False).redistribute(placements=[Replicate()]).to_local()
     return total

@@ -32,8 +32,8 @@ class Layout(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, settings: TrainerSettings) -> Layout:
         """Layout of settings that `layout_problem` accepts."""
-        others = settings.pipeline_parallel * settings.sequence_parallel * settings.tensor_parallel
-        return cls(settings.ranks // others, settings.sequence_parallel, settings.tensor_parallel, settings.pipeline_parallel)
+        per_replica = settings.pipeline_parallel * settings.sequence_parallel * settings.tensor_parallel
+        return cls(settings.ranks // per_replica, settings.sequence_parallel, settings.tensor_parallel, settings.pipeline_parallel)
 
 
 def layout_problem(settings: TrainerSettings) -> tuple[str, str] | None:
@@ -46,8 +46,8 @@ def layout_problem(settings: TrainerSettings) -> tuple[str, str] | None:
     if ranks > 1 and settings.optimizer.name == "adafactor":
         return "ranks", f"found {ranks}, but torch's Adafactor does not support sharded weights; write 1, or another trainer.optimizer.name"
     if settings.compile and tensor * sequence > 1:
-        found = f"found true, but blocks split by tensor_parallel = {tensor} times sequence_parallel = {sequence} are not compiled"
-        return "compile", f"{found}; leave it out, or write 1 for both"
+        problem = f"found true, but blocks split by tensor_parallel = {tensor} times sequence_parallel = {sequence} are not compiled"
+        return "compile", f"{problem}; leave it out, or write 1 for both"
     if settings.ranks_address and ranks == 1:
         return (
             "ranks_address",

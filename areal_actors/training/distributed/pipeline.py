@@ -86,9 +86,9 @@ class Pipeline:
 
     def send(self, tensor: Tensor, *, forward: bool) -> None:
         """Send to the next (`forward`) or the previous stage, without waiting for the transfer."""
-        group, other = (self._forward_group, self.stage + 1) if forward else (self._backward_group, self.stage - 1)
+        group, neighbour = (self._forward_group, self.stage + 1) if forward else (self._backward_group, self.stage - 1)
         tensor = tensor.contiguous()
-        work = dist.isend(tensor, group=group, group_dst=other)
+        work = dist.isend(tensor, group=group, group_dst=neighbour)
         assert work is not None
         self._in_flight.append((work, tensor))
         while len(self._in_flight) > 2 * self.stages:  # more are only in flight if the receiver is behind
@@ -96,14 +96,14 @@ class Pipeline:
 
     def receive(self, shape: Sequence[int], dtype: torch.dtype, *, forward: bool) -> Tensor:
         """Receive a tensor of `send` in this direction."""
-        group, other = (self._forward_group, self.stage - 1) if forward else (self._backward_group, self.stage + 1)
+        group, neighbour = (self._forward_group, self.stage - 1) if forward else (self._backward_group, self.stage + 1)
         tensor = torch.empty(shape, dtype=dtype, device=self._device)
-        dist.recv(tensor, group=group, group_src=other)
+        dist.recv(tensor, group=group, group_src=neighbour)
         return tensor
 
-    def agree(self, found: bool) -> bool:  # noqa: FBT001 - `bool` replaces it without stages
+    def agree(self, value: bool) -> bool:  # noqa: FBT001 - `bool` replaces it without stages
         """True if `found` is true on every stage."""
-        agreed = torch.tensor(found, dtype=torch.int64, device=self._device)
+        agreed = torch.tensor(value, dtype=torch.int64, device=self._device)
         dist.all_reduce(agreed, dist.ReduceOp.MIN, group=self._forward_group)
         return bool(agreed)
 
@@ -121,15 +121,17 @@ class Pipeline:
     @torch.no_grad()
     def reduce_shared_gradients(self, parameters: Container[int]) -> None:
         """Sum the gradients of shared parameters (those with these `id`) over both stages; bit-identical on both."""
-        other = self.stages - 1 - self.stage
-        ours, theirs = (self._forward_group, self._backward_group) if self.is_first else (self._backward_group, self._forward_group)
+        counterpart = self.stages - 1 - self.stage
+        ours, counterpart_group = (
+            (self._forward_group, self._backward_group) if self.is_first else (self._backward_group, self._forward_group)
+        )
         for parameter in self._shared:
             if parameter.grad is None or id(parameter) not in parameters:
                 continue
             own = parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
-            sending = dist.isend(own, group=ours, group_dst=other)
+            sending = dist.isend(own, group=ours, group_dst=counterpart)
             received = torch.empty_like(own)
-            dist.recv(received, group=theirs, group_src=other)
+            dist.recv(received, group=counterpart_group, group_src=counterpart)
             assert sending is not None
             sending.wait()
             own.add_(received)
@@ -150,16 +152,16 @@ class Pipeline:
         described = [(name, first[id(tensor)], tensor.shape, tensor.dtype) for name, tensor in tensors.items()]
         every: list[Any] = [None] * self.stages
         dist.all_gather_object(every, described, group=self._forward_group)
-        there = {name for name, _, _, _ in every[0]}
+        names = {name for name, _, _, _ in every[0]}
         if not self.is_first:
             for name, same, _, _ in described:
-                if name == same and name not in there:
+                if name == same and name not in names:
                     dist.send(tensors[name].contiguous(), group=self._forward_group, group_dst=0)
             return {}
         whole = dict(tensors)
-        for stage, theirs in enumerate(every[1:], 1):
-            for name, same, shape, dtype in theirs:
-                if name in there:
+        for stage, stage_tensors in enumerate(every[1:], 1):
+            for name, same, shape, dtype in stage_tensors:
+                if name in names:
                     continue
                 if name != same:
                     whole[name] = whole[same]

@@ -47,7 +47,7 @@ def main(_: list[str]) -> None:
     """Execute commands until the connection closes; everything that it needs is in the environment, as with torchrun."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     rendezvous = f"{os.environ.get('TORCHELASTIC_RUN_ID', '')} {os.environ.get('TORCHELASTIC_RESTART_COUNT', '')}"
-    connection = _connected(os.environ["AREAL_RANKS_ADDRESS"])
+    connection = _connect(os.environ["AREAL_RANKS_ADDRESS"])
     frames = send_hello(connection, os.environ["AREAL_RANKS_KEY"], rank, ranks, os.getpid(), rendezvous)
     commands: queue.SimpleQueue[bytes] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(frames, commands), daemon=True, name="commands").start()
@@ -55,7 +55,7 @@ def main(_: list[str]) -> None:
     while True:
         body = commands.get()
         try:
-            command = _received(body, ranks)
+            command = _decode_command(body, ranks)
             if isinstance(command, Start):
                 trainer = _start(command)
                 reply: Reply = Done(weight_version=trainer.weight_version)
@@ -67,7 +67,7 @@ def main(_: list[str]) -> None:
         frames.send(reply)
 
 
-def _connected(address: str) -> socket.socket:
+def _connect(address: str) -> socket.socket:
     """Connect to the trainer as soon as it listens."""
     host, _, port = address.rpartition(":")
     until = time.monotonic() + REPORT_SECONDS
@@ -92,7 +92,7 @@ def _listen(frames: Frames, commands: queue.SimpleQueue[bytes]) -> None:
         os._exit(LOST)
 
 
-def _received(body: bytes, ranks: int) -> Start | MethodCall:
+def _decode_command(body: bytes, ranks: int) -> Start | MethodCall:
     """Decode a command; sequences reach the other ranks through the first."""
     command: Command = decode(body, Command)
     if isinstance(command, BroadcastCall):

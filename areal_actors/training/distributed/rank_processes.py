@@ -96,10 +96,10 @@ class RankProcesses:
         """
         body = encode(command)
         has_sequences = isinstance(command, MethodCall) and command.sequences is not None
-        others = encode(BroadcastCall(length=len(body))) if has_sequences else body
+        for_others = encode(BroadcastCall(length=len(body))) if has_sequences else body
         for rank, frames in self._frames.items():
             with suppress(OSError):  # a closed connection is detected below
-                frames.send(others if rank else body)
+                frames.send(for_others if rank else body)
         replies: dict[int, Reply | None] = {}
         until = time.monotonic() + seconds
         while len(replies) < self._ranks:
@@ -175,7 +175,7 @@ class RankProcesses:
             frames, hello = admitted
             if hello.ranks != self._ranks:
                 raise SetupError(f"{hello.ranks} ranks were started, but trainer.ranks = {self._ranks}; use the same number")
-            if any(other.rendezvous != hello.rendezvous for other in self._hellos.values()):
+            if any(rank_hello.rendezvous != hello.rendezvous for rank_hello in self._hellos.values()):
                 self._disconnect()  # ranks of an earlier attempt of the torchrun agent
             self._frames[hello.rank], self._hellos[hello.rank] = frames, hello
 
@@ -198,8 +198,8 @@ class RankProcesses:
         distinct = {(reply.kind, reply.text) for reply in failed.values()}
         if len(failed) == self._ranks and len(distinct) == 1:
             ((kind, text),) = distinct
-            known = getattr(errors, kind, EngineError)
-            return (known if isinstance(known, type) and issubclass(known, ArealError) else EngineError)(text)
+            error_kind = getattr(errors, kind, EngineError)
+            return (error_kind if isinstance(error_kind, type) and issubclass(error_kind, ArealError) else EngineError)(text)
         dead = [rank for rank, reply in replies.items() if reply is None]
         if dead:
             message = f"rank {dead[0]} of {self._ranks} {self._exit_description(dead[0])} in {what}"

@@ -69,8 +69,8 @@ def use_all_to_all(base_model: Any, group: ProcessGroup) -> None:
     kinds = set(getattr(config, "layer_types", None) or ())
     if "sliding_attention" in kinds or getattr(config, "sliding_window", None):
         raise SetupError("trainer.sequence_parallel: models with sliding-window attention are not supported; write 1")
-    if others := sorted(kinds - {"full_attention", "attention"}):
-        raise SetupError(f"trainer.sequence_parallel: models with layers of kind {', '.join(others)} are not supported; write 1")
+    if unsupported := sorted(kinds - {"full_attention", "attention"}):
+        raise SetupError(f"trainer.sequence_parallel: models with layers of kind {', '.join(unsupported)} are not supported; write 1")
     AttentionInterface.register(NAME, _with_all_to_all(ALL_ATTENTION_FUNCTIONS[config._attn_implementation], group))  # noqa: SLF001 - set below too
     config._attn_implementation = NAME  # noqa: SLF001
 

@@ -17,7 +17,7 @@ from areal_actors.core.errors import EngineError
 from areal_actors.training.distributed import checkpoint, gradients
 from areal_actors.training.distributed.layout import Layout
 from areal_actors.training.distributed.mesh import Mesh, join_process_group, rank_device
-from areal_actors.training.distributed.micro_batches import budget, distribute, filler, unscored
+from areal_actors.training.distributed.micro_batches import budget, distribute, filler, without_scores
 from areal_actors.training.distributed.pipeline import Pipeline
 from areal_actors.training.distributed.sharded_model import shard
 from areal_actors.training.packing.tensors import MicroBatch
@@ -72,7 +72,7 @@ class ShardedRanks(Ranks):
         """See `Ranks.distribute`."""
         mine = distribute([part.computed_tokens for part in parts], self.replicas)[self.replica]
         shared = [filler(parts[0]) if index is None else parts[index] for index in mine]
-        return shared if self._pipeline.is_last else [unscored(part) for part in shared]
+        return shared if self._pipeline.is_last else [without_scores(part) for part in shared]
 
     def run_micro_batches(
         self, parts: Sequence[MicroBatch], forward: Callable[[MicroBatch], Output], backward: Callable[[MicroBatch, Output], None]
@@ -98,8 +98,8 @@ class ShardedRanks(Ranks):
         dist.all_gather_object(every, (sums, largest), group=self._mesh.across)
         totals: dict[str, float] = {}
         most: dict[str, float] = {}
-        for theirs, peaks in every:
-            totals |= {name: totals.get(name, 0.0) + value for name, value in theirs.items()}
+        for rank_metrics, peaks in every:
+            totals |= {name: totals.get(name, 0.0) + value for name, value in rank_metrics.items()}
             most |= {name: max(most.get(name, -math.inf), value) for name, value in peaks.items()}
         return totals, most
 

@@ -45,13 +45,13 @@ def block_mask(tree: PrefixTree, device: torch.device, queries: Indices | None =
         return (begins[key] <= entry) & (entry < ends[key])
 
     sees: Sees = visible
-    some, whole = visible_blocks(tree.groups, chosen, tokens)
+    partly, whole = visible_blocks(tree.groups, chosen, tokens)
     if window is not None:
         sees = _within(sees, torch.from_numpy(tree.depths[chosen]).to(device), torch.from_numpy(tree.depths).to(device), window)
         nearest, farthest = _distances(tree.depths[chosen], tree.depths)
-        some, whole = some & (nearest < window), whole & (farthest < window)
-    partial_counts, partial = _listed(some & ~whole, device)
-    whole_counts, wholes = _listed(whole, device)
+        partly, whole = partly & (nearest < window), whole & (farthest < window)
+    partial_counts, partial = _list_blocks(partly & ~whole, device)
+    whole_counts, wholes = _list_blocks(whole, device)
     return BlockMask.from_kv_blocks(
         partial_counts, partial, whole_counts, wholes, BLOCK_SIZE=BLOCK, mask_mod=sees, seq_lengths=(len(chosen), tokens)
     )
@@ -74,8 +74,8 @@ def _distances(asking: Indices, asked: Indices) -> tuple[Indices, Indices]:
 
 
 def _of_blocks(column: Indices, take: np.ufunc) -> Indices:
-    found: Indices = take.reduceat(column, np.arange(0, len(column), BLOCK))
-    return found
+    reduced: Indices = take.reduceat(column, np.arange(0, len(column), BLOCK))
+    return reduced
 
 
 def depth_first_intervals(groups: Sequence[SharedPrefixGroup], tokens: int) -> tuple[Indices, Indices]:
@@ -111,28 +111,28 @@ def parent_of(group: SharedPrefixGroup) -> int:
 def visible_blocks(groups: Sequence[SharedPrefixGroup], queries: Indices, tokens: int) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Blocks of which some, and of which all pairs are visible: bool `[query blocks, key blocks]` each."""
     shape = -(-len(queries) // BLOCK), -(-tokens // BLOCK)
-    some, pairs = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=np.int64)
+    visible, pairs = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=np.int64)
     for group in groups:
         context = _overlaps(group.context, shape[1])
         for first, last in group.chains:
             begin, end = (int(place) for place in np.searchsorted(queries, (first, last)))
             for row in range(begin // BLOCK, -(-end // BLOCK) if begin < end else 0):
                 low, high = max(begin, row * BLOCK), min(end, (row + 1) * BLOCK)
-                some[row] |= context + _overlaps([(first, int(queries[high - 1]) + 1)], shape[1]) > 0
+                visible[row] |= context + _overlaps([(first, int(queries[high - 1]) + 1)], shape[1]) > 0
                 pairs[row] += (high - low) * (context + _overlaps([(first, int(queries[low]) + 1)], shape[1]))
-    return some, pairs == BLOCK * BLOCK
+    return visible, pairs == BLOCK * BLOCK
 
 
 def _overlaps(ranges: Iterable[tuple[int, int]], blocks: int) -> Indices:
     """Tokens of the ranges in each block: int64 `[blocks]`."""
     begins = np.arange(blocks) * BLOCK
-    found = np.zeros(blocks, dtype=np.int64)
+    overlaps = np.zeros(blocks, dtype=np.int64)
     for first, last in ranges:
-        found += np.clip(np.minimum(begins + BLOCK, last) - np.maximum(begins, first), 0, None)
-    return found
+        overlaps += np.clip(np.minimum(begins + BLOCK, last) - np.maximum(begins, first), 0, None)
+    return overlaps
 
 
-def _listed(blocks: NDArray[np.bool_], device: torch.device) -> tuple[Tensor, Tensor]:
+def _list_blocks(blocks: NDArray[np.bool_], device: torch.device) -> tuple[Tensor, Tensor]:
     """The chosen blocks of each row: how many, int32 `[1, 1, rows]`, and their numbers before all others, int32 `[1, 1, rows, columns]`."""
     order = np.argsort(~blocks, axis=1, kind="stable").astype(np.int32)
     counts = blocks.sum(1, dtype=np.int32)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from areal_actors.training.compilation import compiled
+from areal_actors.training.compilation import compile_on_first_call
 from areal_actors.training.packing.packed_tree import PackedTree
 from areal_actors.training.packing.tree_attention import attend
 
@@ -39,11 +39,11 @@ class FusedForward:
         """
         config = base_model.config
         sliding = "sliding_attention" in (getattr(config, "layer_types", None) or ())
-        known = type(base_model).__name__ in FAMILIES and config.hidden_act == "silu" and not sliding
-        keeps = not any(getattr(layer, "gradient_checkpointing", False) for layer in base_model.layers) if known else True
+        is_supported_family = type(base_model).__name__ in FAMILIES and config.hidden_act == "silu" and not sliding
+        keeps = not any(getattr(layer, "gradient_checkpointing", False) for layer in base_model.layers) if is_supported_family else True
         whole = all(type(parameter) is torch.nn.Parameter for parameter in base_model.parameters())
         hooks = base_model._forward_hooks or base_model._forward_pre_hooks or "forward" in vars(base_model)  # noqa: SLF001 - there is no public accessor
-        return known and keeps and whole and not hooks and config._attn_implementation in ATTENTIONS  # noqa: SLF001 - it has no public name
+        return is_supported_family and keeps and whole and not hooks and config._attn_implementation in ATTENTIONS  # noqa: SLF001 - it has no public name
 
     def __call__(self, token_ids: Tensor, chains: PackedTree) -> Tensor:
         """Hidden states `[tokens, hidden]` of token ids `[tokens]`, with gradient; `[outputs, hidden]` if the chains have `outputs`."""
@@ -61,8 +61,8 @@ class FusedForward:
 
     def compile(self) -> None:
         """Compile what precedes and follows the attention of a block."""
-        self._before_attention = compiled(_before_attention)
-        self._after_attention = compiled(_after_attention)
+        self._before_attention = compile_on_first_call(_before_attention)
+        self._after_attention = compile_on_first_call(_after_attention)
 
 
 def _before_attention(

@@ -116,7 +116,7 @@ class HiddenStates:
 
     def forward_ids(self, token_ids: Tensor, routes: Tensor | None = None) -> Tensor:
         """Hidden states `[rows, width, hidden]` of token ids `[rows, width]`; padding is on the right and needs no mask."""
-        hidden: Tensor = self.base_model(input_ids=token_ids, use_cache=False, **_stated(routes)).last_hidden_state
+        hidden: Tensor = self.base_model(input_ids=token_ids, use_cache=False, **_route_arguments(routes)).last_hidden_state
         return hidden
 
     def _forward_images(self, batch: MicroBatch) -> Tensor:
@@ -141,7 +141,7 @@ class HiddenStates:
         if self._fused is not None:
             return self._fused(token_ids, chains)
         hidden: Tensor = self.base_model(
-            input_ids=token_ids[None], position_ids=chains.depths[None], use_cache=False, chains=chains, **_stated(routes)
+            input_ids=token_ids[None], position_ids=chains.depths[None], use_cache=False, chains=chains, **_route_arguments(routes)
         ).last_hidden_state[0]
         return hidden
 
@@ -189,7 +189,7 @@ class HiddenStates:
         return False
 
 
-def _stated(routes: Tensor | None) -> dict[str, Tensor]:
+def _route_arguments(routes: Tensor | None) -> dict[str, Tensor]:
     return {} if routes is None else {"routes": routes}
 
 

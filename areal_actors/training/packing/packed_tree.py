@@ -63,7 +63,7 @@ class PackedTree(msgspec.Struct, frozen=True, kw_only=True):
             tree=tree,
         )
 
-    def windowed(self, window: int | None) -> AttentionPlan | BlockMask:
+    def plan_for_window(self, window: int | None) -> AttentionPlan | BlockMask:
         """As `plan`, for layers in which a token attends to the last `window` tokens, itself included; None for all."""
         if window not in self.windows:
             self.windows[window] = self._make_plan(window)
@@ -97,14 +97,14 @@ def _output_positions(tree: PrefixTree, read: NDArray[np.int64], device: torch.d
 def _stretches(chain: tuple[int, int], wanted: NDArray[np.int64]) -> list[tuple[int, int]]:
     """Ranges of the chain that the last block computes."""
     first, last = np.searchsorted(wanted, chain)
-    found = wanted[first:last]
-    if not len(found):
+    stretch = wanted[first:last]
+    if not len(stretch):
         return []
-    before = np.diff(found, prepend=chain[0] - 1) - 1  # unused tokens before each
+    before = np.diff(stretch, prepend=chain[0] - 1) - 1  # unused tokens before each
     begins = np.flatnonzero(before >= GAP)
     if before[0] < GAP:
         begins = np.concatenate([[0], begins])
-    starts = found[begins]
+    starts = stretch[begins]
     if before[0] < GAP:
         starts[0] = chain[0]
-    return list(zip(starts.tolist(), (found[np.append(begins[1:], len(found)) - 1] + 1).tolist(), strict=True))
+    return list(zip(starts.tolist(), (stretch[np.append(begins[1:], len(stretch)) - 1] + 1).tolist(), strict=True))

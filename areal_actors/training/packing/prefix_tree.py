@@ -34,7 +34,7 @@ class SharedPrefixGroup(msgspec.Struct, frozen=True):
         """Token range `[first, end)` of all chains."""
         return self.chains[0][0], self.chains[-1][1]
 
-    def shifted(self, by: int) -> SharedPrefixGroup:
+    def shift(self, by: int) -> SharedPrefixGroup:
         """Returns the group with all token indices increased by `by`."""
         chains, context = (tuple((first + by, last + by) for first, last in ranges) for ranges in (self.chains, self.context))
         return SharedPrefixGroup(chains=chains, context=context)
@@ -109,7 +109,7 @@ def join_trees(trees: Sequence[PrefixTree]) -> PrefixTree:
         token_ids=np.concatenate([tree.token_ids for tree in trees]),
         depths=np.concatenate([tree.depths for tree in trees]),
         token_positions=tuple(positions + first for tree, first in zip(trees, firsts, strict=False) for positions in tree.token_positions),
-        groups=tuple(family.shifted(first) for tree, first in zip(trees, firsts, strict=False) for family in tree.groups),
+        groups=tuple(family.shift(first) for tree, first in zip(trees, firsts, strict=False) for family in tree.groups),
     )
 
 
@@ -120,8 +120,12 @@ def _forks(sequences: Sequence[Ids]) -> dict[int, tuple[int, int]]:
     earlier: list[tuple[int, int]] = []  # by rank: the sequence with the longest common prefix is a neighbour
     for index in sorted(range(len(sequences)), key=lambda index: (-len(sequences[index]), index)):
         at = bisect.bisect(earlier, (ranks[index], index))
-        common = [(common_prefix_length(sequences[index], sequences[other]), other) for _, other in earlier[max(0, at - 1) : at + 1]]
-        forks[index] = max((found for found in common if found[0]), default=(0, index), key=lambda found: found[0])
+        common = [
+            (common_prefix_length(sequences[index], sequences[neighbour]), neighbour) for _, neighbour in earlier[max(0, at - 1) : at + 1]
+        ]
+        forks[index] = max(
+            (length_and_index for length_and_index in common if length_and_index[0]), default=(0, index), key=lambda found: found[0]
+        )
         earlier.insert(at, (ranks[index], index))
     return _align_forks(forks, sequences)
 

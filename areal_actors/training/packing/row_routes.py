@@ -26,11 +26,11 @@ class RowRoutes:
 
     def keys(self, index: int, width: int) -> NDArray[np.int64]:
         """Hashes int64 `[width]` of token id and routes at the first positions of a row, one for each position."""
-        if len(known := self._keys.get(index, np.empty(0, dtype=np.int64))) < width:
-            known = self._keys[index] = self._hashed(self._rows[index])
-        return known[:width]
+        if len(keys := self._keys.get(index, np.empty(0, dtype=np.int64))) < width:
+            keys = self._keys[index] = self._hash_tokens(self._rows[index])
+        return keys[:width]
 
-    def _hashed(self, row: TrainingSequence) -> NDArray[np.int64]:
+    def _hash_tokens(self, row: TrainingSequence) -> NDArray[np.int64]:
         ids, size = row.token_ids.astype("<i8").tobytes(), self._shape.position_bytes
         return np.array(
             [
@@ -40,11 +40,11 @@ class RowRoutes:
             dtype=np.uint64,
         ).astype(np.int64)
 
-    def laid_out(self, shape: tuple[int, ...], rows: Iterable[tuple[int, NDArray[np.int64]]]) -> NDArray[np.int16]:
+    def lay_out(self, shape: tuple[int, ...], rows: Iterable[tuple[int, NDArray[np.int64]]]) -> NDArray[np.int16]:
         """Returns experts int16 `[*shape, layers, top_k]`, given each row with the flat indices of its first positions."""
         layers, top_k = len(self._shape.layers), self._shape.top_k
-        found = np.full((int(np.prod(shape)), layers, top_k), OWN, dtype=np.int16)
+        experts = np.full((int(np.prod(shape)), layers, top_k), OWN, dtype=np.int16)
         for index, places in rows:
             routes = self._shape.unpack(self._rows[index].routes)[: len(places)]
-            found[places[: len(routes)]] = routes
-        return found.reshape(*shape, layers, top_k)
+            experts[places[: len(routes)]] = routes
+        return experts.reshape(*shape, layers, top_k)

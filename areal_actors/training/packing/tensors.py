@@ -120,15 +120,15 @@ def make_micro_batches(
     for index in sorted((index for index in indices if len(scored[index])), key=lambda index: (-builder.width(index), index)):
         groups.setdefault(rows[index].group, []).append(index)
     chains = sharing == "on" or (sharing == "auto" and device.type in SHARING_DEVICES)
-    shared, others = (list(groups.values()), []) if chains else ([], list(groups.values()))
+    shared, unshared = (list(groups.values()), []) if chains else ([], list(groups.values()))
     if not whole_groups:
         shared = [part for group in shared for part in builder.split_to_budget(group, budget)]
-        others = [[index] for index in sorted((index for group in others for index in group), key=lambda i: (-builder.width(i), i))]
+        unshared = [[index] for index in sorted((index for group in unshared for index in group), key=lambda i: (-builder.width(i), i))]
     shared, trees = builder.build_trees(shared, budget)
     parts = first_fit_decreasing([len(tree.token_ids) for tree in trees], budget)
-    packed = [builder.packed([shared[unit] for unit in part], [trees[unit] for unit in part]) for part in parts]
-    padded = [builder.padded(part) for part in builder.group_by_length(others, budget)]
-    return packed + padded + [builder.padded([index]) for index in pictured]
+    packed = [builder.pack_groups([shared[unit] for unit in part], [trees[unit] for unit in part]) for part in parts]
+    padded = [builder.pad_rows(part) for part in builder.group_by_length(unshared, budget)]
+    return packed + padded + [builder.pad_rows([index]) for index in pictured]
 
 
 def first_fit_decreasing(weights: Sequence[int], budget: int) -> list[list[int]]:
@@ -197,14 +197,14 @@ class _MicroBatchBuilder:
                 joined.append([number])
                 room = budget - own
             before = number
-        found: list[tuple[list[int], PrefixTree]] = []
+        trees: list[tuple[list[int], PrefixTree]] = []
         for numbers in joined:
             part = [index for number in numbers for index in groups[number]]
             tree = build_prefix_tree([self.keys(index) for index in part]) if len(numbers) > 1 else alone[numbers[0]]
             # Forks are aligned and may lie a few tokens before the common prefix ends, so the tree may exceed the estimate.
             fits = len(numbers) == 1 or len(tree.token_ids) <= budget
-            found += [(part, tree)] if fits else [(groups[number], alone[number]) for number in numbers]
-        return [part for part, _ in found], [tree for _, tree in found]
+            trees += [(part, tree)] if fits else [(groups[number], alone[number]) for number in numbers]
+        return [part for part, _ in trees], [tree for _, tree in trees]
 
     def group_by_length(self, units: Sequence[list[int]], budget: int) -> list[list[int]]:
         """Join units, the longest first, while the padded tokens are within the budget."""
@@ -216,7 +216,7 @@ class _MicroBatchBuilder:
                 parts.append(list(unit))
         return parts
 
-    def padded(self, part: Sequence[int]) -> MicroBatch:
+    def pad_rows(self, part: Sequence[int]) -> MicroBatch:
         """A padded micro-batch of these rows, the longest first."""
         width = self.width(part[0])
         token_ids = np.zeros((len(part), width), dtype=np.int64)
@@ -226,10 +226,10 @@ class _MicroBatchBuilder:
         batch = self._micro_batch(part, token_ids, positions, None)
         if self._routes is None:
             return batch
-        routes = self._routes.laid_out(token_ids.shape, [(index, np.arange(width) + place * width) for place, index in enumerate(part)])
+        routes = self._routes.lay_out(token_ids.shape, [(index, np.arange(width) + place * width) for place, index in enumerate(part)])
         return msgspec.structs.replace(batch, routes=torch.from_numpy(routes).to(self._device))
 
-    def packed(self, groups: Sequence[Sequence[int]], trees: Sequence[PrefixTree]) -> MicroBatch:
+    def pack_groups(self, groups: Sequence[Sequence[int]], trees: Sequence[PrefixTree]) -> MicroBatch:
         """A packed micro-batch of these groups of rows, one tree each."""
         tree = join_trees(trees)
         part = [index for group in groups for index in group]
@@ -240,7 +240,7 @@ class _MicroBatchBuilder:
         token_ids = np.empty_like(token_ids)
         for places, index in zip(tree.token_positions, part, strict=True):
             token_ids[0, places] = self.ids(index)
-        routes = self._routes.laid_out(token_ids.shape, zip(part, tree.token_positions, strict=True))
+        routes = self._routes.lay_out(token_ids.shape, zip(part, tree.token_positions, strict=True))
         batch = self._micro_batch(part, token_ids, positions, chains)
         return msgspec.structs.replace(batch, routes=torch.from_numpy(routes).to(self._device))
 

@@ -146,15 +146,15 @@ class _FrozenHeadScores(torch.autograd.Function):
         size: int,
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        found, slopes = [], list[Tensor]()
+        chunk_scores, slopes = [], list[Tensor]()
         used = _cast(weight, bias, dtype)
         for chunk, wanted, divisor in zip(torch.split(hidden, size), torch.split(labels, size), _divisors(temperature, size), strict=False):
             scores, probabilities, sums = _softmax(_logits(chunk, *used, divisor), wanted)
-            found.append(scores)
+            chunk_scores.append(scores)
             if ctx.needs_input_grad[0]:
                 slope = probabilities.div_(sums).neg_().scatter_add_(1, wanted.unsqueeze(1), torch.ones_like(sums))
                 slopes.append((slope.to(dtype) @ used[0]).to(hidden.dtype) / divisor)
-        logp, entropy = (torch.cat(parts) for parts in zip(*found, strict=True))
+        logp, entropy = (torch.cat(parts) for parts in zip(*chunk_scores, strict=True))
         ctx.save_for_backward(*slopes)
         ctx.mark_non_differentiable(entropy)
         return logp, entropy

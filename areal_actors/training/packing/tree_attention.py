@@ -56,7 +56,7 @@ def attend(
     """
     if torch.is_autocast_enabled(queries.device.type):
         queries, keys, values = (column.to(torch.get_autocast_dtype(queries.device.type)) for column in (queries, keys, values))
-    plan = chains.windowed(window) if outputs is None else outputs.plan
+    plan = chains.plan_for_window(window) if outputs is None else outputs.plan
     if isinstance(plan, BlockMask):
         return _masked_attention(queries, keys, values, plan, scale, sinks)
     size, widest = values.shape[-1], max(queries.shape[-1], values.shape[-1])
@@ -78,7 +78,7 @@ class _PlannedAttention(torch.autograd.Function):
         for span in plan.spans:
             first, last = span.queries
             context = [_context(column, span.context) for column in (keys, values)]
-            hidden = _hidden(span, queries)
+            hidden = _hidden_scores(span, queries)
             attended, peak = _forward(_batch(queries[first:last]), *context, 0.0, is_causal=False, attn_mask=hidden, scale=scale)
             attended, peak = attended[0].transpose(0, 1), peak[0].transpose(0, 1)
             mine = peaks[first:last]
@@ -101,19 +101,19 @@ class _PlannedAttention(torch.autograd.Function):
         for own, seen in ctx.plan.buckets:
             parts = own.pad(grad), own.pad(queries), seen.pad(keys), seen.pad(values), own.pad(out)
             peak = own.pad(peaks.unsqueeze(-1), filling=torch.inf).squeeze(-1)
-            found = _backward(*parts, peak, 0.0, is_causal=True, scale=ctx.scale)
-            own.unpad(found[0], query_grad)
-            for column, total in zip(found[1:], totals, strict=True):
+            gradients = _backward(*parts, peak, 0.0, is_causal=True, scale=ctx.scale)
+            own.unpad(gradients[0], query_grad)
+            for column, total in zip(gradients[1:], totals, strict=True):
                 seen.unpad(column, total)
         for span in ctx.plan.spans:
             first, last = span.queries
             context = [_context(column, span.context) for column in (keys, values)]
             grad_of, query, attended = (_batch(column[first:last]) for column in (grad, queries, out))
             peak = peaks[first:last].transpose(0, 1).unsqueeze(0)
-            hidden = _hidden(span, queries)
-            found = _backward(grad_of, query, *context, attended, peak, 0.0, is_causal=False, attn_mask=hidden, scale=ctx.scale)
-            query_grad[first:last] += found[0][0].transpose(0, 1)
-            for column, total in zip(found[1:], totals, strict=True):
+            hidden = _hidden_scores(span, queries)
+            gradients = _backward(grad_of, query, *context, attended, peak, 0.0, is_causal=False, attn_mask=hidden, scale=ctx.scale)
+            query_grad[first:last] += gradients[0][0].transpose(0, 1)
+            for column, total in zip(gradients[1:], totals, strict=True):
                 at = 0
                 for begin, end in span.context:
                     total[begin:end] += column[0, :, at : at + end - begin].transpose(0, 1)
@@ -124,7 +124,7 @@ class _PlannedAttention(torch.autograd.Function):
         return query_grad, *totals, None, None, sink_grad
 
 
-def _hidden(span: AttentionSpan, queries: Tensor) -> Tensor | None:
+def _hidden_scores(span: AttentionSpan, queries: Tensor) -> Tensor | None:
     """Summand of the scores `[1, 1, queries, context]` of a span; None if the window contains all of its context."""
     if span.window is None:
         return None

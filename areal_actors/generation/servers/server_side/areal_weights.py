@@ -90,12 +90,12 @@ class ReceivedWeights:
             self._digest = _new_digest()
             for name in sorted(self.held):
                 _update(self._digest, name, self.held[name])
-        found = str(self._digest.hexdigest())
-        if found != control["checksum"]:
+        digest = str(self._digest.hexdigest())
+        if digest != control["checksum"]:
             self.held = {}
-            raise ValueError(f"the weights that arrived have checksum {found}, expected {control['checksum']}")
-        self.held_checksum = found if self.held else ""
-        self.report = {"checksum": found, "tensors": len(self._changed)}
+            raise ValueError(f"the weights that arrived have checksum {digest}, expected {control['checksum']}")
+        self.held_checksum = digest if self.held else ""
+        self.report = {"checksum": digest, "tensors": len(self._changed)}
 
 
 def join_group(address: str, port: int, rank: int, ranks: int, name: str, backend: str, seconds: float) -> Any:

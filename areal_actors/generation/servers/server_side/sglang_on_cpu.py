@@ -90,16 +90,16 @@ for _operator in ("nms", "qnms"):
     _torchvision.define(f"{_operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
-def _unpinned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+def _without_pinning(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     @functools.wraps(make)
-    def made(*values: Any, pin_memory: bool = False, **settings: Any) -> torch.Tensor:  # noqa: ARG001 - there is none
+    def make_tensor(*values: Any, pin_memory: bool = False, **settings: Any) -> torch.Tensor:  # noqa: ARG001 - there is none
         return make(*values, **settings)
 
-    return made
+    return make_tensor
 
 
 for _name in ("arange", "empty", "ones", "tensor", "zeros"):
-    setattr(torch, _name, _unpinned(getattr(torch, _name)))
+    setattr(torch, _name, _without_pinning(getattr(torch, _name)))
 torch.Tensor.pin_memory = lambda self, *_, **__: self  # type: ignore[method-assign]
 
 from sglang.srt import platforms

@@ -49,7 +49,7 @@ class _Loading:
 
 def _reporting(update: Callable[..., tuple[bool, str]]) -> Callable[..., tuple[bool, str]]:
     @functools.wraps(update)
-    def updated(self: Any, *args: Any, **named: Any) -> tuple[bool, str]:
+    def update_and_report(self: Any, *args: Any, **named: Any) -> tuple[bool, str]:
         loading = _Loading(self.get_model())
         try:
             success, message = update(dataclasses.replace(self, get_model=lambda: loading), *args, **named)
@@ -57,7 +57,7 @@ def _reporting(update: Callable[..., tuple[bool, str]]) -> Callable[..., tuple[b
             return False, f"{type(error).__name__}: {error}"
         return success, f"{message}{REPORT}{json.dumps(loading.received.report)}" if success else message
 
-    return updated
+    return update_and_report
 
 
 if __name__ == "__mp_main__":
