@@ -33,7 +33,7 @@ MODULES = {
     "areal_actors.tokenization.tool_parsers.base": "formats of tool calls, docs/chat-templates.md",
     "areal_actors.tokenization.tool_parsers.syntax": "formats of tool calls by their delimiters, docs/chat-templates.md",
     "areal_actors.track.sender": "trackers, docs/tracking.md",
-    "bus": "the bus, docs/architecture.md",
+    "areal_bus": "the bus, docs/architecture.md",
 }
 """Public modules, with what they are for."""
 HEAD = """\

@@ -21,7 +21,7 @@ def test_the_page_has_the_signatures_of_today():
 def imported(text: str):
     """Names that a program imports from the product, with their module."""
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] in ("areal_actors", "bus"):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.partition(".")[0] in ("areal_actors", "areal_bus"):
             yield from ((node.module, alias.name) for alias in node.names)
 
 
