@@ -137,7 +137,7 @@ class ScriptedAgent:
 
     close = start
 
-    def blocked(self) -> list[EventLoopBlocked]:
+    def take_blocks(self) -> list[EventLoopBlocked]:
         """It blocks nothing."""
         return []
 

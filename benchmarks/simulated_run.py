@@ -186,7 +186,7 @@ class SimulatedAgent:
 
     close = start
 
-    def blocked(self) -> list[Any]:
+    def take_blocks(self) -> list[Any]:
         """It blocks nothing."""
         return []
 

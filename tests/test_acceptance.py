@@ -55,7 +55,7 @@ class Agent:
     async def run(self, task, *, base_url, api_key):
         return self.result
 
-    def blocked(self):
+    def take_blocks(self):
         return []
 
 

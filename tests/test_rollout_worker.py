@@ -47,7 +47,7 @@ class Agent:
         self.given = None
         self.reports = []
 
-    def blocked(self):
+    def take_blocks(self):
         return self.reports
 
     async def run(self, task, *, base_url, api_key):

@@ -51,7 +51,7 @@ class Hosts:
             raise SetupError(self.refusal)
         self.left.append(name)
 
-    def ended(self, names: Sequence[str]) -> set[str]:
+    def ended_of(self, names: Sequence[str]) -> set[str]:
         return self.crashed & set(names)
 
 

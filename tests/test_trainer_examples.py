@@ -63,7 +63,7 @@ class NumberedLessons:
             for group, number in enumerate(numbers)
         ]
 
-    def held_out(self, weight_version):
+    def held_out_sequences(self, weight_version):
         return self.sequences([7, 8, 9]) if weight_version % 2 == 0 else []
 
 

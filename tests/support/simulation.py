@@ -180,7 +180,7 @@ class ToyAgent:
 
     close = start
 
-    def blocked(self) -> list[Any]:
+    def take_blocks(self) -> list[Any]:
         return []
 
     async def run(self, task: Task, *, base_url: str, api_key: str) -> AgentResult:
