@@ -95,7 +95,7 @@ async def test_a_function_submits_the_rewards_of_its_calls_itself(runner_of):
 @pytest.mark.parametrize("reward", [1.0, 0.0])
 async def test_a_workflow_gives_camels_agent_the_model_of_the_episode(tmp_path, reward):
     (tmp_path / "program.py").write_text(CAMEL_WORKFLOW)
-    paths = [str(FOLDER), str(ROOT)]
+    paths = [str(FOLDER), str(ROOT), str(ROOT / "bus")]
     (tmp_path / "start.py").write_text(f"import sys\nsys.path += {paths}\nfrom program import CamelRLVRWorkflow\n")
     program = AgentProgram(agent="start.py:CamelRLVRWorkflow", root=str(tmp_path), python=str(CAMEL))
     async with episode(FixedTextEngine()) as (_, opened, trajectory):
