@@ -40,6 +40,7 @@ from areal_bus.errors import ServerUnavailable
 from areal_bus.nats_connection import check_server_version
 from areal_bus.server import find_binary, resolve_server
 
+BUS = "areal-bus"
 TENSOR_PACKAGES = ("torch", "transformers")
 """Packages with a line of their own."""
 VERSION_SECONDS = 20.0
@@ -109,9 +110,9 @@ def examine(folder: Path) -> list[Finding]:
 
 
 def _requirements() -> dict[str, str]:
-    """Returns the requirements of this package by name, without its extras; empty if it runs without being installed."""
+    """Returns the requirements of this package and its bus by name, without extras; empty if it runs without being installed."""
     try:
-        lines = metadata.requires(PACKAGE) or []
+        lines = [line for name in (PACKAGE, BUS) for line in metadata.requires(name) or []]
     except metadata.PackageNotFoundError:
         return {}
     stated = [line.partition(";")[0].strip() for line in lines if "extra ==" not in line]
