@@ -8,7 +8,7 @@ from support.family_templates import ONE_CALL, PARIS, SINGLE_CALL, STOPS, TEMPLA
 
 from areal_actors.core.errors import SetupError
 from areal_actors.tokenization.chat_template import ChatTemplate
-from areal_actors.tokenization.tool_parsers.families import FORMAT_NAMES, FORMATS
+from areal_actors.tokenization.tool_parsers.families import FORMATS, format_names
 from areal_actors.tokenization.tool_parsers.round_trip import tool_support
 
 CHATML = """{% if tools %}<|im_start|>system
@@ -121,4 +121,4 @@ def test_a_format_by_name_is_the_only_one_that_is_tested():
 def test_an_unknown_format_is_an_error_with_the_known_ones():
     with pytest.raises(SetupError, match=r"gateway\.tool_format is 'hermes2'; expected one of auto, learned, .*hermes"):
         tool_support(template_of("seed_oss"), (), "hermes2")
-    assert set(FORMATS) < set(FORMAT_NAMES)
+    assert set(FORMATS) < set(format_names())
