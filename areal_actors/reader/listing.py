@@ -33,7 +33,7 @@ def list_runs(folder: Path, *, as_json: bool = False, console: Console | None = 
     """
     if not folder.is_dir():
         raise SetupError(
-            f"no run yet: {folder.absolute()} does not exist; start one with `{COMMAND} run RECIPE`, or name another: --folder PATH"
+            f"no run yet: {folder.absolute()} does not exist; start one with `{COMMAND} run RECIPE`, or name another folder: --folder PATH"
         )
     rows = [facts(run) for run in sorted(_runs(folder), key=lambda run: run.state.started_at)]
     screen = console or output()
