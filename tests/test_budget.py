@@ -105,20 +105,6 @@ def test_seconds_of_a_decode_step_lie_between_the_measured_ones():
     assert seconds_at(MEASURED.decode, 256) == pytest.approx(3.0)
 
 
-def test_the_slower_of_generation_and_training_goes_on_alone(read):
-    recipe, lengths = read().recipe, Lengths(100, 100)
-    generating, training, step = step_seconds(recipe, MEASURED, lengths)
-    assert (generating > training, step) == (True, generating), "not measured alone"
-    decode = MEASURED.decode
-    halved = {count: seconds / 2 for count, seconds in decode.step_seconds.items()}
-    alone = replace(MEASURED, decode_alone=replace(decode, step_seconds=halved, prefill_seconds=decode.prefill_seconds / 2))
-    expected = training + (1 - training / generating) * generating / 2
-    assert step_seconds(recipe, alone, lengths) == pytest.approx((generating, training, expected), rel=0.01)
-    assert step_seconds(recipe, replace(MEASURED, train_alone=MEASURED.train), lengths).step == generating
-    synchronous = read("staleness_gate.max_staleness=0").recipe
-    assert step_seconds(synchronous, alone, lengths) == step_seconds(synchronous, MEASURED, lengths), "nothing is done at the same time"
-
-
 def test_memory_of_each_process_is_that_of_weights_optimizer_cache_and_activations(read):
     recipe = read().recipe
     uses = {use.process: use.size for use in process_memory(recipe, MEASURED, Lengths(100, 100))}
@@ -225,7 +211,5 @@ def test_a_machine_is_measured_for_a_model_in_processes_of_their_own(read, monke
     assert min(measured.train.forward_seconds, measured.train.update_seconds) > 0
     assert measured.train.head_seconds >= 0, "a difference of two measurements"
     assert measured.train.train_seconds > 0
-    assert set(measured.decode_alone.step_seconds) == {1, 8}
-    assert measured.train_alone.token_bytes == measured.train.token_bytes
     # a layer keeps tens of values of its width for each token
     assert 10 * 4 * 512 * 10 < measured.train.token_bytes < 200 * 4 * 512 * 10

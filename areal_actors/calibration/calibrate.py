@@ -1,20 +1,18 @@
 """Runs the measurements of this machine in processes of their own, and returns their results. Does not import torch.
 
 Generation and training are measured at the same time where a run does both at the same time: on most machines cores share the
-bandwidth of the memory. Each is measured alone as well, because in a run the faster of them waits for the other.
+bandwidth of the memory.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
 import msgspec
 
@@ -23,10 +21,8 @@ from areal_actors.core.module_command import module_command
 from areal_actors.core.values import Value
 
 DEADLINE_SECONDS = 60.0
-"""Maximum duration of all measurements; on an idle machine they take about 15 s, half of it to import torch."""
+"""Maximum duration of all measurements; on an idle machine they take about 10 s, most of it to import torch."""
 POLL_SECONDS = 0.05
-HOLD, MEASURE_ALONE = signal.SIGUSR2, signal.SIGUSR1
-"""Signals to a measuring process that has a result: to wait, and to measure once more."""
 
 
 class DecodeCalibration(Value):
@@ -64,10 +60,6 @@ class Calibration(Value):
     """None where nothing is sampled here."""
     train: TrainCalibration | None = None
     """None where nothing is trained."""
-    decode_alone: DecodeCalibration | None = None
-    """Generation while nothing is trained; None where `decode` is that."""
-    train_alone: TrainCalibration | None = None
-    """Training while nothing is generated; None where `train` is that."""
 
 
 class Measurement(Value):
@@ -99,75 +91,45 @@ def calibrate(decode: Measurement | None, train: Measurement | None, *, together
     """
     wanted = {kind: measurement for kind, measurement in (("decode", decode), ("train", train)) if measurement is not None}
     batches = [wanted] if together else [{kind: measurement} for kind, measurement in wanted.items()]
-    results = {name: result for batch in batches for name, result in _measure(batch).items()}
-    decoded = {name: msgspec.json.decode(results[name], type=DecodeCalibration) for name in ("decode", "decode.alone") if name in results}
-    trained = {name: msgspec.json.decode(results[name], type=TrainCalibration) for name in ("train", "train.alone") if name in results}
+    results = {kind: result for batch in batches for kind, result in _measure(batch).items()}
     return Calibration(
-        decode=decoded.get("decode"),
-        train=trained.get("train"),
-        decode_alone=decoded.get("decode.alone"),
-        train_alone=trained.get("train.alone"),
+        decode=msgspec.json.decode(results["decode"], type=DecodeCalibration) if decode is not None else None,
+        train=msgspec.json.decode(results["train"], type=TrainCalibration) if train is not None else None,
     )
 
 
-class _Process(NamedTuple):
-    """A measuring process."""
-
-    kind: str
-    process: subprocess.Popen[bytes]
-    output: IO[bytes]
-    folder: Path
-
-
 def _measure(wanted: Mapping[str, Measurement]) -> dict[str, bytes]:
-    """Run one process for each, all at the same time and then one after the other; returns results by `kind` and `kind.alone`."""
-    until = time.monotonic() + DEADLINE_SECONDS
-    started = list[_Process]()
+    """Run one process for each; a process that is done keeps its core busy until all are."""
+    started: dict[str, tuple[subprocess.Popen[bytes], IO[bytes], Path]] = {}
     with tempfile.TemporaryDirectory(prefix="areal-calibration-") as folder:
         try:
-            started += [_start(kind, measurement, Path(folder)) for kind, measurement in wanted.items()]
-            results = {measuring.kind: _result(measuring, measuring.kind, until) for measuring in started}
-            if len(started) > 1:
-                results |= _measure_alone(started, until)
-            return results
+            for kind, measurement in wanted.items():
+                result = Path(folder, kind)
+                output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - it is read after the process
+                command = module_command("areal_actors.calibration.measure", kind, str(result), msgspec.json.encode(measurement).decode())
+                environment = {**os.environ, "OMP_NUM_THREADS": str(measurement.threads)}
+                process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+                started[kind] = process, output, result
+            _wait(started)
+            return {kind: result.read_bytes() for kind, (_, _, result) in started.items()}
         finally:
-            for measuring in started:
-                measuring.process.kill()
-                measuring.process.wait()
-                measuring.output.close()
+            for process, output, _ in started.values():
+                process.kill()
+                process.wait()
+                output.close()
 
 
-def _measure_alone(started: Sequence[_Process], until: float) -> dict[str, bytes]:
-    """Let one process after the other measure while the others wait; on a busy machine those that are late are left out."""
-    results = {}
-    for measuring in started[1:]:
-        measuring.process.send_signal(HOLD)
-    with suppress(SetupError):
-        for measuring in started:
-            measuring.process.send_signal(MEASURE_ALONE)
-            name = f"{measuring.kind}.alone"
-            results[name] = _result(measuring, name, until)
-    return results
-
-
-def _start(kind: str, measurement: Measurement, folder: Path) -> _Process:
-    output: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - it is read after the process
-    command = module_command("areal_actors.calibration.measure", kind, str(folder), msgspec.json.encode(measurement).decode())
-    environment = {**os.environ, "OMP_NUM_THREADS": str(measurement.threads)}
-    process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
-    return _Process(kind, process, output, folder)
-
-
-def _result(measuring: _Process, name: str, until: float) -> bytes:
-    """Wait for the file of a result; returns its content."""
-    file = measuring.folder / name
-    while not file.exists():
-        if measuring.process.poll() is not None and not file.exists():
-            raise SetupError(f"the measurement of {measuring.kind} on this machine failed: {_end_of(measuring.output)}")
+def _wait(started: Mapping[str, tuple[subprocess.Popen[bytes], IO[bytes], Path]]) -> None:
+    """Wait until every process has written its result."""
+    until = time.monotonic() + DEADLINE_SECONDS
+    while missing := [kind for kind, (_, _, result) in started.items() if not result.exists()]:
+        for kind in missing:
+            process, output, result = started[kind]
+            if process.poll() is not None and not result.exists():
+                raise SetupError(f"the measurement of {kind} on this machine failed: {_end_of(output)}")
         if time.monotonic() > until:
-            raise SetupError(f"the measurement of {measuring.kind} on this machine took more than {DEADLINE_SECONDS:g} s")
+            raise SetupError(f"the measurement of {missing[0]} on this machine took more than {DEADLINE_SECONDS:g} s")
         time.sleep(POLL_SECONDS)
-    return file.read_bytes()
 
 
 def _end_of(output: IO[bytes]) -> str:

@@ -1,4 +1,4 @@
-"""Measures generation or training on this machine with a model of random weights: `main(["decode" | "train", FOLDER, MEASUREMENT])`.
+"""Measures generation or training on this machine with a model of random weights: `main(["decode" | "train", RESULT, MEASUREMENT])`.
 
 The model has the shape of the real one, with as many of its layers as are needed to exceed the caches, and the engine's and the
 trainer's own code runs on it. Times of all layers follow from those of two models with different numbers of layers.
@@ -7,8 +7,6 @@ trainer's own code runs on it. Times of all layers follow from those of two mode
 from __future__ import annotations
 
 import os
-import signal
-import threading
 import time
 from collections.abc import Callable
 from functools import partial
@@ -22,7 +20,7 @@ from numpy.typing import NDArray
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from areal_actors.calibration.calibrate import HOLD, MEASURE_ALONE, POLL_SECONDS, DecodeCalibration, Measurement, TrainCalibration
+from areal_actors.calibration.calibrate import DecodeCalibration, Measurement, TrainCalibration
 from areal_actors.core.machine import anonymous_bytes
 from areal_actors.core.values import PROMPT_VERSION, SamplingParams, TrainingSequence
 from areal_actors.embedded.decoders import ModelDecoder, SlotDecoder
@@ -43,50 +41,20 @@ SECONDS = 0.3
 MAX_TOKENS = 512
 
 
-class MeasuredAgain(Exception):
-    """The measurement is to begin again, alone."""
-
-
-alone = threading.Event()
-"""Set when this process is to measure alone."""
-
-
 def main(arguments: list[str]) -> None:
-    """Measure beside the other processes, and then alone; each result is written to a file that appears when it is complete.
-
-    Until it is to measure alone a process repeats its measurement, so that its core is busy for the others, or waits without load. It
-    ends when its caller has died.
-    """
+    """Measure, write the result to a file that appears when it is complete, and repeat until this process is killed."""
     caller = os.getppid()
-    kind, folder, text = arguments
+    kind, result, text = arguments
     measurement = msgspec.json.decode(text, type=Measurement)
     torch.set_num_threads(measurement.threads)
     transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     base = anonymous_bytes(os.getpid())
-
-    def hold(*_: object) -> None:
-        while not alone.is_set() and os.getppid() == caller:
-            time.sleep(POLL_SECONDS)
-
-    def measure() -> DecodeCalibration | TrainCalibration:
-        return measure_decode(measurement, base) if kind == "decode" else measure_training(measurement, base)
-
-    signal.signal(HOLD, hold)
-    signal.signal(MEASURE_ALONE, lambda *_: alone.set())
-    write_result(Path(folder, kind), measure())
-    try:
-        while os.getppid() == caller:
-            measure()
-    except MeasuredAgain:
-        alone.clear()
-        write_result(Path(folder, f"{kind}.alone"), measure())
-
-
-def write_result(file: Path, measured: DecodeCalibration | TrainCalibration) -> None:
-    """Write a result as one whole file."""
-    unfinished = Path(f"{file}.partial")
-    unfinished.write_bytes(msgspec.json.encode(measured))
-    unfinished.rename(file)
+    measured = measure_decode(measurement, base) if kind == "decode" else measure_training(measurement, base)
+    partial = Path(f"{result}.partial")
+    partial.write_bytes(msgspec.json.encode(measured))
+    partial.rename(result)
+    while os.getppid() == caller:  # keeps its core busy for the other measurement, until the caller kills it or has died
+        measure_decode(measurement, base) if kind == "decode" else measure_training(measurement, base)
 
 
 def make_model(folder: str, layers: int, dtype: torch.dtype) -> Any:
@@ -114,13 +82,7 @@ def layer_count(folder: str) -> int:
 
 
 def seconds_of(call: Callable[[], object], least: float = SECONDS) -> float:
-    """Median duration of a call, after one that is not counted.
-
-    Raises:
-        MeasuredAgain: this process is to measure alone.
-    """
-    if alone.is_set():
-        raise MeasuredAgain
+    """Median duration of a call, after one that is not counted."""
     call()
     durations = list[float]()
     until = time.perf_counter() + least

@@ -32,9 +32,23 @@ Options = argparse.Namespace
 """Parsed arguments of one command; `do` names its function, as in `training:run`."""
 
 OTHER_NAMES = {
-    "train": "run", "start": "run", "validate": "check", "dry-run": "check", "plan": "check", "settings": "explain",
-    "watch": "monitor", "list": "runs", "ls": "runs", "web": "view", "dashboard": "view", "plot": "compare", "diff": "compare",
-    "new": "init", "create": "init", "download": "model get", "convert": "model convert",
+    "train": "run",
+    "start": "run",
+    "validate": "check",
+    "dry-run": "check",
+    "plan": "check",
+    "settings": "explain",
+    "watch": "monitor",
+    "list": "runs",
+    "ls": "runs",
+    "web": "view",
+    "dashboard": "view",
+    "plot": "compare",
+    "diff": "compare",
+    "new": "init",
+    "create": "init",
+    "download": "model get",
+    "convert": "model convert",
 }
 """Names of commands in other programs, and ours."""
 TAKE_RECIPE = ("run", "serve", "check", "launch")

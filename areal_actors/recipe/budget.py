@@ -137,25 +137,11 @@ def checkpoint_bytes(recipe: Recipe) -> int:
 
 
 def step_seconds(recipe: Recipe, calibration: Calibration, lengths: Lengths) -> StepSeconds:
-    """Seconds of a step with answers of these lengths.
-
-    Where generation goes on during training, the shorter of both is done in its measured time, and the longer goes on alone.
-    """
-    beside = _part_seconds(recipe, calibration.decode, calibration.train, lengths)
-    if recipe.staleness_gate.max_staleness == 0:
-        return StepSeconds(*beside, sum(beside))
-    alone = _part_seconds(recipe, calibration.decode_alone or calibration.decode, calibration.train_alone or calibration.train, lengths)
-    longer = 0 if beside[0] > beside[1] else 1
-    left = 1 - min(beside) / max(beside) if max(beside) else 0.0
-    return StepSeconds(*beside, min(beside) + left * min(alone[longer], beside[longer]))
-
-
-def _part_seconds(
-    recipe: Recipe, decode: DecodeCalibration | None, train: TrainCalibration | None, lengths: Lengths
-) -> tuple[float, float]:
-    """Seconds of generation and of training of a step."""
-    generating = _generating_seconds(recipe, decode, lengths) if decode is not None else 0.0
-    return generating, _training_seconds(recipe, train, lengths) if train is not None else 0.0
+    """Seconds of a step with answers of these lengths."""
+    generating = _generating_seconds(recipe, calibration.decode, lengths) if calibration.decode is not None else 0.0
+    training = _training_seconds(recipe, calibration.train, lengths) if calibration.train is not None else 0.0
+    together = recipe.staleness_gate.max_staleness > 0
+    return StepSeconds(generating, training, max(generating, training) if together else generating + training)
 
 
 def _generating_seconds(recipe: Recipe, measured: DecodeCalibration, lengths: Lengths) -> float:
