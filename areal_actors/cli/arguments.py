@@ -14,6 +14,7 @@ from areal_actors.cli.gateway_arguments import add_gateway_command
 from areal_actors.cli.installed import DO as INSTALLED
 from areal_actors.cli.installed import add_installed_commands
 from areal_actors.cli.model_arguments import add_model_commands
+from areal_actors.cli.other_names import no_command
 from areal_actors.cli.reader_arguments import (
     add_explanations,
     add_readers,
@@ -31,26 +32,6 @@ from areal_actors.tinker.command import TinkerOptions
 Options = argparse.Namespace
 """Parsed arguments of one command; `do` names its function, as in `training:run`."""
 
-OTHER_NAMES = {
-    "train": "run",
-    "start": "run",
-    "validate": "check",
-    "dry-run": "check",
-    "plan": "check",
-    "settings": "explain",
-    "watch": "monitor",
-    "list": "runs",
-    "ls": "runs",
-    "web": "view",
-    "dashboard": "view",
-    "plot": "compare",
-    "diff": "compare",
-    "new": "init",
-    "create": "init",
-    "download": "model get",
-    "convert": "model convert",
-}
-"""Names of commands in other programs, and ours."""
 TAKE_RECIPE = ("run", "serve", "check", "launch")
 ROLES = ("inference_worker", "reward_worker", "rollout_worker")
 """Kinds of workers that may join a run of another host."""
@@ -86,7 +67,7 @@ def parse_command_line(arguments: Sequence[str]) -> Options:
         parser.print_help(sys.stderr)
         sys.exit(2)
     if (word := arguments[0]) not in names and not word.startswith("-"):
-        parser.error(_no_command(word, names))
+        parser.error(no_command(word, names))
     if word in TAKE_RECIPE:
         arguments = [word, *_with_settings(arguments[1:], parser)]
     options, rest = parser.parse_known_args(arguments)
@@ -112,14 +93,6 @@ def run_and_settings(words: Sequence[str]) -> tuple[str, list[str]]:
     if len(named) > 1:
         raise RecipeError(f"found {len(named)} runs, {' and '.join(named)}; name one run or exported log, and settings as KEY=VALUE")
     return named[0] if named else "", settings
-
-
-def _no_command(word: str, names: Sequence[str]) -> str:
-    if word.endswith(".toml"):
-        return f"found a recipe instead of a command; write `{COMMAND} run {word}`"
-    near = difflib.get_close_matches(word, [*names, *OTHER_NAMES], n=1)
-    hint = f"did you mean `{COMMAND} {OTHER_NAMES.get(near[0], near[0])}`?" if near else f"commands: {', '.join(names)}"
-    return f"no command `{word}`; {hint}"
 
 
 def _with_settings(words: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
