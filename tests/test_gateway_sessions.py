@@ -9,8 +9,8 @@ import pytest
 from support.sessions_harness import ADMIN, SessionsHarness, sessions_harness
 
 from areal_actors.core.settings import GatewaySettings
-from areal_actors.gateway.pauses import OwnPauses
 from areal_actors.messages import EpisodeAbandoned, SessionStarted, TrajectoryExported
+from areal_actors.runtime.pauses import OwnPauses
 from areal_actors.sequences.export import from_msgpack, sequences
 
 MSGPACK = {"Accept": "application/msgpack"}
@@ -246,7 +246,7 @@ async def test_a_pause_of_the_gateway_ends_no_session_and_no_group():
         await harness.grant(1)
         given = await harness.started()
         boot = [0.0]
-        harness.manager.pauses = OwnPauses(lambda: boot[0])
+        harness.runtime.pauses = OwnPauses(lambda: boot[0])
 
         async def pass_seconds(seconds, *, paused):
             harness.now += seconds

@@ -7,6 +7,7 @@ gateway keeps names and capacity; sessions whose tokens were lost with the old g
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
@@ -18,7 +19,6 @@ from areal_actors.core.gateways import ONLY, GatewayShare, gateway_of_session
 from areal_actors.core.settings import GatewaySettings
 from areal_actors.core.values import SamplingParams
 from areal_actors.gateway.conversations.turns import path_to, token_ids_of
-from areal_actors.gateway.pauses import OwnPauses
 from areal_actors.gateway.sessions.capacity import ExternalCapacity, ExternalSessionsState, ExternalSlots
 from areal_actors.gateway.sessions.episode_end import Ending, EndingEvent, UnreportedCalls, expired_event, outcome
 from areal_actors.gateway.sessions.group_ends import end_slot, end_unstarted, lost_sessions, work_of
@@ -79,7 +79,7 @@ class ExternalSessions(Actor):
         self.pool = WorkerPool()
         self.open_calls = InFlightCalls()
         self.unreported = UnreportedCalls()
-        self.pauses = OwnPauses()
+        self.paused_at = -math.inf  # when the last pause of this process ended
         self.caught_up = False
         """True once the log has been folded; before that, names and slots could be assigned twice."""
         self.slots = ExternalSlots(capacity)
@@ -325,10 +325,11 @@ class ExternalSessions(Actor):
         async with self.session_ended:
             self.session_ended.notify_all()
 
-    async def end_expired(self, context: Context) -> AsyncIterator[EndingEvent]:
+    async def end_expired(self, context: Context, paused: float) -> AsyncIterator[EndingEvent]:
         """End sessions whose lease has expired, and group members that were not started in time; a pause of this process does not count."""
-        if paused := self.pauses.look():
+        if paused:
             self.registry.extend(paused)
+            self.paused_at = context.now
         for session in self.registry.expired_sessions(context.now):
             if session.id in self.ending:
                 continue
@@ -338,11 +339,10 @@ class ExternalSessions(Actor):
                 continue
             if not session.external:
                 self.registry.close(session)
-            lost = expired_event(session)
-            yield lost
+            yield (lost := expired_event(session))
             await self.record_end(lost, context.now)
         limits = self.config.idle_timeout_seconds, self.config.reservation_ttl_seconds
-        if self.share.number == 0 and not self.pauses.has_ended_within(max(limits)):
+        if self.share.number == 0 and context.now - self.paused_at >= max(limits):
             for unstarted in end_unstarted(self.slots, context.now, *limits, self.sampling):
                 yield unstarted
 

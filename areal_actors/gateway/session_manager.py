@@ -331,11 +331,11 @@ class SessionManager(ExternalSessions):
             yield from self.unreported.of(session.id)
 
     @on
-    async def tick(self, _: Tick, context: Context) -> Emits[EndingEvent]:
+    async def tick(self, tick: Tick, context: Context) -> Emits[EndingEvent]:
         self.open_calls.timestamp_left(context.now)
         for recorded in self.unreported.all():
             yield recorded
-        async for ending in self.end_expired(context):
+        async for ending in self.end_expired(context, tick.paused):
             yield ending
 
     @on

@@ -173,11 +173,13 @@ class LoneGateway:
         await self.host.serve("session_manager-0", self.manager)
         location = WeightsLocation(folder=self.folder, checksum="", model=self.folder)
         await self.host.publish(WeightsPublished(weight_version=0, location=location))
-        async with asyncio.timeout(START_SECONDS):
-            while (await self._state()).missing:
-                if self.host.failed.done():
-                    raise SetupError(f"--engine: {self.host.failed.result()}")
-                await asyncio.sleep(POLL_SECONDS)
+        end = time.monotonic() + START_SECONDS
+        while missing := (await self._state()).missing:
+            if self.host.failed.done():
+                raise SetupError(f"--engine: {self.host.failed.result()}")
+            if time.monotonic() > end:
+                raise SetupError(f"--engine: after {START_SECONDS:g} s the gateway still waits for {missing}; look at the server's output")
+            await asyncio.sleep(POLL_SECONDS)
         await self._open()
 
     async def _state(self) -> GatewayDescribed:

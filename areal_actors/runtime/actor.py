@@ -34,6 +34,8 @@ class Tick(Telemetry):
     """Timer message to actors with `tick_seconds`; never sent over the bus."""
 
     subject: ClassVar[str] = "clock.tick"
+    paused: float = 0.0
+    """Seconds of a pause of this process that has just ended; 0 without one. It is recorded, so that a replay has it, too."""
 
 
 class Context(Protocol):

@@ -24,6 +24,7 @@ from areal_actors.runtime.actor import Actor, Tick
 from areal_actors.runtime.fold_keeper import FoldKeeper
 from areal_actors.runtime.message_ids import HandlingIds, message_id, with_new_id
 from areal_actors.runtime.named_wait import NamedWait, wait_name
+from areal_actors.runtime.pauses import OwnPauses
 from areal_actors.runtime.process_usage import process_usage
 from areal_actors.runtime.work_items import SentWork, WorkTasks, renew_lease, take_slots
 from areal_bus.base import Bus, Delivery, Envelope, Stamp, Subscription, WorkQueue
@@ -82,6 +83,7 @@ class Runtime:
         self._incarnation = ""
         """Id that distinguishes this instance's messages from those of earlier instances of the same name."""
         self._submitted = 0
+        self.pauses = OwnPauses()
         self._tasks: asyncio.TaskGroup | None = None
         self.work = WorkTasks()
 
@@ -295,9 +297,10 @@ class Runtime:
         while True:
             await asyncio.sleep(self.actor.tick_seconds)
             count += 1
+            tick = Tick(paused=self.pauses.look(self.actor.tick_seconds))
             stamp = Stamp(id=f"{self._incarnation}-tick-{count}", sender="clock", time=self.now())
             async with self._serialize():
-                await self._handle(self._local_envelope(Tick(), stamp), Tick())
+                await self._handle(self._local_envelope(tick, stamp), tick)
 
     async def _send_heartbeats(self) -> None:
         beats = 0

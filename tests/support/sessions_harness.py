@@ -47,7 +47,7 @@ class SessionsHarness:
             share=self.share,
         )
         self.manager.tick_seconds = 0.02
-        runtime = Runtime(self.manager, self.bus, Identity(instance=self.share.name, process="p"), now=lambda: self.now)
+        runtime = self.runtime = Runtime(self.manager, self.bus, Identity(instance=self.share.name, process="p"), now=lambda: self.now)
         self.task = asyncio.create_task(runtime.serve())
         await runtime.ready.wait()
         await self.until(lambda: self.manager.caught_up)
