@@ -9,12 +9,14 @@ import re
 import time
 import tomllib
 from collections.abc import Iterator
+from itertools import chain
 
 import torch
 from options import ROOT, Options
 from report import Figures, Report
 
 REPEATS = 10
+EXTRAS = ("train", "embedded")
 
 
 def measure(report: Report, options: Options) -> None:
@@ -37,13 +39,16 @@ def versions() -> Iterator[Figures]:
 
 
 def packages() -> Iterator[Figures]:
-    """Yield the dependencies in pyproject.toml that are not installed."""
-    described = ROOT / "pyproject.toml"
-    if not described.exists():
-        return
-    wanted = tomllib.loads(described.read_text(encoding="utf-8"))["project"]["dependencies"]
-    names = [re.split(r"[^A-Za-z0-9._-]", requirement)[0] for requirement in wanted]
-    missing = [name for name in names if not _is_installed(name)]
+    """Yield the dependencies of the package in this repository, with its extra `embedded`, that are not installed."""
+    described = [ROOT / "pyproject.toml", ROOT / "bus" / "pyproject.toml"]
+    projects = [tomllib.loads(file.read_text(encoding="utf-8"))["project"] for file in described if file.exists()]
+    extras = (project.get("optional-dependencies", {}) for project in projects)
+    wanted = [
+        *chain(*(project["dependencies"] for project in projects)),
+        *chain(*(extra.get(name, ()) for extra in extras for name in EXTRAS)),
+    ]
+    names = {re.split(r"[^A-Za-z0-9._-]", requirement)[0] for requirement in wanted} - {project["name"] for project in projects}
+    missing = sorted(name for name in names if not _is_installed(name))
     yield {"required": len(names), "missing": ", ".join(missing) or "none"}
 
 
