@@ -36,7 +36,7 @@ from areal_actors.training.lora import Lora
 from areal_actors.training.settings import LoraSettings
 from areal_actors.weights.folders import SHARED_MEMORY
 from areal_actors.weights.parts import delta
-from areal_actors.weights.transfer import published_tensors, write_weights
+from areal_actors.weights.transfer import without_ties, write_weights
 
 TOGETHER = 8
 MEGABYTE = 10**6
@@ -114,6 +114,11 @@ async def one_case(name: str, megabytes: int, way: str, options: argparse.Namesp
         return {"bytes": _bytes(location), "start": start, **fastest, "sent": sent}
 
 
+def as_published(model: torch.nn.Module, kind: torch.dtype) -> dict[str, torch.Tensor]:
+    """Return the weights of a model on a CPU in the dtype in which they are published."""
+    return {name: tensor.to(kind) for name, tensor in without_ties(model.state_dict()).items()}
+
+
 def delta_shares(lr: float) -> dict[str, float]:
     """Return the share of bytes of a delta, and of changed tensors sent whole, after a step with this learning rate, by dtype."""
     with tempfile.TemporaryDirectory() as temporary:
@@ -122,11 +127,11 @@ def delta_shares(lr: float) -> dict[str, float]:
         for _ in range(SHARE_STEPS):
             trained.step()
         kinds = (torch.float32, torch.bfloat16)
-        before = [{name: tensor.clone() for name, tensor in published_tensors(trained.model.state_dict(), kind).items()} for kind in kinds]
+        before = [{name: tensor.clone() for name, tensor in as_published(trained.model, kind).items()} for kind in kinds]
         trained.step()
         shares = {}
         for kind, base in zip(kinds, before, strict=True):
-            after, name = published_tensors(trained.model.state_dict(), kind), str(kind)[6:]
+            after, name = as_published(trained.model, kind), str(kind)[6:]
             whole = sum(tensor.nbytes for tensor in after.values())
             shares[name] = sum(tensor.nbytes for _, tensor in delta(base, after)) / whole
             different = [tensor for key, tensor in after.items() if not torch.equal(tensor, base[key])]

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import load_file, save
 
 from areal_actors.core.errors import EngineError, SetupError
 from areal_actors.core.values import WeightsLocation
 from areal_actors.weights import folders as weight_folders
-from areal_actors.weights import transfer as weights
+from areal_actors.weights import write_tensors as writing
 from areal_actors.weights.folders import named_path, prune, remove_all, version_folder, versions_folder
-from areal_actors.weights.transfer import check_fit, checksum, published_tensors, read_weights, write_weights
+from areal_actors.weights.transfer import check_fit, checksum, read_weights, write_weights
 
 
 def some_tensors() -> dict[str, torch.Tensor]:
@@ -44,7 +46,19 @@ def test_floating_point_tensors_are_published_in_another_dtype_and_the_rest_as_t
     back = read_weights(location)
     assert {name: tensor.dtype for name, tensor in back.items() if tensor.dtype != torch.bfloat16} == {"ids": torch.int64}
     assert all(torch.equal(back[name], tensors[name].to(back[name].dtype)) for name in tensors)
-    assert location.checksum == checksum(published_tensors(tensors, torch.bfloat16)) != checksum(tensors)
+    assert location.checksum == checksum(back) == checksum(tensors, torch.bfloat16) != checksum(tensors)
+
+
+def test_the_library_reads_tensors_of_every_type_and_size_from_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "PIECE_BYTES", 64)
+    kinds = (torch.float64, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.bool, torch.float8_e4m3fn, torch.float8_e5m2)
+    tensors = {f"t{number}": torch.arange(41).to(kind) for number, kind in enumerate(kinds)}
+    tensors |= some_tensors() | {"a.weight": torch.randn(6, 4), "none": torch.zeros(0, 3), "odd": torch.ones(3, dtype=torch.uint8)}
+    location = write_weights(tensors, tmp_path / "v1", "model")
+    assert location.checksum == checksum(tensors) == checksum(read_weights(location))
+    written = tmp_path / "v1" / "model.safetensors"
+    assert written.stat().st_size == len(save(tensors, metadata={"format": "pt"}))
+    assert {name: tensor.tolist() for name, tensor in load_file(written).items()} == {name: each.tolist() for name, each in tensors.items()}
 
 
 def test_the_checksum_distinguishes_values_names_shapes_and_types_and_ignores_order() -> None:
@@ -92,16 +106,16 @@ def test_damage_and_gaps_are_refused_by_name(tmp_path: Path) -> None:
         read_weights(WeightsLocation(folder=str(tmp_path / "v2"), checksum="", model=""))
 
 
-def test_a_write_that_fails_leaves_neither_a_folder_nor_a_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_leaves_neither_a_folder_nor_a_trace(tmp_path: Path) -> None:
     first = write_weights(some_tensors(), tmp_path / "v1", "model")
-
-    def full_disk(*_: object, **__: object) -> None:
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr(weights, "save_file", full_disk)
-    for version in ("v1", "v2"):
-        with pytest.raises(OSError, match="No space"):
-            write_weights(some_tensors(), tmp_path / version, "model")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    try:
+        for version in ("v1", "v2"):
+            with pytest.raises(OSError, match="File too large"):
+                write_weights(some_tensors() | {"z": torch.zeros(2000)}, tmp_path / version, "model")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert [path.name for path in tmp_path.iterdir()] == ["v1"]
     assert read_weights(first).keys() == some_tensors().keys()
 

@@ -18,6 +18,7 @@ from areal_actors.core.routes import RouteShape
 from areal_actors.core.values import PROMPT_VERSION, TrainingSequence
 from areal_actors.training.algorithms.off_policy import kl_estimates
 from areal_actors.training.algorithms.veto import VETO_THRESHOLD, is_catastrophic
+from areal_actors.training.host_copies import allocated_bytes, copy_to_host
 from areal_actors.training.packing.scoring import TokenScorer, ValueScorer
 from areal_actors.training.packing.tensors import Sharing, make_micro_batches
 from areal_actors.training.prepared import TokenColumn
@@ -90,6 +91,8 @@ class LogprobCheck:
         """Copies on the device, by version; checkpoints have them."""
         self._host_copies: dict[int, Weights] = {}
         """Copies of this rank's shards in the host's memory, by version; lost with the process."""
+        self._unused_copies: list[Weights] = []
+        """Memory of copies in the host's memory, to be written again."""
         self._published: dict[int, str] = {}
         """Folders of published versions; one that is gone is not scored."""
 
@@ -99,9 +102,17 @@ class LogprobCheck:
             self.copies[weight_version] = {name: parameter.detach().clone() for name, parameter in self._trained.items()}
         elif self._place == "host":
             shards = {name: _shard(parameter.detach()) for name, parameter in self._trained.items()}
-            self._host_copies[weight_version] = {name: shard.to("cpu", copy=True) for name, shard in shards.items()}
+            self._host_copies[weight_version] = copy_to_host(shards, self._take_unused_copy(weight_version))
         for kept in (self.copies, self._host_copies):
             _discard_oldest(kept, self._versions)
+
+    def _take_unused_copy(self, weight_version: int) -> Weights:
+        """Take the memory of a copy in the host's memory that is not needed any more; empty if there is none."""
+        if weight_version in self._host_copies:
+            return self._host_copies.pop(weight_version)
+        if self._unused_copies:
+            return self._unused_copies.pop()
+        return self._host_copies.pop(min(self._host_copies)) if len(self._host_copies) >= self._versions else {}
 
     def note_published(self, weight_version: int, folder: str) -> None:
         """Record the folder with the published weights of a version."""
@@ -111,6 +122,7 @@ class LogprobCheck:
 
     def restore(self, copies: dict[int, Weights]) -> None:
         """Continue with the copies of a checkpoint, whose weights are loaded."""
+        self._unused_copies += self._host_copies.values()
         self.copies, self._host_copies = copies, {}
 
     @torch.no_grad()
@@ -213,7 +225,7 @@ def _place(parameters: int, versions: int, *, complete: bool, published: bool = 
         return "on"
     if complete or versions == 1:
         return "off"
-    fits = parameters * PARAMETER_BYTES * versions <= HOST_SHARE * psutil.virtual_memory().total
+    fits = allocated_bytes(parameters * PARAMETER_BYTES) * versions <= HOST_SHARE * psutil.virtual_memory().total
     return "published" if published else "host" if fits else "off"
 
 

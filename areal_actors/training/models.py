@@ -20,7 +20,8 @@ from areal_actors.core.model_config import config_of
 from areal_actors.weights.manifest import MANIFEST
 from areal_actors.weights.model_class import language_model_class
 from areal_actors.weights.source_tensors import list_names, note_source, source_of
-from areal_actors.weights.transfer import without_ties, write_shards
+from areal_actors.weights.transfer import without_ties
+from areal_actors.weights.write_tensors import write_tensors
 
 HEAD = "score"
 """Name of the head in sequence classifiers of Hugging Face."""
@@ -128,8 +129,7 @@ def write_model(model: Any, state: Mapping[str, Tensor], folder: str, tokenizer_
     if source is None:
         model.save_pretrained(target, state_dict=dict(state))
     else:
-        tensors = without_ties(source.to_checkpoint(model, state))
-        write_shards({name: tensor.cpu() for name, tensor in tensors.items()}, target)
+        write_tensors(without_ties(source.to_checkpoint(model, state)), target)
         config = _with_dtype(config_of(source.folder), str(model.dtype).removeprefix("torch."))
         (target / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     for file in sorted(Path(tokenizer_folder).iterdir()):

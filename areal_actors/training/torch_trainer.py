@@ -48,7 +48,7 @@ from areal_actors.training.references import frozen_models
 from areal_actors.training.routing_replay import RoutingReplay
 from areal_actors.training.settings import TrainerSettings
 from areal_actors.weights.source_tensors import checkpoint_tensors
-from areal_actors.weights.transfer import checksum, published_tensors, write_weights
+from areal_actors.weights.transfer import checksum, without_ties, write_weights
 
 STATE = {"weight_version", "schedule", "generator", "older_weights"}
 """Fields of a checkpoint besides weights and optimizer."""
@@ -357,7 +357,7 @@ class TorchTrainer:
         state = self._state_to_publish()
         if not self._ranks.first:
             return ""
-        return checksum(self._adapter.factors(state) if self._adapter else published_tensors(state, self._published_dtype))
+        return checksum(self._adapter.factors(state)) if self._adapter else checksum(without_ties(state), self._published_dtype)
 
     def _state_to_publish(self) -> dict[str, Tensor]:
         """Returns the adapter's tensors if it is published alone, else those of the whole model, an adapter merged."""

@@ -14,17 +14,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-import xxhash
-from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from areal_actors.core.errors import EngineError
 from areal_actors.core.values import WeightsLocation
 from areal_actors.weights.weight_files import INDEX, SINGLE_FILE
-
-SHARD_BYTES = 2 * 1024**3
+from areal_actors.weights.write_tensors import SHARD_BYTES, hash_tensors, write_tensors
 
 
 def write_weights(
@@ -36,22 +33,13 @@ def write_weights(
 ) -> WeightsLocation:
     """Write tensors as a Hugging Face checkpoint of one or several shards; `folder` appears atomically.
 
-    An existing folder is replaced: a recovered trainer publishes a version again. `dtype`: see `published_tensors`.
+    An existing folder is replaced: a recovered trainer publishes a version again. `dtype` is that of floating-point tensors;
+    None keeps theirs. Of names that share one tensor the last in name order remains, which keeps embeddings rather than tied heads.
     """
     folder = Path(folder).absolute()
-    unique = published_tensors(tensors, dtype)
     with atomic_folder(folder) as partial:
-        write_shards(unique, partial, shard_bytes)
-    return WeightsLocation(folder=str(folder), checksum=checksum(unique), model=str(model_folder))
-
-
-def write_shards(tensors: Mapping[str, Tensor], folder: Path, shard_bytes: int = SHARD_BYTES) -> None:
-    """Write contiguous tensors into a folder, in files of about this size as Hugging Face names them; a larger tensor has its own."""
-    split = split_torch_state_dict_into_shards(dict(tensors), max_shard_size=shard_bytes)
-    for file, names in split.filename_to_tensors.items():
-        save_file({name: tensors[name] for name in names}, folder / file, metadata={"format": "pt"})
-    if split.is_sharded:
-        (folder / INDEX).write_text(json.dumps({"metadata": split.metadata, "weight_map": split.tensor_to_filename}, indent=1))
+        checksum = write_tensors(without_ties(tensors), partial, shard_bytes, dtype)
+    return WeightsLocation(folder=str(folder), checksum=checksum, model=str(model_folder))
 
 
 @contextmanager
@@ -122,23 +110,9 @@ def check_fit(targets: Mapping[str, Tensor], tensors: Mapping[str, Tensor], sour
         raise EngineError(f"the weights in {source} do not fit this model: {differences}")
 
 
-def checksum(tensors: Mapping[str, Tensor]) -> str:
-    """128-bit hash of names, types, shapes and bytes of all tensors in name order."""
-    digest = xxhash.xxh3_128()
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        digest.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        digest.update(tensor.flatten().view(torch.uint8).numpy().data)
-    return str(digest.hexdigest())
-
-
-def published_tensors(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-    """Tensors as they are published: each once, on the CPU (one copy from a device), floating-point ones in `dtype`; None keeps theirs.
-
-    Of names that share one tensor the last in name order remains, which keeps embeddings rather than tied heads.
-    """
-    unique = without_ties(tensors)
-    return {name: tensor.to(device="cpu", dtype=dtype if tensor.is_floating_point() else None) for name, tensor in unique.items()}
+def checksum(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> str:
+    """128-bit hash of names, types, shapes and bytes of all tensors in name order, floating-point ones as `dtype`; None keeps theirs."""
+    return hash_tensors({name: tensor.detach().contiguous() for name, tensor in tensors.items()}, dtype)
 
 
 def without_ties(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
