@@ -61,6 +61,15 @@ def test_the_library_reads_tensors_of_every_type_and_size_from_the_files(tmp_pat
     assert {name: tensor.tolist() for name, tensor in load_file(written).items()} == {name: each.tolist() for name, each in tensors.items()}
 
 
+def test_tensors_that_are_mapped_from_a_file_are_written_into_it(tmp_path: Path) -> None:
+    large = {"a": torch.randn(300, 1000)}
+    writing.write_tensors(large, tmp_path)
+    mapped = load_file(tmp_path / "model.safetensors")
+    assert writing.write_tensors(mapped, tmp_path) == checksum(large)
+    assert torch.equal(load_file(tmp_path / "model.safetensors")["a"], large["a"])
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+
+
 def test_the_checksum_distinguishes_values_names_shapes_and_types_and_ignores_order() -> None:
     tensors = some_tensors()
     assert checksum(dict(reversed(tensors.items()))) == checksum(tensors)

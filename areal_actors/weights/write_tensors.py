@@ -24,6 +24,8 @@ SHARD_BYTES = 2 * 1024**3
 PIECE_BYTES = 64 * 1024**2
 """Bytes that are copied, hashed and written together."""
 FILE_PATTERN = "model{suffix}.safetensors"
+PARTIAL = ".partial"
+"""Suffix of a file while it is written: a model may be mapped from the file that its new weights replace."""
 FORMAT_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 HEADER_ALIGNMENT = 8
 
@@ -59,9 +61,11 @@ def write_tensors(tensors: Mapping[str, Tensor], folder: Path, shard_bytes: int 
     with ExitStack() as stack:
         places: dict[str, TensorPlace] = {}
         for name, names in split.filename_to_tensors.items():
-            file = stack.enter_context((folder / name).open("wb"))
+            file = stack.enter_context((folder / f"{name}{PARTIAL}").open("wb"))
             places |= _write_header(file, {each: (tensors[each], dtypes[each]) for each in names})
         checksum = _write_contents(tensors, dtypes, places)
+    for name in split.filename_to_tensors:
+        (folder / f"{name}{PARTIAL}").replace(folder / name)
     if split.is_sharded:
         (folder / INDEX).write_text(json.dumps({"metadata": split.metadata, "weight_map": split.tensor_to_filename}, indent=1))
     return checksum
