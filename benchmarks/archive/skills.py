@@ -1,7 +1,7 @@
 """Skills of the embedded model before RL training: tool calls, and second attempts after wrong answers.
 
-    python benchmarks/skills.py tools --tail-shortcut-fraction 0.7
-    python benchmarks/skills.py retry
+    PYTHONPATH=benchmarks python benchmarks/archive/skills.py tools --tail-shortcut-fraction 0.7
+    PYTHONPATH=benchmarks python benchmarks/archive/skills.py retry
 
 Held-out problems are combined with system prompts and tools that are in no demonstration. The engine is called directly in this process,
 as by a gateway and an agent.

@@ -1,6 +1,6 @@
 """Monitors of a run, for monitors.py: NUMBER connections that receive every message, each after a pause of SECONDS.
 
-    python benchmarks/monitors_process.py RUN_FOLDER NUMBER SECONDS
+    PYTHONPATH=benchmarks python benchmarks/archive/monitors_process.py RUN_FOLDER NUMBER SECONDS
 
 They are plain clients of NATS with the run's read-only address; the number of received messages is written to standard output at the end.
 """

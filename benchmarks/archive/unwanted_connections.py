@@ -1,6 +1,7 @@
 """Opens thousands of connections without a credential to a live run that others join over the network.
 
-    python benchmarks/unwanted_connections.py [ATTACK ...] [--connections 10000] [--seconds 20] [--descriptors 1024:4096]
+    PYTHONPATH=benchmarks python benchmarks/archive/unwanted_connections.py [ATTACK ...] [--connections 10000]
+        [--seconds 20] [--descriptors 1024:4096]
 
 `idle` holds connections to the port of the run's files, `slow` sends the head of a request there at a byte per second, `bus` holds
 connections to the bus. Each goes on for some seconds and opens connections again that were closed. The rollout workers of the run are

@@ -1,6 +1,7 @@
 """Cost of monitors: the main recipe with none, one and many connections that receive every message, one of them hung and one slow.
 
-    python benchmarks/monitors.py [--monitors 0 1 20] [--repeats 3] [--steps 12] [--seed 0] [--apart] [SETTING ...]
+    PYTHONPATH=benchmarks python benchmarks/archive/monitors.py [--monitors 0 1 20] [--repeats 3] [--steps 12]
+        [--seed 0] [--apart] [SETTING ...]
 
 The runs alternate. With more than two monitors one is a stopped process (SIGSTOP) and one takes a second for each message; the others are
 connections of one process with the lowest priority, as monitors usually have another machine. `steps` are the seconds from the first

@@ -1,6 +1,7 @@
 """Tokens prefilled and seconds of conversations of ten turns on two inference workers, with and without session affinity.
 
-    python benchmarks/affinity.py [--together 4 16 48] [--turns 10] [--tool-seconds 0.05] [--repeats 3]
+    PYTHONPATH=benchmarks python benchmarks/archive/affinity.py [--together 4 16 48] [--turns 10]
+        [--tool-seconds 0.05] [--repeats 3]
 
 The gateway's choice of workers (`gateway/worker_pool.py`) over two embedded engines, each with its own prefix cache and thread, and the
 conversations of `prefix_cache.py`, with a tool between turns that takes an exponentially distributed time. Without affinity every call

@@ -1,6 +1,6 @@
 """Tokens prefilled and seconds of conversations of ten turns in the embedded engine, with and without its prefix cache.
 
-    python benchmarks/prefix_cache.py [--together 1 8 32] [--turns 10] [--repeats 3]
+    PYTHONPATH=benchmarks python benchmarks/archive/prefix_cache.py [--together 1 8 32] [--turns 10] [--repeats 3]
 
 Each episode sends its whole history every turn, as the gateway does: a first prompt of 300 tokens, then 24 to 40 sampled tokens and 100
 tokens of a tool's result a turn. Episodes run at once, each at its own pace. Without the cache, the first token of every prompt is another

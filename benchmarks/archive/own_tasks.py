@@ -1,6 +1,7 @@
 """Held-out mean reward of the embedded model on tasks that it was not made for, before and after learning them.
 
-    python benchmarks/own_tasks.py [--seeds 0 1 2] [--tasks nim reading look_up notes] [SETTING ...]
+    PYTHONPATH=benchmarks python benchmarks/archive/own_tasks.py [--seeds 0 1 2]
+        [--tasks nim reading look_up notes] [SETTING ...]
 
 Each task is learnt with its recipe in recipes/, from the reward alone: the game `nim`, the text `reading`, the tool `look_up`, the
 number `notes` that is kept over three compactions of the history. Where the

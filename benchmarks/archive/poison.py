@@ -1,6 +1,6 @@
 """Runs an engine that corrupts every seventh completion, one live run per kind of corruption, and prints the results.
 
-    python benchmarks/poison.py [KIND ...] [--folder runs/poison] [--steps 3] [--every 7]
+    PYTHONPATH=benchmarks python benchmarks/archive/poison.py [KIND ...] [--folder runs/poison] [--steps 3] [--every 7]
 
 A run passes if it ends with its exact number of steps, every corrupted completion is reported in its log, and no token of one was
 exported.
@@ -29,7 +29,7 @@ from areal_bus.message import Message
 from areal_bus.nats import NatsBus
 from areal_bus.server import EmbeddedServer
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 RUN = "poison"
 TITLES = ["kind", "spoilt", "refused as", "attempts abandoned", "trained", "steps", "wall s", "verdict"]
 SETTINGS = (

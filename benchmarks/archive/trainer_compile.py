@@ -1,6 +1,6 @@
 """`trainer.compile` and compiled flex attention: seconds of optimizer steps and of attention, with and without.
 
-    python benchmarks/trainer_compile.py [embedded] [50M] [--repeats 5] [--tokens 2048]
+    PYTHONPATH=benchmarks python benchmarks/archive/trainer_compile.py [embedded] [50M] [--repeats 5] [--tokens 2048]
 
 `steps`: optimizer steps of `TorchTrainer` on the rows of `trainer_batch.py`, in both layouts of a micro-batch (chains with shared
 prefixes; padded rows, which the model's own forward computes), and with LoRA. `compile_cpu` and `compile_wall` are seconds of the first

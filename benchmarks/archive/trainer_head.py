@@ -1,6 +1,7 @@
 """The head and its log-probabilities: forward and backward pass by vocabulary and hidden size, in CPU seconds and peak memory.
 
-    python benchmarks/trainer_head.py [--tokens 1024] [--repeats 5] [--vocabularies 600 16384 151936] [--hidden 512 896 1536]
+    PYTHONPATH=benchmarks python benchmarks/archive/trainer_head.py [--tokens 1024] [--repeats 5]
+        [--vocabularies 600 16384 151936] [--hidden 512 896 1536]
 
 Four ways, of a trained head and of a frozen one (LoRA), whose gradient by the hidden states alone is computed:
 

@@ -1,6 +1,7 @@
 """Utilization of the trainer with derived and with configured limits, alternating on the same recipe.
 
-    python benchmarks/limits.py [--steps 12] [--repeats 3] [--token-seconds 0.05] [KEY=VALUE ...]
+    PYTHONPATH=benchmarks python benchmarks/archive/limits.py [--steps 12] [--repeats 3]
+        [--token-seconds 0.05] [KEY=VALUE ...]
 
 All components are real except the engine, which is scripted: it yields a random token every `--token-seconds` (simulated), like an
 engine on a separate machine. The recipe's gate allows 48 groups of 8 episodes at once. `derived` derives all other limits from that;

@@ -1,6 +1,7 @@
 """The off-policy guard in live runs that diverge: what `[staleness_gate.guard]` reports, and what it prevents.
 
-    python benchmarks/guard.py [KEY=VALUE ...] [--seeds 0 1 2] [--bound 8] [--rate 4] [--cases sound off report tighten]
+    PYTHONPATH=benchmarks python benchmarks/archive/guard.py [KEY=VALUE ...] [--seeds 0 1 2] [--bound 8]
+        [--rate 4] [--cases sound off report tighten]
 
 Each run is `areal-actors run recipes/gsm8k_grpo.toml` with a staleness bound of 8, in its own processes. Its trainer waits before each step
 until generation has used the capacity that the gate grants (`guard_parts.py`), so the trained tokens are as old as the bound allows, on

@@ -1,6 +1,6 @@
 """Speedup of prefix sharing: forward and backward passes of rows with shared prefixes against separate rows.
 
-    python benchmarks/trainer_sharing.py [--hidden 256] [--layers 4] [--repeats 3]
+    PYTHONPATH=benchmarks python benchmarks/archive/trainer_sharing.py [--hidden 256] [--layers 4] [--repeats 3]
 
 Groups of 8 rows with one prompt and completions of 64 to 192 tokens; episodes of 10 turns of 64 or 128 tokens of which every turn is
 a row; and 16 groups of 4 rows whose prompts of 576 tokens begin with the same 512. `packed` computes every row separately without
