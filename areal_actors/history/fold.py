@@ -66,6 +66,7 @@ PARTS: dict[str, type[msgspec.Struct]] = {
     EpisodeAbandoned.subject: AbandonedPart,
     TrajectoryExported.subject: ExportedPart,
 }
+"""What is decoded of large messages, by subject."""
 ALSO_NOTICES = (RunStarted, RunResumed, RunFinished, ActorFailed, BatchRefused)
 """Events that have rows of their own, and are notices, too."""
 
@@ -125,7 +126,7 @@ class HistoryFold:
         progress, position = self.progress, envelope.sequence
         decoder = self._decoders.get(envelope.subject)
         if decoder is not None and not envelope.claim:
-            message = _decode(decoder, envelope)
+            message = decode_whole(decoder, envelope)
             handler = self._handlers.get(type(message))
             if handler is not None:
                 handler(message, position, envelope.time)
@@ -328,7 +329,8 @@ def _json(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[Any], envelope: Envelope) -> Any:
+def decode_whole(decoder: msgspec.msgpack.Decoder[Any], envelope: Envelope) -> Any:
+    """Decode the body of an event; raises `CorruptMessage` if it is damaged."""
     if zlib.crc32(envelope.body) != envelope.checksum:
         raise CorruptMessage(f"event {envelope.sequence}, {envelope.subject}: the checksum does not match: it was damaged in the store")
     try:

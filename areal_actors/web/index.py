@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from areal_actors.display.sentences import LINES, plain_line, refused_batch
-from areal_actors.history.parts import AbandonedPart, EvaluatedPart, ExportedPart, RecordedPart, RecordedParts, ScoredPart
+from areal_actors.history.fold import PARTS, decode_whole
 from areal_actors.messages import (
     KINDS,
     ActorFailed,
@@ -20,11 +19,7 @@ from areal_actors.messages import (
     CapacityGranted,
     CompletionRefused,
     EpisodeAbandoned,
-    EpisodeEvaluated,
-    EpisodeScored,
     EvaluationCompleted,
-    InteractionRecorded,
-    InteractionsRecorded,
     LossEvaluated,
     OffPolicyChanged,
     RunFinished,
@@ -32,26 +27,16 @@ from areal_actors.messages import (
     RunStarted,
     StepCompleted,
     TrajectoryDropped,
-    TrajectoryExported,
     WeightsLoaded,
     WeightsPublished,
 )
 from areal_actors.web.episodes import EpisodeFold
 from areal_actors.web.rows import ActorRow, BatchRow, BoundRow, EvaluationRow, NoticeRow, Row, RowTable, StepRow, VersionRow
 from areal_bus.base import Envelope
-from areal_bus.errors import CorruptMessage
 from areal_bus.message import Message
 
 FREQUENT = {EpisodeAbandoned, StepCompleted, CompletionRefused, EvaluationCompleted, LossEvaluated}
 """Kinds with a sentence that are no notices: the page's tables have them."""
-PARTS: dict[str, type[msgspec.Struct]] = {
-    InteractionRecorded.subject: RecordedPart,
-    InteractionsRecorded.subject: RecordedParts,
-    EpisodeScored.subject: ScoredPart,
-    EpisodeEvaluated.subject: EvaluatedPart,
-    EpisodeAbandoned.subject: AbandonedPart,
-    TrajectoryExported.subject: ExportedPart,
-}
 WHOLE: tuple[type[Message], ...] = (
     *(CapacityGranted, BatchFormed, BatchRefused, StepCompleted, TrajectoryDropped, WeightsPublished, WeightsLoaded),
     *(EvaluationCompleted, LossEvaluated, ActorStarted, ActorFailed, ActorStopped, RunStarted, RunResumed, RunFinished),
@@ -136,7 +121,7 @@ class RunIndex:
         at = max(self.last_at, round(envelope.time - self.began, 3))
         decoder = self._decoders.get(envelope.subject)
         if decoder is not None and not envelope.claim:
-            message = _decode_body(decoder, envelope)
+            message = decode_whole(decoder, envelope)
             if (handler := self._handlers.get(type(message))) is not None:
                 handler(message, envelope.sequence, at)
             if envelope.subject in self._shown:
@@ -261,12 +246,3 @@ class RunIndex:
         number = len(self.actors.rows)
         row = ActorRow(id=number, changed=position, actor=actor, process=process, change=change, position=position, at=at, detail=detail)
         self.actors.add(row)
-
-
-def _decode_body(decoder: msgspec.msgpack.Decoder[Any], envelope: Envelope) -> Any:
-    if zlib.crc32(envelope.body) != envelope.checksum:
-        raise CorruptMessage(f"event {envelope.sequence}, {envelope.subject}: the checksum does not match: it was damaged in the store")
-    try:
-        return decoder.decode(envelope.body)
-    except msgspec.MsgspecError as error:
-        raise CorruptMessage(f"event {envelope.sequence}, {envelope.subject}, cannot be decoded: {error}") from error
