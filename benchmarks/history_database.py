@@ -30,12 +30,12 @@ from startup import children_seconds
 from web_page import GROUP, GROUPS, events
 
 from areal_actors.core.devices import CudaDevices
+from areal_actors.folder.run_folder import RunFolder
 from areal_actors.history.database import DATABASE, HEADER
 from areal_actors.messages import KINDS, RunStarted, WeightsPublished
 from areal_actors.metrics.metrics_file import Metrics
 from areal_actors.recipe.load import load
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.run.run_folder import RunFolder
 from areal_bus.base import Stamp
 from areal_bus.message import Event
 from areal_bus.nats import NatsBus

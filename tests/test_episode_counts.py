@@ -20,6 +20,7 @@ from support.simulation import GROUP, Simulation
 from areal_actors.audit.fold import AuditFold
 from areal_actors.audit.report import report
 from areal_actors.core.values import SamplingParams, Task
+from areal_actors.display.prometheus import RunCollector
 from areal_actors.display.run_state import RunState
 from areal_actors.display.summary import summary
 from areal_actors.display.view import RunView
@@ -38,7 +39,6 @@ from areal_actors.messages import (
 from areal_actors.messages.episode_ends import EpisodeCounts, EpisodeEnds, EpisodeSet, describe_party
 from areal_actors.reader import open_run
 from areal_actors.reader.episode_page import EpisodeFilter, show
-from areal_actors.run.prometheus import RunCollector
 from areal_actors.track.traces import Traces
 from areal_actors.web.index import RunIndex
 from areal_bus import read_log

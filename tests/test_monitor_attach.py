@@ -17,11 +17,11 @@ from support.clock import until
 
 from areal_actors.core.devices import detect_cuda
 from areal_actors.core.errors import SetupError
+from areal_actors.display import monitor
+from areal_actors.display.monitor import attach, export, find_live
+from areal_actors.folder.run_folder import RunFolder, ServerAddress
 from areal_actors.messages import KINDS
 from areal_actors.recipe.load import load
-from areal_actors.run import monitor
-from areal_actors.run.monitor import attach, export, find_live
-from areal_actors.run.run_folder import RunFolder, ServerAddress
 from areal_bus.base import Stamp
 from areal_bus.errors import BusError
 from areal_bus.nats import NatsBus

@@ -18,10 +18,10 @@ from areal_actors.history.database import History
 from areal_actors.messages import EpisodeAbandoned, EpisodeEvaluated, InteractionRecorded
 from areal_actors.messages.fields import fields_of
 from areal_actors.reader.log_source import FileLog, FolderLog, positions_of, trimmed_sentence
+from areal_actors.reader.recorded_history import history_of_file, read_history
 from areal_actors.reader.records import EndedEpisode, Records
 from areal_actors.reader.run_files import run_folder
 from areal_actors.reader.table import Table
-from areal_actors.run.recorded_history import history_of_file, read_history
 from areal_bus.base import Envelope
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from areal_actors.recipe.recipe import Recipe
 from areal_actors.sequences.build import call_places, sequences_of, token_path
 from areal_actors.sequences.credit import Credit, sequence_ends
 from areal_actors.training.algorithms.base import Algorithm
-from areal_actors.training.prepared import step_tokens
+from areal_actors.training.step_data import step_tokens
 
 MODEL_COLUMNS = frozenset({"reference", "values", "last_values", "teacher", "rescored"})
 """Columns of `StepTokens` that only a model can compute."""

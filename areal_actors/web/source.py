@@ -16,12 +16,12 @@ import structlog
 from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import SetupError
 from areal_actors.core.snapshots import SnapshotStore
-from areal_actors.display.recall import restore_fold, trimmed_notice
+from areal_actors.display.monitor import open_log
 from areal_actors.display.run_state import RunState
+from areal_actors.display.snapshot_start import restore_fold, trimmed_notice
+from areal_actors.folder.connections import connect_to_run
+from areal_actors.folder.run_folder import RunFolder, ServerAddress
 from areal_actors.messages import EngineStarting, Heartbeat, Throughput, TrainerProgress
-from areal_actors.run.connections import connect_to_run
-from areal_actors.run.monitor import open_log
-from areal_actors.run.run_folder import RunFolder, ServerAddress
 from areal_actors.web.index import RunIndex
 from areal_bus.base import Bus, Envelope
 from areal_bus.errors import BusError, EventsTrimmed, ServerUnavailable

@@ -17,7 +17,7 @@ BLOCKING = Path(__file__).with_name("base_install")
 WITH_TORCH = (
     *("embedded", "training", "weights", "calibration.measure", "models.convert", "rewards.reward_model", "vision.embedding"),
     *("contracts.algorithm", "contracts.random_model"),
-    *("run.tensor_process", "run.recompute", "run.training_engine"),
+    *("processes.tensor_process", "replay.recompute", "processes.training_engine"),
     *("replay.what_if", "replay.trained_columns", "replay.episode_trace", "replay.trace", "replay.trace_page"),
     *("library.controllers", "tinker", "compat"),
 )
