@@ -115,7 +115,7 @@ def add_replays(command: Callable[..., argparse.ArgumentParser]) -> None:
         "another reward function, and print what would have been trained beside what was. Nothing is sampled: it is exact up to the first\n"
         "step that differs, which it names."
     )
-    asked = command("what-if", "asking:what_if", "compare what a run trained with what other settings would have", about)
+    asked = command("what-if", "what_if:what_if", "compare what a run trained with what other settings would have", about)
     asked.add_argument("words", nargs="*", metavar="RUN|FILE|KEY=VALUE", help="the run (default: the latest) or exported log; settings")
     asked.add_argument("--train", action="store_true", help="also repeat the trainer's steps, and compare losses and weights")
     asked.add_argument("--json", action="store_true", help="print the same as JSON, nothing else")
@@ -129,7 +129,7 @@ def add_explanations(command: Callable[..., argparse.ArgumentParser]) -> None:
         f"weight version, whether a step trained it and with which advantage. `{COMMAND} show RUN` lists the episodes. The run is\n"
         "not affected."
     )
-    followed = command("trace", "asking:trace", "show an episode with all of its sampled tokens, and what trained them", about)
+    followed = command("trace", "trace:trace", "show an episode with all of its sampled tokens, and what trained them", about)
     followed.add_argument("run", metavar="RUN|FILE", help="the run, or an exported log")
     followed.add_argument("episode", metavar="EPISODE", help="name of the episode, as in 12.3")
     followed.add_argument(

@@ -21,8 +21,8 @@ from areal_actors.reader.run_files import run_folder
 from areal_actors.replay.control import ControlReplay
 from areal_actors.replay.fold import FoldReplay, LogDifference
 from areal_actors.run.auditing import audit_run
+from areal_actors.run.connections import open_log
 from areal_actors.run.fold_actors import FOLDS
-from areal_actors.run.monitor import open_log
 from areal_actors.run.run_folder import RunFolder
 from areal_bus.base import Envelope
 from areal_bus.recorded import read_header, read_log

@@ -24,7 +24,7 @@ from areal_actors.display.recall import AUDIT, restore_fold
 from areal_actors.display.safe_console import SafeConsole
 from areal_actors.messages import RunResumed, RunStarted, StepCompleted
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.run.monitor import open_log
+from areal_actors.run.connections import open_log
 from areal_actors.run.run_folder import RunFolder, find_run
 from areal_actors.sequences.credit import Credit
 from areal_bus.base import Envelope

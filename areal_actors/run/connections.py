@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+from areal_actors.core.errors import SetupError
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.run_folder import RunFolder, ServerAddress
+from areal_bus.errors import ServerUnavailable
 from areal_bus.nats import NatsBus
 from areal_bus.nats_streams import RETRY_SECONDS
 from areal_bus.server import EmbeddedServer
+
+CHANGE_SECONDS = 30.0
+"""Time limit of a run that starts or ends, until its bus has an address or its supervisor is gone."""
+POLL_SECONDS = 0.1
 
 
 def retry_seconds(recipe: Recipe) -> float:
@@ -40,3 +48,38 @@ async def open_store(
             yield bus
     finally:
         await server.stop()
+
+
+@asynccontextmanager
+async def open_log(folder: RunFolder) -> AsyncIterator[NatsBus]:
+    """Open the bus of a run to read its log: of the live run, or on the store of an ended run; one that starts or ends is awaited.
+
+    Raises:
+        SetupError: there is no such run here, or its log is on an external server.
+        BusError: its log cannot be read.
+    """
+    async with AsyncExitStack() as stack:
+        bus = await _live_bus(stack, folder)
+        if bus is None and folder.nats.is_dir() and any(folder.nats.iterdir()):
+            bus = await stack.enter_async_context(open_store(folder.nats, folder, folder.recipe().run, monitors=True))
+        if bus is None:
+            remedy = "name a run that was made here, or export one on a shared server while it is live"
+            raise SetupError(f"{folder.path} holds no log; {remedy}")
+        yield bus
+
+
+async def _live_bus(stack: AsyncExitStack, folder: RunFolder) -> NatsBus | None:
+    """Returns the bus of a live run; None if it is not live, or has ended meanwhile."""
+    give_up = time.monotonic() + CHANGE_SECONDS
+    while folder.live_supervisor():
+        try:
+            return await stack.enter_async_context(connect_to_run(folder.monitor(), folder, monitors=True))
+        except ServerUnavailable:
+            if time.monotonic() > give_up:
+                raise
+        except FileNotFoundError as missing:
+            if time.monotonic() > give_up:
+                late = f"the bus of {folder.path} has had no address for {CHANGE_SECONDS:.0f} s, though its supervisor is alive"
+                raise SetupError(f"{late}; see the run's logs in {folder.logs}, or try again") from missing
+        await asyncio.sleep(POLL_SECONDS)
+    return None

@@ -11,7 +11,7 @@ from areal_actors.core.snapshots import SnapshotStore
 from areal_actors.display.recall import restore_fold
 from areal_actors.display.run_state import RunState
 from areal_actors.history.database import History
-from areal_actors.run.monitor import open_log
+from areal_actors.run.connections import open_log
 from areal_actors.run.run_folder import RunFolder
 from areal_bus.base import Bus, Envelope
 from areal_bus.errors import BusError, EventsTrimmed, LogUnavailable

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -31,14 +30,13 @@ from areal_actors.messages import (
     Throughput,
     TrainerProgress,
 )
-from areal_actors.run.connections import connect_to_run, open_store
+from areal_actors.run.connections import connect_to_run, open_log
 from areal_actors.run.message_lines import clock, each_message, json_line, readable_line
 from areal_actors.run.prometheus import serving
 from areal_actors.run.run_folder import RunFolder, ServerAddress
 from areal_bus.base import Bus, Envelope
 from areal_bus.errors import EventsTrimmed, ServerUnavailable
 from areal_bus.message import Message
-from areal_bus.nats import NatsBus
 from areal_bus.recorded import export_log
 from areal_bus.subjects import check_pattern
 
@@ -46,9 +44,6 @@ PHASE_LINES = 10
 """Number of progress lines for each phase of the trainer's preparation, without a live display."""
 DRAIN_SECONDS = 1.0
 """Time for the last messages of a run that has ended to arrive."""
-CHANGE_SECONDS = 30.0
-"""Time limit of a run that starts or ends, until its bus has an address or its supervisor is gone."""
-POLL_SECONDS = 0.1
 EVERYTHING = ("", ">")
 Watch = Callable[[Bus, SnapshotStore | None], Awaitable[None]]
 """Watches a run until it is finished, or cancelled."""
@@ -271,41 +266,6 @@ async def _export(folder: RunFolder, destination: Path) -> tuple[int, str]:
         state = RunState()
         await restore_fold(bus, SnapshotStore(folder.snapshots), state)
         return await export_log(bus, destination), await trimmed_notice(bus, state)
-
-
-@asynccontextmanager
-async def open_log(folder: RunFolder) -> AsyncIterator[NatsBus]:
-    """Open the bus of a run to read its log: of the live run, or on the store of an ended run; one that starts or ends is awaited.
-
-    Raises:
-        SetupError: there is no such run here, or its log is on an external server.
-        BusError: its log cannot be read.
-    """
-    async with AsyncExitStack() as stack:
-        bus = await _live_bus(stack, folder)
-        if bus is None and folder.nats.is_dir() and any(folder.nats.iterdir()):
-            bus = await stack.enter_async_context(open_store(folder.nats, folder, folder.recipe().run, monitors=True))
-        if bus is None:
-            remedy = "name a run that was made here, or export one on a shared server while it is live"
-            raise SetupError(f"{folder.path} holds no log; {remedy}")
-        yield bus
-
-
-async def _live_bus(stack: AsyncExitStack, folder: RunFolder) -> NatsBus | None:
-    """Returns the bus of a live run; None if it is not live, or has ended meanwhile."""
-    give_up = time.monotonic() + CHANGE_SECONDS
-    while folder.live_supervisor():
-        try:
-            return await stack.enter_async_context(connect_to_run(folder.monitor(), folder, monitors=True))
-        except ServerUnavailable:
-            if time.monotonic() > give_up:
-                raise
-        except FileNotFoundError as missing:
-            if time.monotonic() > give_up:
-                late = f"the bus of {folder.path} has had no address for {CHANGE_SECONDS:.0f} s, though its supervisor is alive"
-                raise SetupError(f"{late}; see the run's logs in {folder.logs}, or try again") from missing
-        await asyncio.sleep(POLL_SECONDS)
-    return None
 
 
 async def print_messages(bus: Bus, subjects: str, console: Console) -> None:

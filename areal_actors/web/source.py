@@ -19,8 +19,7 @@ from areal_actors.core.snapshots import SnapshotStore
 from areal_actors.display.recall import restore_fold, trimmed_notice
 from areal_actors.display.run_state import RunState
 from areal_actors.messages import EngineStarting, Heartbeat, Throughput, TrainerProgress
-from areal_actors.run.connections import connect_to_run
-from areal_actors.run.monitor import open_log
+from areal_actors.run.connections import connect_to_run, open_log
 from areal_actors.run.run_folder import RunFolder, ServerAddress
 from areal_actors.web.index import RunIndex
 from areal_bus.base import Bus, Envelope
