@@ -20,7 +20,8 @@ from areal_actors.core.errors import SetupError
 from areal_actors.messages import KINDS
 from areal_actors.recipe.load import load
 from areal_actors.run import connections, monitor
-from areal_actors.run.monitor import attach, export, find_live
+from areal_actors.run.connections import find_live
+from areal_actors.run.monitor import attach, export
 from areal_actors.run.run_folder import RunFolder, ServerAddress
 from areal_bus.base import Stamp
 from areal_bus.errors import BusError

@@ -8,6 +8,9 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+import msgspec
+
+from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import SetupError
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.run.run_folder import RunFolder, ServerAddress
@@ -83,3 +86,33 @@ async def _live_bus(stack: AsyncExitStack, folder: RunFolder) -> NatsBus | None:
                 raise SetupError(f"{late}; see the run's logs in {folder.logs}, or try again") from missing
         await asyncio.sleep(POLL_SECONDS)
     return None
+
+
+def find_live(run: str, folder: Path) -> RunFolder:
+    """Returns the folder of the live run of this name, or of the latest one if the name is empty.
+
+    Raises:
+        SetupError: it is not live.
+    """
+    announced = sorted(folder.glob("*/bus.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    live = [folder_of_run for path in announced if (folder_of_run := RunFolder(path.parent)).live_supervisor()]
+    for folder_of_run in live:
+        if run in ("", folder_of_run.path.name):
+            return folder_of_run
+    hint = f"live there: {', '.join(found.path.name for found in live)}" if live else f"no run is live in {folder.absolute()}"
+    if not run:
+        raise SetupError(f"{hint}; start one with `{COMMAND} run RECIPE`")
+    over = f"; its metrics are in {folder / run / 'metrics.jsonl'}" if (folder / run).is_dir() else ""
+    raise SetupError(f"run '{run}' is not live{over}; {hint}")
+
+
+def address_in(file: Path) -> ServerAddress:
+    """Returns the address in a run's `monitor.json`.
+
+    Raises:
+        SetupError: it cannot be read.
+    """
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=ServerAddress)
+    except (OSError, msgspec.MsgspecError) as error:
+        raise SetupError(f"--bus: {file} cannot be read as a run's monitor.json: {error}") from error

@@ -8,11 +8,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 
-import msgspec
 from rich.console import Console
 
-from areal_actors.core.command import COMMAND
-from areal_actors.core.errors import SetupError
 from areal_actors.core.snapshots import SnapshotStore
 from areal_actors.display.recall import restore_fold, trimmed_notice
 from areal_actors.display.run_state import RunState
@@ -30,7 +27,7 @@ from areal_actors.messages import (
     Throughput,
     TrainerProgress,
 )
-from areal_actors.run.connections import connect_to_run, open_log
+from areal_actors.run.connections import address_in, connect_to_run, find_live, open_log
 from areal_actors.run.message_lines import clock, each_message, json_line, readable_line
 from areal_actors.run.prometheus import serving
 from areal_actors.run.run_folder import RunFolder, ServerAddress
@@ -192,36 +189,6 @@ def export(run: str, destination: Path, *, folder: Path = Path("runs")) -> int:
     count, missing = asyncio.run(_export(RunFolder(folder / run), destination))
     print(f"{count} events of run '{run}' written to {destination}" + (f"; {missing}" if missing else ""))
     return 0
-
-
-def find_live(run: str, folder: Path) -> RunFolder:
-    """Returns the folder of the live run of this name, or of the latest one if the name is empty.
-
-    Raises:
-        SetupError: it is not live.
-    """
-    announced = sorted(folder.glob("*/bus.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    live = [folder_of_run for path in announced if (folder_of_run := RunFolder(path.parent)).live_supervisor()]
-    for folder_of_run in live:
-        if run in ("", folder_of_run.path.name):
-            return folder_of_run
-    hint = f"live there: {', '.join(found.path.name for found in live)}" if live else f"no run is live in {folder.absolute()}"
-    if not run:
-        raise SetupError(f"{hint}; start one with `{COMMAND} run RECIPE`")
-    over = f"; its metrics are in {folder / run / 'metrics.jsonl'}" if (folder / run).is_dir() else ""
-    raise SetupError(f"run '{run}' is not live{over}; {hint}")
-
-
-def address_in(file: Path) -> ServerAddress:
-    """Returns the address in a run's `monitor.json`.
-
-    Raises:
-        SetupError: it cannot be read.
-    """
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=ServerAddress)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise SetupError(f"--bus: {file} cannot be read as a run's monitor.json: {error}") from error
 
 
 async def _attach(server: ServerAddress, folder: RunFolder | None, watch: Watch, *, data: bool) -> None:

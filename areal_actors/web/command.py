@@ -15,7 +15,7 @@ import msgspec
 from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import SetupError
 from areal_actors.reader.run_files import run_folder
-from areal_actors.run.monitor import address_in, find_live
+from areal_actors.run.connections import address_in, find_live
 from areal_actors.run.run_folder import RunFolder, ServerAddress
 from areal_actors.web.access import Access
 from areal_actors.web.server import PageServer, serving_page
