@@ -23,7 +23,7 @@ from history import ROOT, append, table
 from rich.console import Console
 
 from areal_actors.audit.audit import KINDS_BY_SUBJECT, Audit
-from areal_actors.display.monitor import open_log
+from areal_actors.folder.connections import open_log
 from areal_actors.folder.run_folder import RunFolder
 from areal_actors.messages import FaultInjected, StepCompleted
 from areal_actors.reader.audit_command import audit_run

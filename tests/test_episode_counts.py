@@ -24,6 +24,7 @@ from areal_actors.display.prometheus import RunCollector
 from areal_actors.display.run_state import RunState
 from areal_actors.display.summary import summary
 from areal_actors.display.view import RunView
+from areal_actors.history import History
 from areal_actors.history.counts import count_episodes
 from areal_actors.history.database import DATABASE, open_database
 from areal_actors.messages import (
@@ -40,7 +41,7 @@ from areal_actors.messages.episode_ends import EpisodeCounts, EpisodeEnds, Episo
 from areal_actors.reader import open_run
 from areal_actors.reader.episode_page import EpisodeFilter, show
 from areal_actors.track.traces import Traces
-from areal_actors.web.index import RunIndex
+from areal_actors.web.tables import PageTables
 from areal_bus import read_log
 from areal_bus.base import Envelope, Stamp
 from areal_bus.recorded import LogWriter
@@ -192,10 +193,10 @@ def of_audit(log, _):
 
 def of_page(log, _):
     """From the rows that the page counts; an episode has ended if its newest attempt has."""
-    index = RunIndex()
+    tables = PageTables(History.in_memory())
     for envelope in log:
-        index.receive(envelope)
-    rows = index.fold.table.rows
+        tables.history.receive(envelope)
+    rows = tables.episodes("true")
     newest = {row.name: row for row in rows}
     counts = _of_rows([(row.outcome, bool(row.dropped) and row.reason) for row in rows if row.ended])
     return counts | {"episodes": sum(bool(row.ended) for row in newest.values())}

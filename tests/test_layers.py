@@ -87,7 +87,7 @@ PURE = (
         "training.checkpoint_retention",
     ),
     "scaling",
-    *("training.engine_mismatch", "training.packing.prefix_tree", "web.episodes", "web.index", "web.rows"),
+    *("training.engine_mismatch", "training.packing.prefix_tree", "web.rows"),
 )
 """Modules that only compute."""
 WITHOUT_BUS = ("embedded", "generation", "training", "weights")

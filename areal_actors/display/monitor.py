@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
-import msgspec
 from rich.console import Console
 
-from areal_actors.core.command import COMMAND
-from areal_actors.core.errors import SetupError
 from areal_actors.core.snapshots import SnapshotStore
 from areal_actors.display.fullscreen import full_screen, is_screen
 from areal_actors.display.message_lines import clock, each_message, json_line, readable_line
@@ -23,7 +19,7 @@ from areal_actors.display.safe_console import SafeConsole
 from areal_actors.display.sentences import plain_line
 from areal_actors.display.snapshot_start import restore_fold, trimmed_notice
 from areal_actors.display.view import RunView
-from areal_actors.folder.connections import connect_to_run, open_store
+from areal_actors.folder.connections import address_in, connect_to_run, find_live, open_log
 from areal_actors.folder.run_folder import RunFolder, ServerAddress
 from areal_actors.messages import (
     CompletionRefused,
@@ -38,7 +34,6 @@ from areal_actors.messages import (
 from areal_bus.base import Bus, Envelope
 from areal_bus.errors import EventsTrimmed, ServerUnavailable
 from areal_bus.message import Message
-from areal_bus.nats import NatsBus
 from areal_bus.recorded import export_log
 from areal_bus.subjects import check_pattern
 
@@ -46,9 +41,6 @@ PHASE_LINES = 10
 """Number of progress lines for each phase of the trainer's preparation, without a live display."""
 DRAIN_SECONDS = 1.0
 """Time for the last messages of a run that has ended to arrive."""
-CHANGE_SECONDS = 30.0
-"""Time limit of a run that starts or ends, until its bus has an address or its supervisor is gone."""
-POLL_SECONDS = 0.1
 EVERYTHING = ("", ">")
 Watch = Callable[[Bus, SnapshotStore | None], Awaitable[None]]
 """Watches a run until it is finished, or cancelled."""
@@ -199,36 +191,6 @@ def export(run: str, destination: Path, *, folder: Path = Path("runs")) -> int:
     return 0
 
 
-def find_live(run: str, folder: Path) -> RunFolder:
-    """Returns the folder of the live run of this name, or of the latest one if the name is empty.
-
-    Raises:
-        SetupError: it is not live.
-    """
-    announced = sorted(folder.glob("*/bus.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    live = [folder_of_run for path in announced if (folder_of_run := RunFolder(path.parent)).live_supervisor()]
-    for folder_of_run in live:
-        if run in ("", folder_of_run.path.name):
-            return folder_of_run
-    hint = f"live there: {', '.join(found.path.name for found in live)}" if live else f"no run is live in {folder.absolute()}"
-    if not run:
-        raise SetupError(f"{hint}; start one with `{COMMAND} run RECIPE`")
-    over = f"; its metrics are in {folder / run / 'metrics.jsonl'}" if (folder / run).is_dir() else ""
-    raise SetupError(f"run '{run}' is not live{over}; {hint}")
-
-
-def address_in(file: Path) -> ServerAddress:
-    """Returns the address in a run's `monitor.json`.
-
-    Raises:
-        SetupError: it cannot be read.
-    """
-    try:
-        return msgspec.json.decode(file.read_bytes(), type=ServerAddress)
-    except (OSError, msgspec.MsgspecError) as error:
-        raise SetupError(f"--bus: {file} cannot be read as a run's monitor.json: {error}") from error
-
-
 async def _attach(server: ServerAddress, folder: RunFolder | None, watch: Watch, *, data: bool) -> None:
     """Watch a run until it ends; for `data`, its end is no failure."""
     async with connect_to_run(server, folder, monitors=True) as bus:
@@ -271,41 +233,6 @@ async def _export(folder: RunFolder, destination: Path) -> tuple[int, str]:
         state = RunState()
         await restore_fold(bus, SnapshotStore(folder.snapshots), state)
         return await export_log(bus, destination), await trimmed_notice(bus, state)
-
-
-@asynccontextmanager
-async def open_log(folder: RunFolder) -> AsyncIterator[NatsBus]:
-    """Open the bus of a run to read its log: of the live run, or on the store of an ended run; one that starts or ends is awaited.
-
-    Raises:
-        SetupError: there is no such run here, or its log is on an external server.
-        BusError: its log cannot be read.
-    """
-    async with AsyncExitStack() as stack:
-        bus = await _live_bus(stack, folder)
-        if bus is None and folder.nats.is_dir() and any(folder.nats.iterdir()):
-            bus = await stack.enter_async_context(open_store(folder.nats, folder, folder.recipe().run, monitors=True))
-        if bus is None:
-            remedy = "name a run that was made here, or export one on a shared server while it is live"
-            raise SetupError(f"{folder.path} holds no log; {remedy}")
-        yield bus
-
-
-async def _live_bus(stack: AsyncExitStack, folder: RunFolder) -> NatsBus | None:
-    """Returns the bus of a live run; None if it is not live, or has ended meanwhile."""
-    give_up = time.monotonic() + CHANGE_SECONDS
-    while folder.live_supervisor():
-        try:
-            return await stack.enter_async_context(connect_to_run(folder.monitor(), folder, monitors=True))
-        except ServerUnavailable:
-            if time.monotonic() > give_up:
-                raise
-        except FileNotFoundError as missing:
-            if time.monotonic() > give_up:
-                late = f"the bus of {folder.path} has had no address for {CHANGE_SECONDS:.0f} s, though its supervisor is alive"
-                raise SetupError(f"{late}; see the run's logs in {folder.logs}, or try again") from missing
-        await asyncio.sleep(POLL_SECONDS)
-    return None
 
 
 async def print_messages(bus: Bus, subjects: str, console: Console) -> None:

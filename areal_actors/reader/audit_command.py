@@ -21,9 +21,9 @@ from areal_actors.core.errors import SetupError
 from areal_actors.core.extras import TRAIN, require_extra
 from areal_actors.core.module_command import module_command
 from areal_actors.core.snapshots import SnapshotStore
-from areal_actors.display.monitor import open_log
 from areal_actors.display.safe_console import SafeConsole
 from areal_actors.display.snapshot_start import AUDIT, restore_fold
+from areal_actors.folder.connections import open_log
 from areal_actors.folder.run_folder import RunFolder, find_run
 from areal_actors.messages import RunResumed, RunStarted, StepCompleted
 from areal_actors.recipe.recipe import Recipe

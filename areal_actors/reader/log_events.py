@@ -8,9 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from areal_actors.core.snapshots import SnapshotStore
-from areal_actors.display.monitor import open_log
 from areal_actors.display.run_state import RunState
 from areal_actors.display.snapshot_start import restore_fold
+from areal_actors.folder.connections import open_log
 from areal_actors.folder.run_folder import RunFolder
 from areal_actors.history.database import History
 from areal_bus.base import Bus, Envelope
@@ -33,7 +33,7 @@ async def fold_rest(history: History, place: RunFolder) -> None:
         BusError: the log cannot be opened.
     """
     async with open_log(place) as bus:
-        if history.progress.last and not await _is_of_this_log(history, bus):
+        if history.progress.last and not await is_of_this_log(history, bus):
             history.clear()
         try:
             async for envelope in bus.log(after=history.progress.last):
@@ -42,7 +42,7 @@ async def fold_rest(history: History, place: RunFolder) -> None:
             history.notice = f"only the first {history.progress.last:,} events are read: {error}"
 
 
-async def _is_of_this_log(history: History, bus: Bus) -> bool:
+async def is_of_this_log(history: History, bus: Bus) -> bool:
     """Returns False if the log lacks the last event that the history has: it is another log, was shortened, or trimmed further."""
     last, span = history.progress.last, await bus.span()
     if span.last < last:

@@ -16,8 +16,8 @@ import msgspec
 from areal_actors.audit.report import report
 from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import SetupError
-from areal_actors.display.monitor import open_log
 from areal_actors.display.safe_console import SafeConsole
+from areal_actors.folder.connections import open_log
 from areal_actors.folder.run_folder import RunFolder
 from areal_actors.processes.fold_actors import FOLDS
 from areal_actors.reader.audit_command import audit_run

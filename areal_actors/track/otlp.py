@@ -16,7 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from areal_actors.core.errors import SetupError
-from areal_actors.display.monitor import open_log
+from areal_actors.folder.connections import open_log
 from areal_actors.folder.run_folder import RunFolder
 from areal_actors.messages import RunFinished
 from areal_actors.reader.run_files import run_folder

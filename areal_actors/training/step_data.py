@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import msgspec
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from areal_actors.core.errors import EngineError, UntrainableBatch
-from areal_actors.core.values import PROMPT_VERSION, SequenceCall, TrainingSequence
-from areal_actors.sequences.episodes import calls_of, episode_key, own_tokens, sequences_by_episode
+from areal_actors.core.errors import UntrainableBatch
+from areal_actors.core.values import PROMPT_VERSION, TrainingSequence
+from areal_actors.sequences.episodes import own_tokens, sequences_by_episode
 from areal_actors.training.algorithms.base import Advantages, Algorithm, Batch, StepTokens
 from areal_actors.training.algorithms.groups import last_by, mean_by
 from areal_actors.training.packing.tensors import MicroBatch
 from areal_actors.training.ranks import Ranks
+from areal_actors.training.step_columns import step_columns
 
 Columns = TypeVar("Columns", StepTokens, Advantages)
 
@@ -49,72 +48,8 @@ def make_minibatches(sequences: Sequence[TrainingSequence], most: int, generator
 
 
 def step_tokens(sequences: Sequence[TrainingSequence], weight_version: int) -> StepTokens:
-    """The columns of a step that cost no forward pass, on the CPU.
-
-    Raises:
-        UntrainableBatch: no sequence has a trained token.
-        EngineError: a reward is not finite, or a trained token belongs to no call of its sequence.
-    """
-    if not any(sequence.loss_mask[1:].any() for sequence in sequences):
-        raise UntrainableBatch("no sequence of the batch has a trained token: everything in it was masked, or nothing was sampled")
-    masks = [sequence.loss_mask[1:] for sequence in sequences]
-    own = [calls_of(sequence) for sequence in sequences]
-    for index, sequence in enumerate(sequences):
-        for reward in (sequence.reward, *(call.reward for call in own[index])):
-            if not math.isfinite(reward):
-                raise EngineError(f"the reward of sequence {index} (group {sequence.group}) is {reward}; rewards must be finite")
-    keys = [(episode_key(sequences, index), call.sample) for index, calls in enumerate(own) for call in calls]
-    samples = {key: number for number, key in enumerate(dict.fromkeys(keys))}
-    roles = dict(zip(keys, (call.role for calls in own for call in calls), strict=True))
-    first_calls = np.cumsum([0, *map(len, own)])
-
-    def column(name: str) -> np.ndarray:
-        return np.concatenate([getattr(sequence, name)[1:][mask] for sequence, mask in zip(sequences, masks, strict=True)])
-
-    return StepTokens(
-        sequences=torch.arange(len(sequences)).repeat_interleave(torch.tensor([int(mask.sum()) for mask in masks])),
-        calls=torch.from_numpy(
-            np.concatenate([_calls_of_trained(sequences, index) + first_calls[index] for index in range(len(sequences))])
-        ),
-        rewards=torch.tensor([call.reward for calls in own for call in calls], dtype=torch.float64),
-        call_sequences=torch.tensor([index for index, calls in enumerate(own) for _ in calls], dtype=torch.int64),
-        samples=torch.tensor([samples[key] for key in keys], dtype=torch.int64),
-        groups=torch.tensor(_comparison_groups([(key[0][0], roles[key]) for key in samples]), dtype=torch.int64),
-        sampled=torch.tensor(
-            [_sampled_count(sequence, call) for sequence, calls in zip(sequences, own, strict=True) for call in calls], dtype=torch.int64
-        ),
-        truncated=torch.tensor([call.truncated for calls in own for call in calls], dtype=torch.bool),
-        behaviour=torch.from_numpy(column("logprobs").astype(np.float32)),
-        versions=torch.from_numpy(column("versions").astype(np.int64)),
-        weight_version=weight_version,
-    )
-
-
-def _comparison_groups(samples: Sequence[tuple[int, str]]) -> list[int]:
-    """Number of the group with which each sample is compared, by its group and its role."""
-    if not any(role for _, role in samples):
-        return [group for group, _ in samples]
-    numbers = {key: number for number, key in enumerate(dict.fromkeys(samples))}
-    return [numbers[key] for key in samples]
-
-
-def _calls_of_trained(sequences: Sequence[TrainingSequence], index: int) -> NDArray[np.int64]:
-    """Index, among the sequence's calls, of the call of each trained token."""
-    calls = calls_of(sequences[index])
-    positions = np.flatnonzero(sequences[index].loss_mask[1:]) + 1
-    call_numbers = np.searchsorted([call.start for call in calls], positions, side="right") - 1
-    outside = (call_numbers < 0) | (positions >= np.array([call.end for call in calls])[call_numbers])
-    if outside.any():
-        where = int(positions[outside][0])
-        raise EngineError(
-            f"sequence {index} (group {sequences[index].group}): its token at position {where} is trained but belongs to none "
-            f"of the sequence's calls, which are at {[(call.start, call.end) for call in calls]}; give every trained token a call"
-        )
-    return call_numbers.astype(np.int64)
-
-
-def _sampled_count(sequence: TrainingSequence, call: SequenceCall) -> int:
-    return int(np.count_nonzero(sequence.versions[call.start : call.end] != PROMPT_VERSION))
+    """Returns the columns of a step that cost no forward pass, as tensors on the CPU; see `step_columns`."""
+    return step_columns(sequences, weight_version, torch.from_numpy)
 
 
 def cut_sequences(sequences: Sequence[TrainingSequence], tokens: StepTokens) -> tuple[list[int], list[TrainingSequence]]:

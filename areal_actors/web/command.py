@@ -14,7 +14,7 @@ import msgspec
 
 from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import SetupError
-from areal_actors.display.monitor import address_in, find_live
+from areal_actors.folder.connections import address_in, find_live
 from areal_actors.folder.run_folder import RunFolder, ServerAddress
 from areal_actors.reader.run_files import run_folder
 from areal_actors.web.access import Access

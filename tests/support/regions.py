@@ -18,13 +18,20 @@ WITH_TORCH = (
     *("embedded", "training", "weights", "calibration.measure", "models.convert", "rewards.reward_model", "vision.embedding"),
     *("contracts.algorithm", "contracts.random_model"),
     *("processes.tensor_process", "replay.recompute", "processes.training_engine"),
-    *("replay.what_if", "replay.trained_columns", "replay.episode_trace", "replay.trace", "replay.trace_page"),
+    "replay.what_if",
     *("library.controllers", "tinker", "compat"),
 )
 """Folders and modules with torch: only they import it, and the base imports none of them."""
 TORCH_FREE = (
     *("embedded.settings", "tinker.command", "training.algorithms", "training.checkpoint_retention", "training.checkpoint_store"),
-    *("training.checkpointer", "training.distributed.layout", "training.engine", "training.engine_mismatch", "training.settings"),
+    *(
+        "training.checkpointer",
+        "training.distributed.layout",
+        "training.engine",
+        "training.engine_mismatch",
+        "training.settings",
+        "training.step_columns",
+    ),
     *(
         "training.trainer",
         "training.trainer_history",
