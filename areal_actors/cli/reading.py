@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from areal_actors.cli.arguments import Options
 from areal_actors.core.errors import SetupError
-from areal_actors.run import monitor as monitors
+from areal_actors.display import monitor as monitors
 from areal_actors.run.preflight import report_clean_up
 from areal_actors.web import command as web_page
 from areal_actors.web.command import PageOptions

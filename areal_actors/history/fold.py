@@ -66,7 +66,6 @@ PARTS: dict[str, type[msgspec.Struct]] = {
     EpisodeAbandoned.subject: AbandonedPart,
     TrajectoryExported.subject: ExportedPart,
 }
-"""What is decoded of large messages, by subject."""
 ALSO_NOTICES = (RunStarted, RunResumed, RunFinished, ActorFailed, BatchRefused)
 """Events that have rows of their own, and are notices, too."""
 
@@ -126,13 +125,13 @@ class HistoryFold:
         progress, position = self.progress, envelope.sequence
         decoder = self._decoders.get(envelope.subject)
         if decoder is not None and not envelope.claim:
-            message = decode_whole(decoder, envelope)
+            message = _decode(decoder, envelope)
             handler = self._handlers.get(type(message))
             if handler is not None:
                 handler(message, position, envelope.time)
             if handler is None or isinstance(message, ALSO_NOTICES):
                 self._notice(message, envelope)
-        progress.first = progress.first or position
+        progress.first, progress.began = progress.first or position, progress.began or envelope.time
         progress.run, progress.last, progress.last_id = envelope.run, position, envelope.id
         progress.now = max(progress.now, envelope.time)
 
@@ -329,8 +328,7 @@ def _json(value: object) -> str:
     return msgspec.json.encode(value).decode()
 
 
-def decode_whole(decoder: msgspec.msgpack.Decoder[Any], envelope: Envelope) -> Any:
-    """Decode the body of an event; raises `CorruptMessage` if it is damaged."""
+def _decode(decoder: msgspec.msgpack.Decoder[Any], envelope: Envelope) -> Any:
     if zlib.crc32(envelope.body) != envelope.checksum:
         raise CorruptMessage(f"event {envelope.sequence}, {envelope.subject}: the checksum does not match: it was damaged in the store")
     try:

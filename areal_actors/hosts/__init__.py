@@ -1,1 +1,1 @@
-"""Launchers: what starts a run and the workers of other hosts that its table `[hosts]` lists. None of them schedules anything itself."""
+"""Workers of other hosts: how they join a run and are admitted, what serves them its files, and launchers that start them."""
