@@ -7,6 +7,7 @@ from functools import cache
 
 import numpy as np
 import pytest
+from support.answer_samples import format_by_name
 from support.framework_harness import chat_tokenizer
 
 from areal_actors.core.errors import EngineError, RequestError
@@ -15,7 +16,8 @@ from areal_actors.embedded.constraints import Grammars
 from areal_actors.gateway.completion import callable_tools, sampling_of, within_context
 from areal_actors.gateway.constraint import constraint_of
 from areal_actors.messages import ModelRequest
-from areal_actors.tokenization.tool_parsers.families import FORMATS, answer_format
+from areal_actors.tokenization.tool_parsers.families import FORMATS
+from areal_actors.tokenization.tool_parsers.syntax import THINK
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 ADD, TAKE = ({"type": "function", "function": {"name": name, "description": "", "parameters": SCHEMA}} for name in ("add", "take"))
@@ -47,7 +49,7 @@ def asked(schema=SCHEMA, **fields):
 
 
 def constraint(request, name="hermes", *, in_reasoning=False):
-    return constraint_of(request, callable_tools(request), answer_format(name), in_reasoning=in_reasoning)
+    return constraint_of(request, callable_tools(request), format_by_name(name, THINK), in_reasoning=in_reasoning)
 
 
 def test_without_tools_or_reasoning_the_schema_goes_to_the_engine_as_it_is():

@@ -1,3 +1,5 @@
+import importlib
+import inspect
 import json
 import subprocess
 import sys
@@ -5,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from areal_actors.cli import main
+from areal_actors.cli import arguments_of, main
+from areal_actors.cli.arguments import parse_command_line
 
 ROOT = Path(__file__).parent.parent
 RECIPE = "recipes/gsm8k_grpo.toml"
@@ -108,6 +111,29 @@ def test_a_mistyped_command_is_answered_with_the_nearest(capsys, word, complaint
         main([word])
     assert ended.value.code == 2
     assert complaint in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["runs"], ["replay"], ["state"], ["what-if"], ["trace", "mine", "0.1"], ["why"],
+        ["export", "mine", "log.xz"], ["audit"], ["push", "mine", "owner/name"], ["doctor"],
+    ],
+    ids=lambda words: words[0],
+)  # fmt: skip
+def test_every_option_of_a_command_is_a_parameter_of_its_function_and_no_parameter_is_missing(words):
+    options = parse_command_line(words)
+    module, _, name = options.do.partition(":")
+    function = getattr(importlib.import_module(f"areal_actors.{module}"), name)
+    given = arguments_of(function, options)
+    inspect.signature(function).bind(**given)
+    assert vars(options).keys() - given.keys() <= {"do", "words", "settings_of_run"}
+
+
+def test_a_word_too_many_is_refused(capsys):
+    for command in ("replay", "what-if", "resume"):
+        assert main([command, "first", "second", "steps=3"]) == 2
+        assert "found 2 runs, first and second; name one run or exported log, and settings as KEY=VALUE" in capsys.readouterr().err
 
 
 def test_help_loads_no_module_of_a_command():

@@ -159,6 +159,10 @@ def test_a_name_of_ours_stays_ours(elsewhere):
     assert "usage: " in areal(elsewhere, "show", "--help")
 
 
+PARTS = tuple(
+    f"--areal-part={part}"
+    for part in ("engine:echo", "tool_format:arrows", "tracker:lines", "reward:length", "reader:.rows", "algorithm:centered")
+)
 CONTRACT = (
     "pytest",
     "-q",
@@ -173,8 +177,8 @@ CONTRACT = (
 
 @pytest.mark.slow
 def test_the_contracts_prove_its_parts(elsewhere):
-    done = run(elsewhere, *CONTRACT, *("--areal-part=engine:echo", "--areal-part=tool_format:arrows", "--areal-part=tracker:lines"))
-    assert (done.returncode, "17 passed" in done.stdout) == (0, True), done.stdout + done.stderr
+    done = run(elsewhere, *CONTRACT, *PARTS)
+    assert (done.returncode, "34 passed" in done.stdout) == (0, True), done.stdout + done.stderr
 
 
 @pytest.mark.slow
@@ -184,18 +188,23 @@ def test_the_contracts_find_what_is_wrong(elsewhere):
         ("whole = (prompt * self.times)[resumed_tokens:]", "whole = prompt * self.times"),
         ("arguments=json.dumps(arguments)", 'arguments="{}"'),
         ("self.sent.update(dict.fromkeys", "dict().update(dict.fromkeys"),
+        ("return min(len(output)", "task.clear()\n        return min(len(output)"),
+        ('line.split("|")', 'line.split("|", 1)[::-1]'),
+        ("scale_by_std: bool = False", "scale_by_std: bool = False\n\n    def problems(self):\n        yield (), 'wrong'"),
     ):
         assert sound in source
         source = source.replace(sound, broken)
     (elsewhere / "areal_wrong.py").write_text(source)
     points = POINTS.replace("areal_echo:", "areal_wrong:")
-    parts = ("--areal-part=engine:echo", "--areal-part=tool_format:arrows", "--areal-part=tracker:lines")
-    done = run(elsewhere, *CONTRACT, *parts, points=points)
+    done = run(elsewhere, *CONTRACT, *PARTS, points=points)
     assert done.returncode == 1, done.stdout + done.stderr
     for failed in (
         "test_engine_keeps_its_contract[echo-a_completion_cut_anywhere_continues_as_if_it_had_not_been]",
         "test_tool_format_keeps_its_contract[arrows-an_example_reads_as_its_call]",
         "test_tracker_keeps_its_contract[lines-what_was_flushed_is_known_when_the_run_is_opened_again]",
+        "test_reward_keeps_its_contract[length-the_task_stays_as_it_is]",
+        "test_reader_keeps_its_contract[.rows-the_rows_are_those_of_the_file]",
+        "test_algorithm_keeps_its_contract[centered-its_table_contradicts_nothing]",
     ):
         assert failed in done.stdout.partition("short test summary")[2], done.stdout
 

@@ -14,7 +14,7 @@ from areal_actors.core.settings import FOLDING, LogSettings
 from areal_actors.core.snapshots import Snapshot, SnapshotStore
 from areal_actors.core.values import Value
 from areal_actors.display.recall import AUDIT, RUN_STATE, restore_fold, trimmed_notice
-from areal_actors.display.run_state import EARLIER, TELEMETRY, RunState
+from areal_actors.display.run_state import TELEMETRY, RunState
 from areal_actors.display.summary import write_summary
 from areal_actors.evaluation.evaluator import Evaluator
 from areal_actors.gateway.session_manager import SessionManager
@@ -218,7 +218,7 @@ async def published(run, envelopes):
 
 
 def test_everything_that_events_change_in_a_run_state_is_in_its_snapshot():
-    assert set(vars(RunState())) - TELEMETRY == set(RunState.state_type.__struct_fields__) - EARLIER.keys()
+    assert set(vars(RunState())) - TELEMETRY == set(RunState.state_type.__struct_fields__)
 
 
 async def test_a_run_state_begun_with_a_snapshot_anywhere_comes_to_the_same():

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 from support import story
 
-from areal_actors.display.run_state import EARLIER, RunState
+from areal_actors.display.run_state import RunState
 from areal_actors.display.sentences import model_ends_text, plain_line
 from areal_actors.display.summary import summary
 from areal_actors.display.view import RunView
@@ -44,19 +44,13 @@ def test_the_live_view_and_the_summary_count_episodes_that_the_model_ended(ends,
     assert ("the model itself" in shown(view)) == is_shown
 
 
-def test_a_snapshot_has_the_counts_and_one_of_an_earlier_release_has_none():
+def test_a_snapshot_has_the_counts():
     state, later = RunState(), RunState()
     for envelope in ENDS:
         state.receive(envelope)
     encoded = msgspec.msgpack.encode(state.snapshot())
     later.restore(msgspec.msgpack.decode(encoded, type=RunState.state_type))
     assert model_ends_text(later.episodes) == SENTENCE
-    kept = {name: value for name, value in msgspec.msgpack.decode(encoded).items() if name not in {*EARLIER, "episodes"}}
-    earlier = kept | {"exported": 4, "given_up": 3, "dropped": {"surplus": 8}, "abandoned": {"agent": 2, "surplus": 2, "rejected": 1}}
-    later.restore(msgspec.msgpack.decode(msgspec.msgpack.encode(earlier), type=RunState.state_type))
-    counts = later.episodes
-    assert (counts.exported, model_ends_text(counts), counts.abandoned, counts.given_up) == (4, "", {"agent": 2}, 1)
-    assert (counts.surplus(), counts.rejected, counts.losses()) == (10, 1, {})
 
 
 def test_the_line_of_a_step_has_the_share_if_there_is_one():

@@ -40,7 +40,6 @@ def read(monkeypatch, tmp_path):
         (["task.dataset=gone.py:rows"], 'found "gone.py:rows", but there is no file gone.py to read'),
         (["batcher.filter=signals"], 'found "signals"; write the function as `path.py:Name`, as in `filters.py:keep`'),
         (["batcher.filter=filters.py:keeps"], "but filters.py has no function `keeps`; did you mean `keep`?"),
-        (["batcher.filter=signal"], 'found "signal", which is now `dynamic_sampling = true`'),
         (["batcher.dynamic_sampling=true", "algorithm.group_size=1"], "a group of 1 has no two rewards that differ"),
         (
             ["checkpoint.keep_best=greedy"],

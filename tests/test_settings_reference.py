@@ -84,7 +84,6 @@ def test_explain_describes_settings_and_tables(capsys):
     [
         ("trainer.microbatch_token", "`trainer.microbatch_token` is not a setting; did you mean `trainer.microbatch_tokens`?"),
         ("trainr", "`trainr` is not a setting"),
-        ("generation.slots", "`generation.slots` is now `generation.max_num_seqs`"),
     ],
 )
 def test_explain_refuses_an_unknown_setting(capsys, name, complaint):

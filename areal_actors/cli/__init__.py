@@ -6,6 +6,7 @@ Arguments are parsed before the module of a command is imported, so that `--help
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -29,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = parse_command_line(sys.argv[1:] if arguments is None else arguments)
         raise_descriptor_limit()
         with _json_alone(options):
-            return _command(options)(options)
+            return _run_command(options)
     except RecipeError as error:
         print(show_controls(str(error)), file=sys.stderr)
         return WRONG_RECIPE
@@ -51,13 +52,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _json_alone(options: Options) -> AbstractContextManager[None]:
     """With --json, warnings, such as those of a bus that ends meanwhile, go to standard error: standard output is JSON only."""
-    if not getattr(options, "json", False):
+    if not getattr(options, "as_json", False):
         return nullcontext()
     logging_to_terminal: Callable[[], AbstractContextManager[None]] = importlib.import_module("areal_actors.run.logs").logging_to_terminal
     return logging_to_terminal()
 
 
-def _command(options: Options) -> Callable[[Options], int]:
-    module, _, function = options.do.partition(":")
-    command: Callable[[Options], int] = getattr(load_module(f"areal_actors.cli.{module}"), function)
-    return command
+def _run_command(options: Options) -> int:
+    """Call the function that `do` names: with the options if it is in this folder, else with those that are its parameters."""
+    module, _, name = options.do.partition(":")
+    in_folder = "." not in module
+    command: Callable[..., int] = getattr(load_module(f"areal_actors.{'cli.' * in_folder}{module}"), name)
+    return command(options) if in_folder else command(**arguments_of(command, options))
+
+
+def arguments_of(command: Callable[..., int], options: Options) -> dict[str, object]:
+    """Returns the options that are parameters of a command's function, by name."""
+    return {name: getattr(options, name) for name in inspect.signature(command).parameters if hasattr(options, name)}

@@ -20,7 +20,9 @@ from areal_actors.cli.reader_arguments import (
     add_readers,
     add_replays,
     positive_count,
+    splits_words,
     takes_folder,
+    takes_json,
     takes_page_address,
 )
 from areal_actors.core.command import COMMAND
@@ -30,7 +32,7 @@ from areal_actors.core.settings import JOIN_TOKEN
 from areal_actors.tinker.command import TinkerOptions
 
 Options = argparse.Namespace
-"""Parsed arguments of one command; `do` names its function, as in `training:run`."""
+"""Parsed arguments of one command; `do` names its function: `training:run` of `cli/training.py`, `replay.why:why` of `replay/why.py`."""
 
 TAKE_RECIPE = ("run", "serve", "check", "launch")
 ROLES = ("inference_worker", "reward_worker", "rollout_worker")
@@ -77,12 +79,14 @@ def parse_command_line(arguments: Sequence[str]) -> Options:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
         options.words = [*options.words, *rest]
-    if options.do == "checking:check" and not (options.static or options.json or options.devices):
+    if hasattr(options, "settings_of_run"):
+        options.run, options.settings = _run_and_settings(options.words)
+    if options.do == "checking:check" and not (options.static or options.as_json or options.devices):
         options.do = "rehearsing:check"
     return options
 
 
-def run_and_settings(words: Sequence[str]) -> tuple[str, list[str]]:
+def _run_and_settings(words: Sequence[str]) -> tuple[str, list[str]]:
     """Returns the run that words name, empty for none, and the settings among them.
 
     Raises:
@@ -162,7 +166,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
         help="go back to this checkpoint and retrain the later steps from the log (default: the newest; step-0: all steps)",
     )
     _takes_settings(resuming)
-    takes_folder(resuming)
+    splits_words(resuming)
 
     serving = command(
         "serve",
@@ -203,7 +207,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
         action="store_true",
         help="also look at every row: references that the reward cannot read, prompts against the limits, duplicates, overlap",
     )
-    check.add_argument("--json", action="store_true", help="print recipe, profile and reason as JSON, nothing else")
+    check.add_argument("--json", dest="as_json", action="store_true", help="print recipe, profile and reason as JSON, nothing else")
 
     about = f"Describe settings of a recipe, or all settings of a table, as in\n`{COMMAND} explain trainer.microbatch_tokens gateway`."
     describe = command("explain", "checking:explain", "describe settings: type, default, meaning", about)
@@ -215,13 +219,13 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     _uploads(command)
 
     about = "Write the durable log of a run to one portable file."
-    export = command("export", "reading:export", "write the log of a run to one file", about)
+    export = command("export", "run.monitor:export", "write the log of a run to one file", about)
     _takes_run(export)
-    export.add_argument("destination", metavar="FILE", help="where to write it")
+    export.add_argument("destination", type=Path, metavar="FILE", help="where to write it")
 
     audit = command(
         "audit",
-        "reading:audit",
+        "run.auditing:audit",
         "check that a run lost nothing and trained nothing twice",
         "Read the log of a live or finished run, or an exported log, and check it: every group granted is trained, dropped, abandoned\n"
         "or in flight; every trajectory is in one batch or dropped; every step is taken once, on the rows of its batch; every\n"
@@ -240,8 +244,8 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
         "Print what this machine has for a run: packages, nats-server, devices, memory, disk, inference servers, and the abilities of\n"
         "the engines. Exit status 1 if a run with the embedded defaults cannot start here; each problem has its remedy. Starts nothing."
     )
-    examine = command("doctor", "machine:doctor", "print what this machine has and lacks for a run", about)
-    examine.add_argument("--json", action="store_true", help="print the same as JSON, nothing else")
+    examine = command("doctor", "run.doctor:doctor", "print what this machine has and lacks for a run", about)
+    takes_json(examine)
     takes_folder(examine)
     add_installed_commands(commands)
     return parser, list(commands.choices)
@@ -255,7 +259,7 @@ def _watches(command: Callable[..., argparse.ArgumentParser]) -> None:
         "subjects", nargs="?", default="", help="print these messages instead, as in `trajectory.>` (default: the live view)"
     )
     watch.add_argument("--bus", type=Path, metavar="FILE", help="the run's monitor.json, if its folder is not accessible")
-    watch.add_argument("--json", action="store_true", help="print every message whole, as one JSON object a line (with subjects: these)")
+    takes_json(watch, "print every message whole, as one JSON object a line (with subjects: these)")
     watch.add_argument("--prometheus", default="", metavar="[HOST:]PORT", help="serve the run's metrics there instead, for Prometheus")
 
     watch.add_argument("--web", action="store_true", help=f"serve the run's page for a browser instead, as `{COMMAND} view` does")
@@ -351,7 +355,7 @@ def _uploads(command: Callable[..., argparse.ArgumentParser]) -> None:
         "Upload the best or newest checkpoint of a run to the Hugging Face hub as a model, with a card, the recipe and the curve, in one\n"
         "commit. HF_TOKEN, or `hf auth login`, gives the access; HF_ENDPOINT names another hub."
     )
-    pushed = command("push", "pushing:push", "upload a checkpoint, or the episodes, to the Hugging Face hub", about)
+    pushed = command("push", "reader.push:push", "upload a checkpoint, or the episodes, to the Hugging Face hub", about)
     pushed.add_argument("run", metavar="RUN", help="the run's name or folder")
     pushed.add_argument("repo", metavar="OWNER/NAME", help="repository; it is made if it is missing")
     pushed.add_argument("--checkpoint", default="", metavar="step-N", help="another checkpoint (default: the best, else the newest)")

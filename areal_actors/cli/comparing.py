@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from areal_actors.cli.arguments import Options
 from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import RecipeError
@@ -14,5 +12,5 @@ def compare(options: Options) -> int:
     """Compare runs."""
     if len(options.words) < 2:
         raise RecipeError(f"found {len(options.words)} run; name two or more, as in `{COMMAND} compare A B` (`{COMMAND} runs` lists them)")
-    place, metrics = Path(options.folder), options.metric
-    return comparison.compare(options.words, folder=place, metrics=metrics, plot=options.plot, as_json=options.json)
+    metrics, plot = options.metric, options.plot
+    return comparison.compare(options.words, folder=options.folder, metrics=metrics, plot=plot, as_json=options.as_json)

@@ -12,7 +12,18 @@ from areal_actors.messages.episode_ends import OUTCOMES
 
 def takes_folder(parser: argparse.ArgumentParser) -> None:
     """Add the option `--folder`."""
-    parser.add_argument("--folder", default="runs", help="where runs are written (default: %(default)s)")
+    parser.add_argument("--folder", type=Path, default=Path("runs"), help="where runs are written (default: %(default)s)")
+
+
+def splits_words(parser: argparse.ArgumentParser) -> None:
+    """Let `words` be parsed to `run` and `settings`, and add the option `--folder`."""
+    parser.set_defaults(settings_of_run=True)
+    takes_folder(parser)
+
+
+def takes_json(parser: argparse.ArgumentParser, about: str = "print the same as JSON, nothing else") -> None:
+    """Add the option `--json`."""
+    parser.add_argument("--json", dest="as_json", action="store_true", help=about)
 
 
 def takes_page_address(parser: argparse.ArgumentParser) -> None:
@@ -35,8 +46,8 @@ def positive_count(text: str) -> int:
 def add_readers(command: Callable[..., argparse.ArgumentParser]) -> None:
     """Add runs, show, view and compare."""
     about = "List the runs of a folder: status, steps, first and last reward and held-out result."
-    listed = command("runs", "listing:runs", "list the runs of a folder", about)
-    listed.add_argument("--json", action="store_true", help="print the same as JSON, nothing else")
+    listed = command("runs", "reader.listing:list_runs", "list the runs of a folder", about)
+    takes_json(listed)
     takes_folder(listed)
 
     about = (
@@ -53,7 +64,7 @@ def add_readers(command: Callable[..., argparse.ArgumentParser]) -> None:
     shown.add_argument("--task", default="", metavar="ID", help="list only episodes of this task")
     shown.add_argument("--outcome", default="", choices=OUTCOMES, help="list only these")
     shown.add_argument("--tokens", action="store_true", help="print each sampled token with its log-probability and weight version")
-    shown.add_argument("--json", action="store_true", help="print one JSON object per episode, nothing else")
+    takes_json(shown, "print one JSON object per episode, nothing else")
     takes_folder(shown)
 
     about = (
@@ -78,7 +89,7 @@ def add_readers(command: Callable[..., argparse.ArgumentParser]) -> None:
     compared.add_argument("words", nargs="+", metavar="RUN|FILE", help="names or folders of runs, or exported logs")
     compared.add_argument("--metric", action="append", default=[], metavar="NAME", help="a metric to show; may be repeated")
     compared.add_argument("--plot", type=Path, metavar="FILE", help="write the curves to this image, as in curves.png")
-    compared.add_argument("--json", action="store_true", help="print the same as JSON, nothing else")
+    takes_json(compared)
     takes_folder(compared)
 
 
@@ -90,24 +101,24 @@ def add_replays(command: Callable[..., argparse.ArgumentParser]) -> None:
         "not affected. Exit status 1 at a difference, which is printed with its event and the state of the actor.\n\n"
         "With KEY=VALUE the actors have other settings than the run; the first difference is where they would have decided otherwise."
     )
-    played = command("replay", "replaying:replay", "replay a run from its log, and compare", about)
+    played = command("replay", "replay.command:replay", "replay a run from its log, and compare", about)
     played.add_argument("words", nargs="*", metavar="RUN|FILE|KEY=VALUE", help="the run (default: the latest) or exported log; settings")
     played.add_argument(
-        "--actor", action="append", default=[], metavar="NAME", help="replay only this actor, as in batcher; may be repeated"
+        "--actor", dest="actors", action="append", default=[], metavar="NAME", help="replay only this actor, as in batcher; may be repeated"
     )
     played.add_argument("--trainer", action="store_true", help="compute every weight version again instead, and compare the checksums")
-    played.add_argument("--all", action="store_true", help="continue after the first difference, and count them")
-    played.add_argument("--json", action="store_true", help="print the same as JSON, nothing else")
-    takes_folder(played)
+    played.add_argument("--all", dest="every", action="store_true", help="continue after the first difference, and count them")
+    takes_json(played)
+    splits_words(played)
 
     about = (
         "Print the state of a run after an event of its log, after a step, or at a time: which bound the gate had reached,\n"
         "groups and episodes in flight, the batch, the weights that each worker had, the evaluation. The run is not affected."
     )
-    looked = command("state", "inspecting:state", "print the state of a run at any moment of its log", about)
+    looked = command("state", "replay.state:state", "print the state of a run at any moment of its log", about)
     looked.add_argument("run", nargs="?", default="", metavar="RUN|FILE", help="the run (default: the latest), or an exported log")
     looked.add_argument("--at", default="", metavar="MOMENT", help="event as 1200, step as step-12, or seconds as 90s (default: the end)")
-    looked.add_argument("--json", action="store_true", help="print the same as JSON, with all episodes in flight")
+    takes_json(looked, "print the same as JSON, with all episodes in flight")
     takes_folder(looked)
 
     about = (
@@ -115,11 +126,11 @@ def add_replays(command: Callable[..., argparse.ArgumentParser]) -> None:
         "another reward function, and print what would have been trained beside what was. Nothing is sampled: it is exact up to the first\n"
         "step that differs, which it names."
     )
-    asked = command("what-if", "asking:what_if", "compare what a run trained with what other settings would have", about)
+    asked = command("what-if", "replay.what_if:what_if", "compare what a run trained with what other settings would have", about)
     asked.add_argument("words", nargs="*", metavar="RUN|FILE|KEY=VALUE", help="the run (default: the latest) or exported log; settings")
     asked.add_argument("--train", action="store_true", help="also repeat the trainer's steps, and compare losses and weights")
-    asked.add_argument("--json", action="store_true", help="print the same as JSON, nothing else")
-    takes_folder(asked)
+    takes_json(asked)
+    splits_words(asked)
 
 
 def add_explanations(command: Callable[..., argparse.ArgumentParser]) -> None:
@@ -129,14 +140,14 @@ def add_explanations(command: Callable[..., argparse.ArgumentParser]) -> None:
         f"weight version, whether a step trained it and with which advantage. `{COMMAND} show RUN` lists the episodes. The run is\n"
         "not affected."
     )
-    followed = command("trace", "asking:trace", "show an episode with all of its sampled tokens, and what trained them", about)
+    followed = command("trace", "replay.trace:trace", "show an episode with all of its sampled tokens, and what trained them", about)
     followed.add_argument("run", metavar="RUN|FILE", help="the run, or an exported log")
     followed.add_argument("episode", metavar="EPISODE", help="name of the episode, as in 12.3")
     followed.add_argument(
         "--attempt", type=positive_count, metavar="NUMBER", help="another attempt (default: the exported one, else the latest)"
     )
     followed.add_argument("--html", type=Path, metavar="FILE", help="write one HTML file with coloured tokens instead")
-    followed.add_argument("--json", action="store_true", help="print the same as JSON, nothing else")
+    takes_json(followed)
     takes_folder(followed)
 
     about = (
@@ -144,7 +155,7 @@ def add_explanations(command: Callable[..., argparse.ArgumentParser]) -> None:
         "reached and what was in flight while the trainer waited, all limits of concurrent episodes, the open waits of a live run, and\n"
         "what to change. The run is not affected."
     )
-    explained = command("why", "why:why", "print what limits a run, and what to change", about)
+    explained = command("why", "replay.why:why", "print what limits a run, and what to change", about)
     explained.add_argument("run", nargs="?", default="", metavar="RUN|FILE", help="the run (default: the latest), or an exported log")
-    explained.add_argument("--json", action="store_true", help="print the same as JSON, nothing else")
+    takes_json(explained)
     takes_folder(explained)

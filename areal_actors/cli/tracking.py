@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from areal_actors.cli.arguments import Options
 from areal_actors.track import command, otlp
 
@@ -11,6 +9,6 @@ from areal_actors.track import command, otlp
 def track(options: Options) -> int:
     """Send a run to trackers, or its traces to a collector."""
     if options.otlp:
-        return otlp.send_traces(options.run, options.otlp, folder=Path(options.folder), once=options.once)
+        return otlp.send_traces(options.run, options.otlp, folder=options.folder, once=options.once)
     chosen = {name: getattr(options, name) for name in ("once", "project", "python")}
-    return command.track(options.run, options.to, folder=Path(options.folder), **chosen)
+    return command.track(options.run, options.to, folder=options.folder, **chosen)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from areal_actors.cli.arguments import Options
 from areal_actors.cli.checking import resolve
-from areal_actors.core.errors import RecipeError
 from areal_actors.run import launcher
 from areal_actors.run import serve as serving
 
@@ -19,11 +16,8 @@ def run(options: Options) -> int:
 
 def resume(options: Options) -> int:
     """Resume a run."""
-    names = [word for word in options.words if "=" not in word]
-    if len(names) > 1:
-        raise RecipeError(f"found several runs, {' and '.join(names)}; name one run, and overrides as KEY=VALUE")
-    overrides = [word for word in options.words if "=" in word] + options.set
-    return launcher.resume("".join(names), overrides, folder=Path(options.folder), checkpoint=options.checkpoint)
+    overrides = [*options.settings, *options.set]
+    return launcher.resume(options.run, overrides, folder=options.folder, checkpoint=options.checkpoint)
 
 
 def serve(options: Options) -> int:

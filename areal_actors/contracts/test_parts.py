@@ -10,31 +10,63 @@ from typing import Any
 
 import pytest
 
-from areal_actors.contracts import engine, tool_format, tracker
-from areal_actors.core.installed_parts import installed_parts, load_part
+from areal_actors.contracts import engine, reader, reward, tool_format, tracker
+from areal_actors.core.installed_parts import PartKind, installed_parts, load_part
 from areal_actors.core.model_config import context_of
 from areal_actors.core.module_command import load_module
 from areal_actors.generation.named import engine_factory
 from areal_actors.generation.settings import GenerationSettings
+from areal_actors.rewards import resolve_reward
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.tokenization.tool_parsers.base import AnswerFormat
 from areal_actors.tokenization.tool_parsers.stream_parser import DelimitedFormat
 from areal_actors.tokenization.tool_parsers.syntax import THINK, CallSyntax
 from areal_actors.track.sender import TrackedRun
 
-CASES: dict[str, tuple[Any, ...]] = {"engine": engine.CASES, "tool_format": tool_format.CASES, "tracker": tracker.CASES}
+CASES: dict[str, tuple[Any, ...]] = {
+    "engine": engine.CASES,
+    "reader": reader.CASES,
+    "reward": reward.CASES,
+    "tool_format": tool_format.CASES,
+    "tracker": tracker.CASES,
+}
+ALGORITHM = "algorithm"
+"""Kind whose contract needs torch."""
 CONTEXT = 96
-EXAMPLES = "TOOL_CALL_EXAMPLES"
-"""Name in a module with formats of tool calls: texts of calls by the name of the format, each with the call's name and arguments."""
+EXAMPLES = {
+    "tool_format": ("TOOL_CALL_EXAMPLES", "[(TEXT, NAME, ARGUMENTS), …]"),
+    "reward": ("REWARD_EXAMPLES", "[(TASK, OUTPUT, REWARD), …]"),
+    "reader": ("READER_EXAMPLES", "(BYTES OF A FILE, [ROW, …])"),
+}
+"""Attribute of a part's module with its examples, by the name of the part, and what they are."""
+
+
+def cases_of(kind: str) -> tuple[Any, ...]:
+    """Returns the cases of a kind of parts; those of algorithms are loaded when they are asked for."""
+    if kind == ALGORITHM:
+        cases: tuple[Any, ...] = load_module("areal_actors.contracts.algorithm").CASES
+        return cases
+    return CASES[kind]
+
+
+def examples_of(kind: PartKind, name: str, part: Any) -> Any:
+    """Returns the examples of a part, which its module has."""
+    attribute, form = EXAMPLES[kind]
+    installed = installed_parts(kind).get(name)
+    module = load_module(installed.target.partition(":")[0]) if installed else sys.modules[part.__module__]
+    examples = getattr(module, attribute, {}).get(name)
+    assert examples, f"{module.__name__} has no examples: write {attribute} = {{{name!r}: {form}}}"
+    return examples
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Give each test the parts of its kind, and their cases."""
     named = [spec.partition(":")[::2] for spec in metafunc.config.getoption("--areal-part")]
-    if unknown := [kind for kind, _ in named if kind not in CASES]:
-        raise pytest.UsageError(f"--areal-part: there is no contract for `{unknown[0]}`; write KIND:NAME with {', '.join(CASES)}")
+    kinds = (ALGORITHM, *CASES)
+    if unknown := [kind for kind, _ in named if kind not in kinds]:
+        raise pytest.UsageError(f"--areal-part: there is no contract for `{unknown[0]}`; write KIND:NAME with {', '.join(kinds)}")
     kind = metafunc.function.__name__.removeprefix("test_").removesuffix("_keeps_its_contract")
-    pairs = [(name, case) for part_kind, name in named if part_kind == kind for case in CASES[kind]]
+    pairs = [(name, case) for part_kind, name in named if part_kind == kind for case in cases_of(kind)]
     metafunc.parametrize(("name", "case"), pairs, ids=[f"{name}-{case.__name__}" for name, case in pairs])
 
 
@@ -58,10 +90,7 @@ def test_engine_keeps_its_contract(name: str, case: engine.Case, model: tuple[st
 def test_tool_format_keeps_its_contract(name: str, case: tool_format.Case) -> None:
     """A format: an `AnswerFormat`, or a `CallSyntax`, whose module has examples of its calls."""
     part = load_part("tool_format", name, Path.cwd())
-    installed = installed_parts("tool_format").get(name)
-    module = load_module(installed.target.partition(":")[0]) if installed else sys.modules[part.read.__module__]
-    examples = getattr(module, EXAMPLES, {}).get(name)
-    assert examples, f"{module.__name__} has no examples: write {EXAMPLES} = {{{name!r}: [(TEXT, NAME, ARGUMENTS), …]}}"
+    examples = examples_of("tool_format", name, part.read if isinstance(part, CallSyntax) else type(part))
     form: AnswerFormat = DelimitedFormat(name, part, THINK) if isinstance(part, CallSyntax) else part
     case(tool_format.FormatHarness(form, examples, Random(0)))
 
@@ -70,3 +99,23 @@ def test_tracker_keeps_its_contract(name: str, case: tracker.Case, tmp_path: Pat
     """A tracker: a function, or class, of the run."""
     run = TrackedRun("first-1700000000000", "first", str(tmp_path / "first"), str(tmp_path), "", {"run": "first", "seed": 0}, 1.7e9)
     case(load_part("tracker", name, Path.cwd()), run)
+
+
+def test_reward_keeps_its_contract(name: str, case: reward.Case) -> None:
+    """A reward, with its options as they are by default; its module has examples of what it scores."""
+    part = load_part("reward", name, Path.cwd())
+    case(reward.RewardHarness(resolve_reward(name, Path.cwd()), examples_of("reward", name, part), Random(0)))
+
+
+def test_reader_keeps_its_contract(name: str, case: reader.Case, tmp_path: Path) -> None:
+    """A reader of data files; its module has a file and the rows in it."""
+    part = load_part("reader", name, Path.cwd())
+    content, rows = examples_of("reader", name, part)
+    file = tmp_path / f"example{name}"
+    file.write_bytes(content)
+    case(reader.ReaderHarness(part, file, rows))
+
+
+def test_algorithm_keeps_its_contract(name: str, case: Any) -> None:
+    """An algorithm, with its options as they are by default."""
+    case(load_module("areal_actors.contracts.algorithm").harness_of(load_part("algorithm", name, Path.cwd())()))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, deque
-from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -75,20 +74,13 @@ class CompletedStep(msgspec.Struct, frozen=True):
 TELEMETRY = frozenset({"beats", "beaten_at", "throughputs", "telemetry_since"})
 """Fields of a `RunState` that come from telemetry: a snapshot has all others."""
 
-EARLIER: Mapping[str, Any] = {
-    "exported": int,
-    "given_up": int,
-    **dict.fromkeys(("model_ends", "dropped", "abandoned"), dict[str, int]),
-}
-"""Counters in snapshots of earlier releases, which have no `episodes`."""
-
 
 @dataclass(eq=False)
 class RunState:
     """Everything that is displayed about a run; unknown messages are ignored, missing metrics stay missing."""
 
     state_type: ClassVar[Any]
-    state_version: ClassVar[int] = 2
+    state_version: ClassVar[int] = 3
 
     run: str = ""
     now: float = 0.0
@@ -145,16 +137,13 @@ class RunState:
 
     def snapshot(self) -> Any:
         """Returns the state after the events so far, without telemetry."""
-        return self.state_type(**{name: deepcopy(getattr(self, name)) for name in self.state_type.__struct_fields__ if name not in EARLIER})
+        return self.state_type(**{name: deepcopy(getattr(self, name)) for name in self.state_type.__struct_fields__})
 
     def restore(self, state: Any) -> None:
         """Continue from a snapshot."""
         for name in self.state_type.__struct_fields__:
-            if name not in EARLIER:
-                value = deepcopy(getattr(state, name))
-                setattr(self, name, Counter(value) if isinstance(getattr(self, name), Counter) else value)
-        if state.episodes is None:
-            self.episodes = EpisodeCounts.of_earlier(**{name: getattr(state, name) for name in EARLIER})
+            value = deepcopy(getattr(state, name))
+            setattr(self, name, Counter(value) if isinstance(getattr(self, name), Counter) else value)
 
     def receive(self, envelope: Envelope) -> Message | None:
         """Fold an event or telemetry, each once and events in order; returns it, or None for an unknown kind.
@@ -337,10 +326,8 @@ RunState.state_type = msgspec.defstruct(
     [
         (name, dict[str, int] if kind == Counter[str] else kind)
         for name, kind in get_type_hints(RunState).items()
-        if name not in TELEMETRY | {"episodes", "state_type", "state_version"}
-    ]
-    + [("episodes", EpisodeCounts | None, None)]
-    + [(name, kind, kind() if kind is int else {}) for name, kind in EARLIER.items()],
+        if name not in TELEMETRY | {"state_type", "state_version"}
+    ],
     kw_only=True,
     frozen=True,
 )

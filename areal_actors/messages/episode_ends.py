@@ -153,24 +153,6 @@ class EpisodeCounts(msgspec.Struct):
     repeated: int = 0
     """Ends that repeat an earlier one, and count as nothing."""
 
-    @classmethod
-    def of_earlier(
-        cls, *, exported: int, given_up: int, model_ends: dict[str, int], dropped: dict[str, int], abandoned: dict[str, int]
-    ) -> EpisodeCounts:
-        """Returns the counts of an earlier release, whose abandoned attempts and given up episodes include rejected and surplus ones."""
-        rejected, surplus = abandoned.get("rejected", 0), abandoned.get(SURPLUS, 0)
-        failed = {reason: count for reason, count in abandoned.items() if abandoned_outcome(reason) == "abandoned"}
-        return cls(
-            episodes=exported + given_up,
-            exported=exported,
-            abandoned=failed,
-            given_up=max(given_up - surplus, 0),
-            rejected=rejected,
-            surplus_running=surplus,
-            dropped=dict(dropped),
-            model_ends=dict(model_ends),
-        )
-
     def surplus(self) -> int:
         """Returns the number of episodes that the last batches did not need, complete or not."""
         return self.surplus_running + self.dropped.get(SURPLUS, 0)

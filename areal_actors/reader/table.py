@@ -9,8 +9,6 @@ from typing import Any
 
 from areal_actors.core.errors import SetupError
 
-PREVIEW_ROWS = 5
-
 
 class Table:
     """Columns of equal length; a missing value is None."""

@@ -310,9 +310,7 @@ def _training(recipe: Recipe) -> Problems:
     if recipe.batcher.dynamic_sampling and size < 2:
         fault = f"found true, but a group of {size} has no two rewards that differ"
         yield ("batcher", "dynamic_sampling"), f"{fault}; write algorithm.group_size = 2 or more"
-    if keeps == "signal":
-        yield ("batcher", "filter"), 'found "signal", which is now `dynamic_sampling = true`'
-    elif keeps and not dotted_parts(keeps):
+    if keeps and not dotted_parts(keeps):
         yield from _check_name_in_file(("batcher", "filter"), keeps, "function", "filters.py:keep")
     batch, concurrent = recipe.trainer.batch_size, recipe.concurrent_groups()
     if concurrent < batch:

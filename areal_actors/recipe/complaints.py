@@ -17,7 +17,6 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec import inspect
 
-from areal_actors.recipe.renamed import renamed_setting, renamed_value
 from areal_actors.recipe.source import Key, Layer
 
 T = TypeVar("T")
@@ -109,8 +108,6 @@ class _Explanation:
         place = self.layer.place(key)
         prefix = f"{place}: " if place else ""
         if complaint.startswith("Object contains unknown field"):
-            if renamed := renamed_setting(name, _at(self.layer.data, key)):
-                return f"{prefix}{renamed}"
             value = _at(self.layer.data, key)
             only = (*key, *value) if isinstance(value, dict) and len(value) == 1 else key
             names = self._known_names(key[:-1])
@@ -152,8 +149,6 @@ class _Explanation:
     def _expected_text(self, complaint: str, key: Key) -> str:
         if complaint.startswith(("Invalid enum value", "Invalid value")):
             value, choices = str(_at(self.layer.data, key)), list(_choices(self.kind, key, self.layer.data))
-            if renamed := renamed_value(".".join((*self.table, *key)), value):
-                return f'"{renamed}", its present name'
             near = closest(value, choices)
             return f"one of {', '.join(map(toml_value, choices))}" + (f"; did you mean {toml_value(near)}?" if near else "")
         expected = re.sub(r", got `[^`]*`$", "", complaint.removeprefix("Expected "))

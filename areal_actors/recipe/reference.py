@@ -17,7 +17,6 @@ from areal_actors.core.installed_parts import PartKind
 from areal_actors.recipe.complaints import nearest, toml_value
 from areal_actors.recipe.part_checks import parts_beside_ours, settings_of
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.recipe.renamed import renamed_setting
 from areal_actors.training.algorithms import AnyAlgorithm
 
 REQUIRED, NOT_SET = "required", "not set"
@@ -76,7 +75,7 @@ def explain_settings(names: Sequence[str]) -> str:
         if not matching:
             setting_names, table = [one.name for one in settings()], name.rpartition(".")[0]
             near = nearest(name, dict.fromkeys([one for one in setting_names if one.startswith(table)] or setting_names))
-            raise RecipeError(renamed_setting(name, "") or f"`{name}` is not a setting; {near}")
+            raise RecipeError(f"`{name}` is not a setting; {near}")
         chosen += matching
     return "\n\n".join(_with_installed(setting) for setting in chosen)
 

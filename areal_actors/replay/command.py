@@ -91,7 +91,14 @@ def _short(value: Any) -> str:
 
 
 def replay(
-    run: str, settings: Sequence[str], *, folder: Path, actors: Sequence[str] = (), every: bool = False, as_json: bool = False
+    run: str,
+    settings: Sequence[str],
+    *,
+    folder: Path,
+    actors: Sequence[str] = (),
+    trainer: bool = False,
+    every: bool = False,
+    as_json: bool = False,
 ) -> int:
     """Replay the control plane of a run by name or path, or of an exported log; returns the exit status.
 
@@ -100,14 +107,19 @@ def replay(
         settings: overrides of the recorded recipe, each `KEY=VALUE`; differences are then expected, and the status is 0.
         folder: where runs are written.
         actors: names or kinds of the actors to replay; none for all that are folds over events.
+        trainer: compute every weight version again instead, and compare the checksums.
         every: continue after the first difference.
         as_json: print the report as JSON.
 
     Raises:
-        SetupError: there is no such run or actor, or its log was trimmed.
+        SetupError: there is no such run or actor, or its log was trimmed; or `trainer` has settings, actors or `as_json` beside it.
         RecipeError: a setting is invalid.
         BusError: its log cannot be read.
     """
+    if trainer:
+        if settings or actors or as_json:
+            raise SetupError("--trainer compares checksums, so it takes no settings, no --actor and no --json")
+        return _replay_trainer(run, folder)
     if unknown := [name for name in actors if re.sub(r"-\d+$", "", name) not in FOLDS]:
         raise SetupError(
             f"--actor: found '{unknown[0]}'; only actors that are folds over events can be replayed from a log: {', '.join(FOLDS)}. "
@@ -163,13 +175,7 @@ async def log_of(place: RunFolder | None, file: Path) -> AsyncGenerator[Envelope
             yield envelope
 
 
-def replay_trainer(run: str, *, folder: Path) -> int:
-    """Compute every weight version of a run again from its log, and compare the checksums; returns the exit status.
-
-    Raises:
-        SetupError: there is no such run.
-        BusError: its log cannot be opened.
-    """
+def _replay_trainer(run: str, folder: Path) -> int:
     began = time.perf_counter()
     audit = asyncio.run(audit_run(run, folder=folder, recompute=True, console=SafeConsole(stderr=True)))
     sys.stdout.write(f"{report(audit)}\nreplayed {audit.steps} steps of the trainer in {time.perf_counter() - began:.1f} s\n")

@@ -18,6 +18,7 @@ from areal_actors.audit.fold import AuditFold
 from areal_actors.audit.report import report
 from areal_actors.audit.sequences import SequencesCheck
 from areal_actors.core.errors import SetupError
+from areal_actors.core.extras import TRAIN, require_extra
 from areal_actors.core.module_command import module_command
 from areal_actors.core.snapshots import SnapshotStore
 from areal_actors.display.recall import AUDIT, restore_fold
@@ -96,9 +97,11 @@ def audit(run: str, *, folder: Path, recompute: bool = False, console: Console |
         console: prints the report.
 
     Raises:
-        SetupError: there is no such run.
+        SetupError: there is no such run, or a package for `recompute` is absent.
         BusError: its log cannot be opened.
     """
+    if recompute:
+        require_extra(TRAIN, "--recompute")
     screen = console or SafeConsole()
     audited = asyncio.run(audit_run(run, folder=folder, recompute=recompute, console=screen))
     screen.print(report(audited), highlight=False, markup=False, soft_wrap=True)

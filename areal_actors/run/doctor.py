@@ -84,9 +84,12 @@ def report(findings: Sequence[Finding]) -> Report:
     return Report(ready, list(findings), {engine: sorted(engine_abilities(engine)) for engine in ENGINE_ABILITIES})
 
 
-def to_json(report: Report) -> str:
-    """Returns a report as indented JSON."""
-    return msgspec.json.format(msgspec.json.encode(report), indent=1).decode()
+def doctor(folder: Path, *, as_json: bool = False) -> int:
+    """Print the state of this machine; returns the exit status, 1 if a run cannot start here."""
+    examined = report(examine(folder))
+    text = msgspec.json.format(msgspec.json.encode(examined), indent=1).decode() if as_json else to_text(examined)
+    sys.stdout.write(f"{text}\n")
+    return int(not examined.ready)
 
 
 def examine(folder: Path) -> list[Finding]:

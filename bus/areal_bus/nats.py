@@ -382,11 +382,6 @@ class NatsBus:
         """Returns the sequence of the last event that a durable consumer has acknowledged; 0 if there is none."""
         return await stored_position(self._streams, consumer)
 
-    async def last_event(self) -> Envelope | None:
-        """Returns the newest event of the log; None if there is none."""
-        newest = await self._streams.last_sequence()
-        return (await self.read([newest]))[0] if newest else None
-
     async def put(self, key: str, value: bytes) -> None:
         """Set the value of a key."""
         await self._streams.put(check_key(key), value)

@@ -145,10 +145,6 @@ class ServerKeeper:
         if self.server is not server and self.server.users is not users:
             await self.set_users(users)
 
-    def down_seconds(self) -> float:
-        """Returns the seconds for which the server has been dead or unresponsive; 0 while it answers."""
-        return 0.0 if self.down_since is None else time.monotonic() - self.down_since
-
     # ------------------------------------------------------------ supervision
 
     async def _supervise(self) -> None:

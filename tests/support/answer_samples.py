@@ -1,8 +1,9 @@
 """Tools and well-formed completions that the tests of answer formats share."""
 
 from areal_actors.tokenization.tool_parsers.base import Answer, ToolCall
-from areal_actors.tokenization.tool_parsers.families import FORMATS, answer_format
-from areal_actors.tokenization.tool_parsers.syntax import MISTRAL_THINK, THINK
+from areal_actors.tokenization.tool_parsers.families import FORMATS
+from areal_actors.tokenization.tool_parsers.stream_parser import DelimitedFormat
+from areal_actors.tokenization.tool_parsers.syntax import MISTRAL_THINK, THINK, CallSyntax
 
 WEATHER = {
     "type": "function",
@@ -62,9 +63,11 @@ ONE_CALL = {
 """The same call in every format."""
 
 
-def format_by_name(name):
-    """The format, with all reasoning delimiters that its family knows."""
-    return answer_format(name, MISTRAL_THINK if name == "mistral" else THINK)
+def format_by_name(name, reasoning=None):
+    """The format, with these reasoning delimiters, or all that its family knows."""
+    parser = FORMATS[name]
+    reasoning = reasoning or (MISTRAL_THINK if name == "mistral" else THINK)
+    return DelimitedFormat(name, parser, reasoning) if isinstance(parser, CallSyntax) else parser
 
 
 def read(name, text, tools=TOOLS, **kwargs):

@@ -16,9 +16,9 @@ BLOCKING = Path(__file__).with_name("base_install")
 
 WITH_TORCH = (
     *("embedded", "training", "weights", "calibration.measure", "models.convert", "rewards.reward_model", "vision.embedding"),
-    "contracts.random_model",
+    *("contracts.algorithm", "contracts.random_model"),
     *("run.tensor_process", "run.recompute", "run.training_engine"),
-    *("replay.what_if", "replay.trained_columns", "replay.episode_trace", "replay.trace", "replay.trace_page", "cli.asking"),
+    *("replay.what_if", "replay.trained_columns", "replay.episode_trace", "replay.trace", "replay.trace_page"),
     *("library.controllers", "tinker", "compat"),
 )
 """Folders and modules with torch: only they import it, and the base imports none of them."""

@@ -241,7 +241,6 @@ WRONG = {
     "completions longer than the model": words(
         "`generation.max_model_len`: found 200000 ... write at most 8192", "sampling.max_tokens=100000"
     ),
-    "a short context": words("`generation.context` is now `generation.max_model_len`", "generation.context=16"),
     "staleness below 0": words("`staleness_gate.max_staleness`: found -1, expected a whole number >= 0", "staleness_gate.max_staleness=-1"),
     "a mistyped algorithm": words('`algorithm.name`: found "gpro" ... did you mean "grpo"?', "algorithm.name=gpro"),
     "an option of another algorithm": words(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from areal_actors.core.installed_parts import installed_parts
 from areal_actors.tokenization.tool_parsers.base import AnswerFormat
@@ -12,7 +12,7 @@ from areal_actors.tokenization.tool_parsers.gpt_oss import GptOss
 from areal_actors.tokenization.tool_parsers.json_formats import DEEPSEEK, DEEPSEEK_V3, GENERIC_JSON, HERMES, LLAMA3, MISTRAL
 from areal_actors.tokenization.tool_parsers.pythonic import PYTHON_LINES, PYTHONIC
 from areal_actors.tokenization.tool_parsers.stream_parser import DelimitedFormat
-from areal_actors.tokenization.tool_parsers.syntax import KNOWN_REASONING, THINK, CallSyntax, ReasoningDelimiters
+from areal_actors.tokenization.tool_parsers.syntax import KNOWN_REASONING, CallSyntax, ReasoningDelimiters
 from areal_actors.tokenization.tool_parsers.tagged_formats import GLM, QWEN_CODER
 
 FORMATS: Mapping[str, CallSyntax | GptOss] = {
@@ -81,9 +81,3 @@ def reasoning_of(chat_template: str) -> tuple[ReasoningDelimiters, ...]:
     """Return the known delimiters of reasoning that a template contains."""
     frame = frame_of(chat_template)
     return (frame.reasoning,) if frame else tuple(delimiters for delimiters in KNOWN_REASONING if delimiters.closing in chat_template)
-
-
-def answer_format(name: str, reasoning: Sequence[ReasoningDelimiters] = THINK) -> AnswerFormat:
-    """Return the format of this name, one of `FORMATS`; it parses text between these delimiters at the start of an answer as reasoning."""
-    parser = FORMATS[name]
-    return DelimitedFormat(name, parser, reasoning) if isinstance(parser, CallSyntax) else parser

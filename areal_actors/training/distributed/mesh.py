@@ -76,7 +76,6 @@ class Mesh:
         self.across = grid[STAGES, REPLICAS]._flatten("across").get_group()  # noqa: SLF001
         """Ranks at the same coordinates in every stage of every replica."""
         self.sequence_group = grid.get_group(SEQUENCE)
-        self.sequence_part: int = grid.get_local_rank(SEQUENCE)
         self.parts_group = grid[SEQUENCE, TENSOR]._flatten("parts").get_group()  # noqa: SLF001
         """Ranks of this stage and replica."""
         self.part: int = dist.get_rank(self.parts_group)
