@@ -185,7 +185,7 @@ class SessionManager(Actor):
         if self.leaving or not self.share.owns_group(work.group):
             yield SessionOpened(gateways=gateways, leaving=self.leaving)
             return
-        if refused := self.registry.refusal(work):
+        if refused := self.registry.rejection_reason(work):
             yield SessionOpened(refused=refused, gateways=gateways)
             return
         name = self.share.mark(f"{work.episode}-{work.attempt}-{context.cause[:8]}")

@@ -1,1 +1,1 @@
-"""Launchers: what starts a run and the workers of other hosts that its table `[hosts]` lists. None of them schedules anything itself."""
+"""Launchers: what starts a run and the remote workers that its table `[hosts]` lists. None of them schedules anything itself."""

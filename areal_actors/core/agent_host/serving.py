@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from .command import CommandAgent
-from .faults import AgentFault, Refused, format_error
+from .faults import AgentFault, AgentLoadError, format_error
 from .model_errors import traits_of
 from .naming import Agent, address_arguments, load, make_agent, run_function
 from .processes import adopt_orphans, children, kill_tree
@@ -43,7 +43,7 @@ def main(descriptor: int) -> None:
         start = requests.get()
         try:
             host = Host(start)
-        except Refused as error:
+        except AgentLoadError as error:
             _send(control, {"refused": str(error)})
             return
         _send(control, {})
