@@ -301,7 +301,7 @@ def _joins(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 def _launches(command: Callable[..., argparse.ArgumentParser]) -> None:
     about = (
-        f"Start a run together with the workers of other hosts that its table [hosts] lists: `{COMMAND} run`, and an\n"
+        f"Start a run together with the remote workers that its table [hosts] lists: `{COMMAND} run`, and an\n"
         f"`{COMMAND} join` for each of these hosts. slurm, kubernetes, ray: write a batch script, manifests or a Ray program, and print\n"
         "the command that submits it; nothing is started. local: start all of it on this machine, until the run ends."
     )
