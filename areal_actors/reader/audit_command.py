@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -222,7 +223,7 @@ async def recomputation(threads: int) -> AsyncIterator[Recomputed]:
 
     def read_progress(log: Path, place: Path, steps: int, /) -> AsyncIterator[RecomputeProgress]:
         into.write(msgspec.json.encode(RecomputeOrder(log=str(log), place=str(place), steps=steps)) + b"\n")
-        return _decode_lines(lines)
+        return _read_results(process, lines)
 
     try:
         yield read_progress
@@ -232,6 +233,10 @@ async def recomputation(threads: int) -> AsyncIterator[Recomputed]:
         await process.wait()
 
 
-async def _decode_lines(lines: asyncio.StreamReader) -> AsyncIterator[RecomputeProgress]:
+async def _read_results(process: asyncio.subprocess.Process, lines: asyncio.StreamReader) -> AsyncIterator[RecomputeProgress]:
+    """Yields the results of a process; an end by a signal or an exception is an error, too."""
     async for line in lines:
         yield msgspec.json.decode(line, type=RecomputeProgress)
+    if code := await process.wait():
+        end = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}; its last lines are above"
+        yield RecomputeProgress(error=f"the process that repeats the steps {end}")
