@@ -21,6 +21,9 @@ SPEC.loader.exec_module(site)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
 CODE = re.compile(r"`([^`]+)`")
 SETTING = re.compile(r"[a-z_]+(?:\.[a-z_]+)+")
+SOURCE = re.compile(r"[\w-]+(?:[./-][\w-]+)*\.py")
+"""A name of a source file, whole or from some folder on."""
+SOURCES = ("areal_actors", "bus", "agents", "recipes", "tests", "benchmarks", "scripts", "docs")
 METRIC = re.compile(r"[a-z][a-z0-9]*(?:_[a-z0-9]+)+|skipped|entropy|groups|lr")
 MKDOCS = ROOT / ".environments" / "docs" / "bin" / "python"
 
@@ -63,6 +66,14 @@ def test_every_link_leads_to_a_file_and_every_anchor_to_a_heading(page):
         assert target.exists(), f"{page.name}: {name} does not exist"
         if anchor:
             assert anchor in site.anchors(target.read_text(encoding="utf-8")), f"{page.name}: {target.name} has no heading #{anchor}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_source_file_that_a_page_names_exists(page):
+    files = [path.relative_to(ROOT).parts for top in SOURCES for path in (ROOT / top).rglob("*.py")]
+    there = {"/".join(parts[start:]) for parts in files for start in range(len(parts))}
+    named = {name for name in CODE.findall(site.prose(page.read_text(encoding="utf-8"))) if SOURCE.fullmatch(name)}
+    assert named <= there, sorted(named - there)
 
 
 def test_the_requirements_of_the_site_are_those_of_the_extra():
