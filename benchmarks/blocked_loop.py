@@ -30,9 +30,9 @@ import uvloop
 from history import ROOT, append, table
 from orchestration import EPISODES_A_STEP, recipe, system
 
+from areal_actors.folder.run_folder import RunFolder
 from areal_actors.messages import EpisodeAbandoned, OpenSession, RunStarted, StepCompleted, TrajectoryExported
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.run.run_folder import RunFolder
 from areal_bus.base import Envelope, Stamp
 
 DOCUMENTED_PAGE = ROOT / "docs" / "write-an-agent.md"

@@ -36,6 +36,7 @@ from history import ROOT, append, table
 from orchestration import AGENT, BATCH_SIZE, EPISODES_A_STEP, GROUP_SIZE
 
 from areal_actors.embedded.embedded_model import train_tokenizer, write_tokenizer
+from areal_actors.folder.run_folder import RunFolder
 from areal_actors.messages import (
     KINDS,
     ActorFailed,
@@ -47,9 +48,8 @@ from areal_actors.messages import (
     StepCompleted,
     TrajectoryExported,
 )
+from areal_actors.processes.process import actors_of_process
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.run.process import actors_of_process
-from areal_actors.run.run_folder import RunFolder
 from areal_bus.message import Event
 from areal_bus.nats import NatsBus
 

@@ -12,13 +12,13 @@ from pathlib import Path
 import msgspec
 import uvloop
 
+from areal_actors.folder.process_logs import log_to_terminal
+from areal_actors.folder.run_folder import RunFolder
 from areal_actors.messages import RunResumed, RunStarted
-from areal_actors.run.launch import open_bus
-from areal_actors.run.log_recovery import recover_log
-from areal_actors.run.logs import log_to_terminal
-from areal_actors.run.run_folder import RunFolder
+from areal_actors.recovery.log_recovery import recover_log
 from areal_actors.run.run_loop import RunLoop
-from areal_actors.run.supervisor import Supervisor
+from areal_actors.supervision.run_session import open_bus
+from areal_actors.supervision.supervisor import Supervisor
 
 
 class ScriptedSupervisor(Supervisor):

@@ -29,7 +29,7 @@ import torch
 from history import ROOT, append, parse_arguments, table
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from areal_actors.cli.checking import measure_machine
+from areal_actors.cli.check_static import measure_machine
 from areal_actors.core.devices import detect_cuda
 from areal_actors.core.machine import anonymous_bytes, detect_machine
 from areal_actors.embedded.embedded_model import train_tokenizer, write_tokenizer

@@ -23,10 +23,10 @@ from history import ROOT, append, table
 from rich.console import Console
 
 from areal_actors.audit.audit import KINDS_BY_SUBJECT, Audit
+from areal_actors.folder.connections import open_log
+from areal_actors.folder.run_folder import RunFolder
 from areal_actors.messages import FaultInjected, StepCompleted
-from areal_actors.run.auditing import audit_run
-from areal_actors.run.monitor import open_log
-from areal_actors.run.run_folder import RunFolder
+from areal_actors.reader.audit_command import audit_run
 from areal_bus.errors import BusError
 from areal_bus.message import Message
 

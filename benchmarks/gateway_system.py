@@ -19,6 +19,7 @@ from gateway_load import Endpoint
 from history import ROOT
 
 from areal_actors.core.values import SamplingParams, Task, Trajectory, WeightsLocation
+from areal_actors.folder.run_folder import RunFolder, ServerAddress
 from areal_actors.messages import (
     KINDS,
     EpisodeAbandoned,
@@ -31,7 +32,6 @@ from areal_actors.messages import (
     WeightsPublished,
 )
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.run.run_folder import RunFolder, ServerAddress
 from areal_bus.base import Stamp
 from areal_bus.errors import NoResponder
 from areal_bus.message import Event

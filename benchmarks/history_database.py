@@ -4,7 +4,8 @@
 
 A made-up run with episodes of two calls, in groups of eight, is written to the log of a run's folder. Each command runs with the database
 deleted, damaged, half-written (its writer was killed), of an older version, and up to date; with `--before`, also in another checkout.
-Seconds are CPU seconds of the command and of the nats-server that it starts. `page` is `areal-actors view` until it has read the log.
+Seconds are CPU seconds of the command and of the nats-server that it starts. `page` is `areal-actors view` from its start to the first
+answer with all rows of the run. `compare FILE` compares the run with its exported log.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from history import ROOT, append, parse_arguments, table
@@ -30,12 +32,12 @@ from startup import children_seconds
 from web_page import GROUP, GROUPS, events
 
 from areal_actors.core.devices import CudaDevices
+from areal_actors.folder.run_folder import RunFolder
 from areal_actors.history.database import DATABASE, HEADER
 from areal_actors.messages import KINDS, RunStarted, WeightsPublished
 from areal_actors.metrics.metrics_file import Metrics
 from areal_actors.recipe.load import load
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.run.run_folder import RunFolder
 from areal_bus.base import Stamp
 from areal_bus.message import Event
 from areal_bus.nats import NatsBus
@@ -102,25 +104,28 @@ def cpu_seconds(words: Sequence[str], checkout: Path = ROOT) -> float:
     return spent
 
 
-def position_of(url: str) -> int:
-    """Returns the position of the last event that a page has read."""
-    with urllib.request.urlopen(f"{url}api/run") as answer:  # noqa: S310 - of a process of this machine
-        return int(json.loads(answer.read())["head"]["last"])
+def ask(url: str, path: str) -> Any:
+    """Returns the answer of a page."""
+    with urllib.request.urlopen(url + path) as answer:  # noqa: S310 - of a process of this machine
+        return json.loads(answer.read())
 
 
 def page_seconds(folder: Path, last: int, checkout: Path = ROOT) -> float:
-    """Returns the CPU seconds of `areal-actors view` until it has read the log."""
+    """Returns the CPU seconds of `areal-actors view` until it has answered with all rows of a log with this many events."""
     before = children_seconds()
     command = [sys.executable, "-m", "areal_actors", "view", NAME, "--folder", str(folder)]
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
     with subprocess.Popen(command, cwd=checkout, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None
         url = process.stdout.readline().strip()
-        while position_of(url) < last:
+        while ask(url, "api/run")["head"]["last"] < last:
             time.sleep(0.2)
+        assert ask(url, "api/rows?after=0")["head"]["last"] == last
         process.send_signal(signal.SIGINT)
         process.wait(60)
-    return children_seconds() - before
+    spent = children_seconds() - before
+    print(f"{spent:.2f} CPU seconds: view {NAME}, in {checkout}", flush=True)
+    return spent
 
 
 # ---------------------------------------------------------------- states of the database
@@ -163,13 +168,16 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
         count = asyncio.run(write_run(place, options.episodes))
         log = sum(file.stat().st_size for file in place.nats.rglob("*.blk"))
         database = place.path / DATABASE
-        where = ["--folder", temporary]
+        where, exported = ["--folder", temporary], f"{temporary}/made-up.log"
         commands = {
             "show": ["show", NAME, *where],
             "show EPISODE": ["show", NAME, "3.1", *where],
+            "trace EPISODE": ["trace", NAME, "3.1", *where],
             "why": ["why", NAME, *where],
             "compare": ["compare", NAME, str(place.path), *where],
+            "compare FILE": ["compare", NAME, exported, *where],
         }
+        cpu_seconds(["export", NAME, exported, *where])
         began = time.perf_counter()
         figures: dict[str, dict[str, float]] = {"show": {"deleted": cpu_seconds(commands["show"])}}
         wall = time.perf_counter() - began
@@ -186,6 +194,8 @@ def measure(options: argparse.Namespace) -> dict[str, object]:
             figures.setdefault(name, {})["first"] = cpu_seconds(words)
             figures[name]["up to date"] = cpu_seconds(words)
         figures["page"] = {"up to date": page_seconds(Path(temporary), count)}
+        delete(database)
+        figures["page"]["deleted"] = page_seconds(Path(temporary), count)
         if options.before:
             for name, words in commands.items():
                 figures[name]["before"] = cpu_seconds(words, options.before)

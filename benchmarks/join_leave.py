@@ -32,6 +32,8 @@ from history import ROOT, SMALL, append, parse_arguments, table
 from rich.console import Console
 
 from areal_actors.audit.audit import Audit
+from areal_actors.folder.connections import connect_to_run, open_store
+from areal_actors.folder.run_folder import RunFolder, ServerAddress
 from areal_actors.messages import (
     ActorStarted,
     BusRestarted,
@@ -44,9 +46,7 @@ from areal_actors.messages import (
     WorkerJoined,
     recorded_calls,
 )
-from areal_actors.run.auditing import audit_run
-from areal_actors.run.connections import connect_to_run, open_store
-from areal_actors.run.run_folder import RunFolder, ServerAddress
+from areal_actors.reader.audit_command import audit_run
 from areal_bus.recorded import export_log
 
 sys.path.append(str(ROOT / "tests"))

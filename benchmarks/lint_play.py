@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from areal_actors.folder.run_folder import RunFolder
 from areal_actors.lint.fault import LearningFault
 from areal_actors.lint.run_lint import RunLint
 from areal_actors.messages import (
@@ -23,14 +24,13 @@ from areal_actors.messages import (
     TrainingHalted,
     TrajectoryExported,
 )
+from areal_actors.processes.fold_actors import BuildContext
+from areal_actors.processes.process import actors_of_process
+from areal_actors.processes.tensor_process import TORCH_ACTORS
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.rewards import Score, resolve_reward
 from areal_actors.rewards.reward_worker import RewardWorker
 from areal_actors.rewards.scored import check_value, score_output
-from areal_actors.run.fold_actors import BuildContext
-from areal_actors.run.process import actors_of_process
-from areal_actors.run.run_folder import RunFolder
-from areal_actors.run.tensor_process import TORCH_ACTORS
 from areal_actors.runtime.actor import Actor
 from areal_actors.runtime.runtime import Identity, Runtime
 from areal_bus import Stamp

@@ -28,8 +28,8 @@ import uvloop
 from history import append, parse_arguments, table
 from orchestration import EPISODES_A_STEP, LONGEST_SECONDS, RUN, SERVER, begin, count_reached, recipe, system
 
+from areal_actors.folder.run_folder import RunFolder
 from areal_actors.messages import KINDS, TrajectoryExported, recorded_calls
-from areal_actors.run.run_folder import RunFolder
 from areal_bus.nats import NatsBus
 from areal_bus.payload import pack, unpack
 

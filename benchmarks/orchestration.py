@@ -34,9 +34,9 @@ from history import ROOT, append, busy_seconds, others_share, parse_arguments, t
 from orchestration_floor import AGENT
 
 from areal_actors.embedded.embedded_model import train_tokenizer, write_tokenizer
+from areal_actors.folder.run_folder import RunFolder, ServerAddress
 from areal_actors.messages import KINDS, EpisodeAbandoned, RunStarted, TrajectoryExported
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.run.run_folder import RunFolder, ServerAddress
 from areal_bus.base import Stamp
 from areal_bus.errors import LogUnavailable
 from areal_bus.message import Event

@@ -42,7 +42,7 @@ class JoinedRole:
 
     def worker(self) -> list[psutil.Process]:
         """Returns the process of its worker."""
-        return [process for process in self.host()[1:] if "areal_actors.run" in command_line(process)][:1]
+        return [process for process in self.host()[1:] if "areal_actors.processes" in command_line(process)][:1]
 
     def names(self) -> tuple[str, ...]:
         """Returns how the names of its actors begin."""

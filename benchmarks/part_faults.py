@@ -42,11 +42,11 @@ from part_tinker import tinker
 from support.other_host import ISOLATED
 
 from areal_actors.audit.audit import KINDS_BY_SUBJECT
+from areal_actors.folder.connections import open_store
+from areal_actors.folder.run_folder import RunFolder
 from areal_actors.messages import EpisodeAbandoned
 from areal_actors.messages.episode_ends import is_failure
-from areal_actors.run.auditing import audit_run
-from areal_actors.run.connections import open_store
-from areal_actors.run.run_folder import RunFolder
+from areal_actors.reader.audit_command import audit_run
 from areal_actors.weights.folders import SHARED_MEMORY
 from areal_bus.recorded import export_log, read_log
 

@@ -14,7 +14,7 @@ import psutil
 from part_scene import RECOVERY_SECONDS, SETTINGS, SUPERVISOR, Fault, Kind, Part, Scene, command_line, family, until
 from support.live_run import RECIPE, SMALL, LiveRun
 
-from areal_actors.hosts.local_workers import HOLDER
+from areal_actors.hosts.launchers.local_workers import HOLDER
 from areal_actors.messages import ScaleDecided, WorkerJoined, WorkerLeft
 
 ROLES = ("rollout_worker", "inference_worker")
@@ -85,7 +85,7 @@ class Launched(Scene):
         def find() -> list[psutil.Process]:
             commands = [*(psutil.Process(one.pid) for one in self.joiners(role)), *self.started_as(f"{role}-0")]
             processes = [one for command in commands for one in family(command.pid)]
-            return processes if whole else [one for one in processes if "areal_actors.run" in command_line(one)][:1]
+            return processes if whole else [one for one in processes if "areal_actors.processes" in command_line(one)][:1]
 
         def ready() -> bool:
             workers = [event.worker for event in self.run.received(WorkerJoined) if event.role == role]

@@ -14,7 +14,7 @@ import os
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
-from areal_actors.chaos.spoiling import SPOILT, SpoilableCompletion
+from areal_actors.chaos.corruption import SPOILT, SpoilableCompletion
 from areal_actors.core.errors import EngineError
 from areal_actors.core.values import SamplingParams, TokenColumns
 from areal_actors.generation.engine import TokenChunk

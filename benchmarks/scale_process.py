@@ -24,15 +24,15 @@ from orchestration_process import FIRST_TOKEN, VOCABULARY, NoGradient
 
 from areal_actors.core.errors import AgentError
 from areal_actors.core.values import SamplingParams, Task, TrainingSequence
+from areal_actors.folder.run_folder import RunFolder
 from areal_actors.generation.engine import TokenChunk
 from areal_actors.generation.inference_worker import InferenceWorker
 from areal_actors.generation.scripted import ScriptedEngine
 from areal_actors.messages import EventLoopBlocked
+from areal_actors.processes.fold_actors import BuildContext
+from areal_actors.processes.process import CPU_ACTORS, GARBAGE_THRESHOLDS, end_with_parent, read_address, serve_actors
 from areal_actors.rollout.agent_runner import AgentResult
 from areal_actors.rollout.rollout_worker import RolloutWorker
-from areal_actors.run.fold_actors import BuildContext
-from areal_actors.run.process import CPU_ACTORS, GARBAGE_THRESHOLDS, end_with_parent, read_address, serve_actors
-from areal_actors.run.run_folder import RunFolder
 from areal_actors.runtime.actor import Actor
 from areal_actors.runtime.runtime import Identity, Runtime
 from areal_actors.training.checkpoint_store import CheckpointStore

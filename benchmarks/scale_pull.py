@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from areal_actors.core.objects import CODE, FOLDERS
-from areal_actors.run.object_access import access_of
-from areal_actors.run.object_server import ObjectServer
+from areal_actors.hosts.object_access import access_of
+from areal_actors.hosts.object_server import ObjectServer
 
 ACCESS = "benchmark"
 PIECE = 1 << 22

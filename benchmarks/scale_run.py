@@ -20,10 +20,10 @@ from orchestration import SERVER, begin, cpu_seconds, processes
 from scale_process import INFERENCE, ROLLOUTS, SIZES, Sizes
 
 from areal_actors.embedded.embedded_model import train_tokenizer, write_tokenizer
+from areal_actors.folder.run_folder import RunFolder, ServerAddress
 from areal_actors.messages import KINDS, BatchFormed, EpisodeScored, RunEpisode, StepCompleted, TrajectoryExported, WeightsPublished
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.supervision import processes_of
-from areal_actors.run.run_folder import RunFolder, ServerAddress
 from areal_bus.base import Envelope
 from areal_bus.errors import LogUnavailable
 from areal_bus.nats import NatsBus

@@ -13,9 +13,9 @@ from history import ROOT
 from areal_actors.core.devices import detect_cuda
 from areal_actors.core.values import Task
 from areal_actors.library.controllers import RolloutController
+from areal_actors.processes.recipe_model import model_of
 from areal_actors.recipe.load import load
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.run.recipe_model import model_of
 from areal_actors.tasks.datasets import open_dataset
 
 RECIPE = ROOT / "recipes" / "gsm8k_grpo.toml"

@@ -248,7 +248,7 @@ class SimulatedRun:
             return loop.run_until_complete(asyncio.wait_for(self._run(loop), LONGEST_SECONDS))
 
     def actors(self, loop: TimedLoop, trainer: SimulatedTrainer) -> dict[str, Actor]:
-        """The actors of the run, as `run/process.py` makes them."""
+        """The actors of the run, as `processes/process.py` makes them."""
         recipe, machine, work = self.recipe, self.machine, self.work()
         gate, batch, group = recipe.staleness_gate, work.batch_size, work.group_size
         sampling = SamplingParams(max_tokens=machine.most_tokens)

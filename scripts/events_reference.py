@@ -12,7 +12,7 @@ import msgspec
 from areal_actors import __version__
 from areal_actors.messages import KINDS, Heartbeat, WatchProbe
 from areal_actors.recipe.reference import meanings, structs_of
-from areal_actors.run.server import ACTORS, LIFECYCLE
+from areal_actors.supervision.nats_server import ACTORS, LIFECYCLE
 from areal_bus.base import Envelope
 from areal_bus.message import Event, Message, Reply, Request, Telemetry, Work
 

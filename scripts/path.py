@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from areal_actors.messages import KINDS
-from areal_actors.run.server import ACTORS
+from areal_actors.supervision.nats_server import ACTORS
 from areal_bus.message import Message
 
 ROOT = Path(__file__).parent.parent
@@ -24,7 +24,10 @@ SMALL = (
     *("profile=embedded", "steps=2", "evaluation.tasks=0", "warm_start.steps=40", "warm_start.tail_steps=10"),
     *("trainer.batch_size=4", "algorithm.group_size=4", "staleness_gate.max_concurrent=16"),
 )
-BESIDE = ("core", "runtime", "embedded", "supervised", "library", "sandbox", "chaos", "audit", "run")
+BESIDE = (
+    *("core", "runtime", "embedded", "supervised", "library", "sandbox", "chaos", "audit"),
+    *("folder", "processes", "supervision", "recovery", "hosts", "run"),
+)
 """Folders that are no part of the path: the foundation below every station, and what is built by name from the recipe."""
 RUN_SECONDS = 300
 

@@ -20,7 +20,7 @@ from areal_actors.rewards.acceptance import Acceptance
 from areal_actors.rewards.reward_worker import RewardWorker
 from areal_actors.rollout.agent_runner import AgentResult
 from areal_actors.rollout.rollout_worker import RolloutWorker
-from areal_actors.run.watchdog import Watchdog
+from areal_actors.supervision.watchdog import Watchdog
 
 FUNCTIONS = """
 seen = []

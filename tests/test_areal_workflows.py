@@ -12,7 +12,7 @@ from support.fake_engine import FixedTextEngine
 from support.samples import work
 
 from areal_actors.compat.areal import aliases, stats_tracker
-from areal_actors.core.agent_host.naming import load
+from areal_actors.core.agent_host.agent_loader import load
 from areal_actors.core.errors import AgentError
 from areal_actors.core.values import Task
 from areal_actors.rollout.agent_runner import AgentResult

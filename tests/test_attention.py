@@ -6,10 +6,10 @@ import pytest
 from rich.console import Console
 from support import story
 
-from areal_actors.display.attention import WINDOW, attention
 from areal_actors.display.run_state import RunState
 from areal_actors.display.summary import summary
 from areal_actors.display.view import RunView
+from areal_actors.display.warnings import WINDOW, attention
 from areal_actors.messages import EvaluationCompleted, StepCompleted
 
 HEALTHY = {

@@ -30,7 +30,7 @@ from areal_actors.training.algorithms import (
 )
 from areal_actors.training.algorithms.correction import Correction, SequenceCorrection
 from areal_actors.training.packing.tensors import make_micro_batches
-from areal_actors.training.prepared import drop_masked_tokens, loss_batch, step_tokens, token_weights
+from areal_actors.training.step_data import drop_masked_tokens, loss_batch, step_tokens, token_weights
 
 ARMS = 3
 STATES = 3

@@ -141,7 +141,6 @@ def test_the_embedded_model_is_refused_with_both_extras(project):
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (("trace", "run", "0.0"), "this needs torch, which this installation lacks: pip install 'areal-actors[train]'"),
         (("what-if", "run", "seed=1"), "this needs torch, which this installation lacks: pip install 'areal-actors[train]'"),
         (("tinker", "--port", "0"), "tinker needs torch, "),
         (("audit", "run", "--recompute"), "--recompute needs torch, "),

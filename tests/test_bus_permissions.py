@@ -23,6 +23,8 @@ from support import story
 
 from areal_actors.core.module_command import module_command
 from areal_actors.core.values import SamplingParams
+from areal_actors.display.monitor import attach
+from areal_actors.folder.run_folder import BusAddresses, RunFolder, ServerAddress
 from areal_actors.messages import (
     KINDS,
     DescribeSession,
@@ -33,10 +35,8 @@ from areal_actors.messages import (
     RunStopping,
 )
 from areal_actors.recipe.recipe import redact_recipe
-from areal_actors.run.monitor import attach
-from areal_actors.run.run_folder import BusAddresses, RunFolder, ServerAddress
-from areal_actors.run.server import ACTORS, users_of
 from areal_actors.runtime.actor import Actor
+from areal_actors.supervision.nats_server import ACTORS, users_of
 from areal_bus.base import Envelope, Stamp
 from areal_bus.errors import NoResponder, PermissionDenied, ServerUnavailable
 from areal_bus.message import Message
@@ -328,7 +328,7 @@ async def test_a_process_of_the_run_has_its_password_from_its_standard_input_onl
             processes={name: users.url(name, server.address) for name in users.members()},
         )
         child = await asyncio.create_subprocess_exec(
-            *module_command("areal_actors.run.process", str(folder.path), "reward_worker"),
+            *module_command("areal_actors.processes.process", str(folder.path), "reward_worker"),
             stdin=asyncio.subprocess.PIPE,
         )
         try:

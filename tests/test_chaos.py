@@ -18,11 +18,11 @@ from rich.console import Console
 from support import story
 
 from areal_actors.chaos import faults
+from areal_actors.chaos.corruption import SPOILT, SpoilingEngine, order
 from areal_actors.chaos.injector import Chaos, FaultTargets, Health
-from areal_actors.chaos.links import Links, link_of
 from areal_actors.chaos.schedule import FaultSchedule, choose_target, shuffled_targets
 from areal_actors.chaos.settings import ChaosSettings, FlipFaults, KillFaults, PartitionFaults, PauseFaults
-from areal_actors.chaos.spoiling import SPOILT, SpoilingEngine, order
+from areal_actors.chaos.tcp_proxy import Links, link_of
 from areal_actors.cli import main
 from areal_actors.core.column_check import number_fault, structure_fault
 from areal_actors.core.values import SamplingParams

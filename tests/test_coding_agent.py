@@ -13,11 +13,11 @@ from support.coding_agents import Codex
 from support.live_run import ROOT
 from support.recorded_requests import recorded_requests
 
-from areal_actors.core.agent_host.naming import load
+from areal_actors.core.agent_host.agent_loader import load
 from areal_actors.core.devices import CudaDevices
 from areal_actors.core.errors import SetupError
 from areal_actors.embedded.demonstrations import DemonstrationSource, repository
-from areal_actors.embedded.repairs import BARE_SHARE, COMPLETE, INSTRUCTIONS, REPAIR_ONLY_SHARE, RESULT
+from areal_actors.embedded.repair_conversations import BARE_SHARE, COMPLETE, INSTRUCTIONS, REPAIR_ONLY_SHARE, RESULT
 from areal_actors.recipe.load import load as load_recipe
 from areal_actors.run.preflight import check_agent
 from areal_actors.sandbox import Limits, run_program

@@ -11,7 +11,7 @@ from support.coding_agents import Codex
 from support.coding_harness import Programs
 from support.live_run import ROOT
 
-from areal_actors.core.agent_host.naming import load
+from areal_actors.core.agent_host.agent_loader import load
 from areal_actors.messages import BatchFormed, EpisodeAbandoned, EvaluationCompleted, StepCompleted, TrajectoryExported
 from areal_actors.tasks.repositories import rows
 

@@ -11,9 +11,9 @@ from support.tiny_trainer import same, sequences_of, weights, write_model
 
 from areal_actors.batching.assembler import TrajectoryInfo, TrajectoryTotals
 from areal_actors.core.errors import CheckpointError, EngineError, RolloutError
+from areal_actors.folder.run_folder import RunFolder
 from areal_actors.library.controllers import RolloutBatch, RolloutController, TrainController, in_process, recipe
 from areal_actors.messages import BatchFormed, StepCompleted, TrajectoryExported, WeightsPublished
-from areal_actors.run.run_folder import RunFolder
 from areal_actors.training.settings import OptimizerSettings, TrainerSettings
 from areal_bus.errors import LogUnavailable
 

@@ -17,7 +17,7 @@ from areal_actors.training import logprob_check
 from areal_actors.training.algorithms import Cispo, Distillation, Grpo, Gspo, M2po, Sapo
 from areal_actors.training.algorithms.correction import Correction, Mismatch
 from areal_actors.training.algorithms.off_policy import weight_metrics
-from areal_actors.training.prepared import step_tokens
+from areal_actors.training.step_data import step_tokens
 
 POISON = -200.0
 """Error of the log-probabilities of a broken engine, in nats."""

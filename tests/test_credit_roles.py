@@ -10,7 +10,7 @@ from support.credit_play import play, system, user
 from areal_actors.sequences.build import sequences_of
 from areal_actors.sequences.credit import Credit, sample_rewards
 from areal_actors.training.algorithms.groups import group_centered, group_normalized
-from areal_actors.training.prepared import step_tokens
+from areal_actors.training.step_data import step_tokens
 
 EPISODES = [(1.0, 5.0), (0.0, 4.0), (1.0, 4.0), (0.0, 5.0)]
 """Rewards of solver and judge."""

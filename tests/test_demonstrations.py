@@ -17,8 +17,8 @@ from areal_actors.embedded.demonstrations import (
     DemonstrationSource,
     demonstration,
 )
-from areal_actors.embedded.surroundings import LONGEST_PROSE, prose, system_prompt
-from areal_actors.embedded.toolboxes import ADD, CALCULATE, MULTIPLY, toolbox
+from areal_actors.embedded.system_prompts import LONGEST_PROSE, prose, system_prompt
+from areal_actors.embedded.tool_schemas import ADD, CALCULATE, MULTIPLY, toolbox
 from areal_actors.rewards.gsm8k import gsm8k
 from areal_actors.tasks.arithmetic import problems
 

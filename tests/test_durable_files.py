@@ -11,9 +11,9 @@ import pytest
 
 from areal_actors.core.durable_files import append_line, atomic_write, read_lines
 from areal_actors.core.errors import SetupError
+from areal_actors.folder.run_folder import RunFolder
 from areal_actors.messages import CheckpointStaged, RunFinished
 from areal_actors.metrics.metrics_file import Metrics
-from areal_actors.run.run_folder import RunFolder
 from areal_actors.training.checkpoint_store import CheckpointStore
 from areal_actors.training.checkpointer import CheckpointConfig, Checkpointer
 

@@ -20,9 +20,11 @@ from support.simulation import GROUP, Simulation
 from areal_actors.audit.fold import AuditFold
 from areal_actors.audit.report import report
 from areal_actors.core.values import SamplingParams, Task
+from areal_actors.display.prometheus import RunCollector
 from areal_actors.display.run_state import RunState
 from areal_actors.display.summary import summary
 from areal_actors.display.view import RunView
+from areal_actors.history import History
 from areal_actors.history.counts import count_episodes
 from areal_actors.history.database import DATABASE, open_database
 from areal_actors.messages import (
@@ -38,9 +40,8 @@ from areal_actors.messages import (
 from areal_actors.messages.episode_ends import EpisodeCounts, EpisodeEnds, EpisodeSet, describe_party
 from areal_actors.reader import open_run
 from areal_actors.reader.episode_page import EpisodeFilter, show
-from areal_actors.run.prometheus import RunCollector
 from areal_actors.track.traces import Traces
-from areal_actors.web.index import RunIndex
+from areal_actors.web.tables import PageTables
 from areal_bus import read_log
 from areal_bus.base import Envelope, Stamp
 from areal_bus.recorded import LogWriter
@@ -192,10 +193,10 @@ def of_audit(log, _):
 
 def of_page(log, _):
     """From the rows that the page counts; an episode has ended if its newest attempt has."""
-    index = RunIndex()
+    tables = PageTables(History.in_memory())
     for envelope in log:
-        index.receive(envelope)
-    rows = index.fold.table.rows
+        tables.history.receive(envelope)
+    rows = tables.episodes("true")
     newest = {row.name: row for row in rows}
     counts = _of_rows([(row.outcome, bool(row.dropped) and row.reason) for row in rows if row.ended])
     return counts | {"episodes": sum(bool(row.ended) for row in newest.values())}

@@ -8,9 +8,13 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
+from support.regions import base_environment
 
 from areal_actors import cli
 from areal_actors.core.values import Interaction, TokenColumns, Trajectory, pack_ids
@@ -30,6 +34,11 @@ from areal_actors.replay.call_tree import tree
 from areal_actors.replay.episode_trace import trace_episode
 from areal_actors.replay.trace_page import html_page
 from areal_actors.replay.trained_columns import trained_columns
+from areal_actors.sequences.build import sequences_of
+from areal_actors.sequences.credit import Credit
+from areal_actors.training.algorithms import AnyAlgorithm
+from areal_actors.training.step_columns import ArrayColumn, step_columns
+from areal_actors.training.step_data import step_tokens
 from areal_bus.recorded import FORMAT_VERSION, read_log
 
 CHROMIUM = os.environ.get("AREAL_CHROMIUM", "") or shutil.which("chromium") or ""
@@ -119,6 +128,49 @@ def test_what_the_trainer_refused_is_not_trained(recipe):
     found = trained_columns(*batch, recipe)
     assert ("0.0", "a") not in found.by_call
     assert found.by_call["0.1", "b"][0].all()
+
+
+def test_a_base_install_without_torch_prints_the_advantages_of_an_episode(run):
+    row = next(row for row in run.episodes if row["step"])
+    words = [sys.executable, "-m", "areal_actors", "trace", str(LOG), row["episode"], "--json"]
+    done = subprocess.run(words, env=base_environment(), capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert any(value is not None for call in json.loads(done.stdout)["calls"] for value in call["advantages"])
+
+
+OPTIONS = (
+    {"name": "grpo"},
+    {"name": "grpo", "normalize_advantages": True, "shaping": {"bias": -0.25, "scale": 2.0, "clip": 1.0, "truncated": "mask"}},
+    {"name": "dapo", "overlong": {"longest": 4, "buffer": 3}},
+    *({"name": name} for name in ("dr_grpo", "gspo", "cispo", "sapo", "rloo", "lite_ppo")),
+    {"name": "lite_ppo", "std_around": "batch"},
+    {"name": "reinforce_plus_plus"},
+    {"name": "reinforce_plus_plus", "baseline": "group"},
+)
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=lambda options: "-".join(map(str, list(options.values())[:2])))
+def test_advantages_without_torch_are_those_of_tensors(options):
+    algorithm = msgspec.convert(options, AnyAlgorithm)
+    trajectories = []
+    for group in range(3):
+        for member in range(4):
+            calls = [
+                call(f"{name}", ids=tuple(range(2 + (group * member + place) % 4))) for place, name in enumerate("abc"[: 1 + member % 3])
+            ]
+            calls[-1] = msgspec.structs.replace(calls[-1], finish_reason="length" if member == group else "stop")
+            reward = 0.1 if group == 0 else [0.0, 1.0, 0.1, 0.7][member]
+            trajectories.append((group, exported(f"{group}.{member}", reward, *calls)))
+    rows = [row for group, one in trajectories for row in sequences_of(one, group, 0, Credit())]
+    without = algorithm.advantages(step_columns(rows, 3, ArrayColumn.of))
+    tensors = algorithm.advantages(step_tokens(rows, 3))
+    assert np.asarray(without.tokens).tolist() == pytest.approx(tensors.tokens.tolist(), rel=1e-6, abs=1e-9)
+    assert len(set(tensors.tokens.tolist())) > 2
+    assert (without.kept is None) == (tensors.kept is None)
+    if tensors.kept is not None:
+        assert np.asarray(without.kept).tolist() == tensors.kept.tolist()
+        assert not tensors.kept.all()
+    assert without.metrics == pytest.approx(tensors.metrics)
 
 
 def test_a_tree_goes_on_at_its_depth_and_branches_are_deeper():

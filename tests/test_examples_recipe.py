@@ -5,14 +5,14 @@ import pytest
 from areal_actors.core.devices import CudaDevices
 from areal_actors.core.errors import RecipeError, SetupError
 from areal_actors.core.settings import NOT_WITH_EXAMPLES
+from areal_actors.folder.run_folder import RunFolder
+from areal_actors.processes.fold_actors import BuildContext
+from areal_actors.processes.process import CPU_ACTORS, actors_of_process
 from areal_actors.recipe.example_checks import check_examples
 from areal_actors.recipe.load import load
 from areal_actors.recipe.plan import explain, plan
-from areal_actors.run.fold_actors import BuildContext
-from areal_actors.run.process import CPU_ACTORS, actors_of_process
-from areal_actors.run.restarts import Restarts
-from areal_actors.run.run_folder import RunFolder
 from areal_actors.supervised.examples import arithmetic_examples
+from areal_actors.supervision.restarts import Restarts
 
 ROOT = Path(__file__).parent.parent
 CUDA, NO_CUDA = CudaDevices(1, "one"), CudaDevices(0, "none")

@@ -16,7 +16,7 @@ from areal_actors.display.view import RunView
 from areal_actors.display.waiting import waiting_summary
 from areal_actors.messages import LossEvaluated, RunFinished, RunStarted, StepCompleted, Throughput, WeightsPublished
 from areal_actors.metrics.metrics_file import Metrics
-from areal_actors.run.watchdog import Watchdog
+from areal_actors.supervision.watchdog import Watchdog
 from areal_bus.base import Stamp
 from areal_bus.memory import MemoryBus
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from areal_actors.run.run_folder import find_run
+from areal_actors.folder.run_folder import find_run
 
 
 @pytest.fixture

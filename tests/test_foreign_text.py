@@ -17,7 +17,7 @@ from support.live_run import ROOT, LiveRun
 
 from areal_actors.core.foreign_text import HARMFUL, escape_controls, show_controls
 from areal_actors.display.safe_console import SafeConsole
-from areal_actors.run.logs import logging_to_terminal
+from areal_actors.folder.process_logs import logging_to_terminal
 
 ATTACKS = (
     "\x1b]0;TITLE\x07\x1b]52;c;ZWNobw==\x07",  # title and clipboard

@@ -21,7 +21,14 @@ from areal_actors.core.devices import detect_cuda
 from areal_actors.core.errors import ImageLost, RecipeError
 from areal_actors.core.objects import MODEL, RemoteObjects
 from areal_actors.core.settings import GatewaySettings, WatchdogSettings
+from areal_actors.folder.run_folder import RunFolder
 from areal_actors.gateway.worker_pool import WorkerPool
+from areal_actors.hosts.admission import SPARE_CONNECTIONS, Joining
+from areal_actors.hosts.client_recipe import recipe_here
+from areal_actors.hosts.gateway_shares import GatewayShares
+from areal_actors.hosts.object_access import access_of
+from areal_actors.hosts.object_server import ObjectServer
+from areal_actors.hosts.portable_recipe import PortableRecipe
 from areal_actors.messages import (
     ActorFailed,
     EpisodeAbandoned,
@@ -34,22 +41,15 @@ from areal_actors.messages import (
     SessionOpened,
     WorkerLeft,
 )
+from areal_actors.processes.process import actors_of
+from areal_actors.processes.remote_environment import JoinedWorker
+from areal_actors.processes.remote_gateway import ChatModelPuller, encrypts_here, gateway_recipe
 from areal_actors.recipe.load import load
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.supervision import gateways_of_others, joined_kind
-from areal_actors.run.gateway_shares import GatewayShares
-from areal_actors.run.joined import JoinedWorker
-from areal_actors.run.joined_gateway import ChatModelPuller, encrypts_here, gateway_recipe
-from areal_actors.run.joined_recipe import recipe_here
-from areal_actors.run.joining import SPARE_CONNECTIONS, Joining
-from areal_actors.run.liveness import Leases, WatchClock
-from areal_actors.run.object_access import access_of
-from areal_actors.run.object_server import ObjectServer
-from areal_actors.run.portable import PortableRecipe
-from areal_actors.run.process import actors_of
-from areal_actors.run.run_folder import RunFolder
-from areal_actors.run.server import JOINED, joined_permissions, users_of
-from areal_actors.run.watchdog import Watchdog
+from areal_actors.supervision.liveness import Leases, WatchClock
+from areal_actors.supervision.nats_server import JOINED, joined_permissions, users_of
+from areal_actors.supervision.watchdog import Watchdog
 from areal_actors.vision.files import ImageFolder
 from areal_actors.vision.pulled import SentImages
 from areal_bus.message import Event
@@ -316,7 +316,7 @@ class Admission:
 async def test_a_worker_for_which_the_bus_has_no_connection_is_refused_with_the_reason(tmp_path: Path, monkeypatch: Any) -> None:
     admission = Admission(tmp_path, "gateway.host=10.0.0.1")
     admission.server.keeper = object()
-    monkeypatch.setattr("areal_actors.run.joining.max_connections", lambda: SPARE_CONNECTIONS + 3)
+    monkeypatch.setattr("areal_actors.hosts.admission.max_connections", lambda: SPARE_CONNECTIONS + 3)
     answers = [await admission.join("reward_worker") for _ in range(3)]
     assert [answer.refused for answer in answers[:2]] == ["", ""]
     assert "its bus has connections for 2 remote workers; raise the hard limit of descriptors" in answers[2].refused

@@ -13,6 +13,7 @@ from support.sessions_harness import SessionsHarness
 from areal_actors.core.devices import CudaDevices
 from areal_actors.core.errors import RecipeError, SetupError
 from areal_actors.core.gateways import ONLY, GatewayShare, gateway_of_group, gateway_of_session, without_mark
+from areal_actors.folder.run_folder import RunFolder
 from areal_actors.messages import (
     ActorFailed,
     ActorStarted,
@@ -25,13 +26,12 @@ from areal_actors.messages import (
     TrajectoryExported,
     recorded_calls,
 )
+from areal_actors.processes.fold_actors import BuildContext
+from areal_actors.processes.process import CPU_ACTORS, actors_of_process
 from areal_actors.recipe.load import load
 from areal_actors.recipe.plan import plan
 from areal_actors.rollout.rollout_worker import RolloutWorker
-from areal_actors.run.fold_actors import BuildContext
-from areal_actors.run.process import CPU_ACTORS, actors_of_process
-from areal_actors.run.run_folder import RunFolder
-from areal_actors.run.server import with_port
+from areal_actors.supervision.nats_server import with_port
 from areal_bus import MemoryBus, Stamp
 
 COUNT = 3

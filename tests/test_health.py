@@ -12,8 +12,8 @@ from support.live_run import ROOT
 from areal_actors.core.devices import CudaDevices
 from areal_actors.messages import Heartbeat, RunStalled, WatchProbe
 from areal_actors.recipe.load import load
-from areal_actors.run.health import HealthMonitor
-from areal_actors.run.liveness import Activity
+from areal_actors.supervision.health import HealthMonitor
+from areal_actors.supervision.liveness import Activity
 from areal_bus.memory import MemoryBus
 
 SHORT = ("profile=embedded", "watchdog.heartbeat_seconds=5", "watchdog.stall_seconds=20", "watchdog.bus_seconds=15")

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from areal_actors.core.devices import CudaDevices
+from areal_actors.folder.run_folder import RunFolder, ServerAddress
+from areal_actors.hosts import client
+from areal_actors.hosts.client import JoinedHost, JoinOptions
 from areal_actors.messages import JoinAnswer, JoinRun, LeaveRun, Objects
 from areal_actors.messages.joining import LeaseRenewed
 from areal_actors.recipe.load import load
-from areal_actors.run import join
-from areal_actors.run.join import JoinedHost, JoinOptions
-from areal_actors.run.run_folder import RunFolder, ServerAddress
 
 RECIPE = Path(__file__).parent.parent / "recipes/gsm8k_grpo.toml"
 SECONDS = 120.0
@@ -45,7 +45,7 @@ class Run:
 
 @pytest.mark.parametrize("signal_at", [1, 2], ids=["the first", "the second"])
 async def test_a_signal_during_the_admission_of_a_worker_ends_it(tmp_path, monkeypatch, signal_at):
-    monkeypatch.setattr(join, "module_command", lambda *_: ["sleep", "600"])
+    monkeypatch.setattr(client, "module_command", lambda *_: ["sleep", "600"])
     (tmp_path / "code").mkdir()
     (tmp_path / "logs").mkdir()
     run = Run(signal_at)
@@ -67,14 +67,14 @@ async def test_a_signal_during_the_connection_ends_the_host(tmp_path, monkeypatc
 
     async def connect(*_: object, **__: object) -> Bus:
         signalled = asyncio.Event()
-        monkeypatch.setattr(join.sys.stderr, "write", lambda _: signalled.set())
+        monkeypatch.setattr(client.sys.stderr, "write", lambda _: signalled.set())
         os.kill(os.getpid(), signal.SIGTERM)
         await signalled.wait()
         return Bus()
 
-    monkeypatch.setattr(join.NatsBus, "connect", connect)
+    monkeypatch.setattr(client.NatsBus, "connect", connect)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = ServerAddress(url=f"nats://127.0.0.1:{listening.getsockname()[1]}", token="", run="gsm8k-grpo", pid=0)
         async with asyncio.timeout(SECONDS):
-            assert await join._join(JoinOptions(address=address, role="reward_worker", wait_seconds=60), RunFolder(tmp_path)) == 0
+            assert await client._join(JoinOptions(address=address, role="reward_worker", wait_seconds=60), RunFolder(tmp_path)) == 0
     assert closed.is_set()

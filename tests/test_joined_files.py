@@ -20,21 +20,21 @@ from areal_actors.core.objects import CODE, MODEL, WEIGHTS, FileAccess, RemoteOb
 from areal_actors.core.settings import COUNTED, SEVERAL, WatchdogSettings
 from areal_actors.core.snapshots import Restored, Snapshot, SnapshotStore, restore
 from areal_actors.core.values import WeightsLocation
+from areal_actors.folder.run_folder import RunFolder, ServerAddress
 from areal_actors.generation.inference_worker import InferenceWorker
+from areal_actors.hosts.client_recipe import recipe_here
+from areal_actors.hosts.join_address import join_address
+from areal_actors.hosts.object_access import access_of
+from areal_actors.hosts.object_server import ObjectServer
+from areal_actors.hosts.portable_recipe import PortableRecipe
 from areal_actors.messages import KINDS, ActorFailed, Generate, JoinRun, WeightsPublished
+from areal_actors.processes.remote_environment import JoinedWorker
+from areal_actors.processes.remote_gateway import GatewaySnapshots
 from areal_actors.recipe.load import load
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.supervision import joined_kind
-from areal_actors.run.join_address import join_address
-from areal_actors.run.joined import JoinedWorker
-from areal_actors.run.joined_gateway import GatewaySnapshots
-from areal_actors.run.joined_recipe import recipe_here
-from areal_actors.run.liveness import Leases
-from areal_actors.run.object_access import access_of
-from areal_actors.run.object_server import ObjectServer
-from areal_actors.run.portable import PortableRecipe
-from areal_actors.run.run_folder import RunFolder, ServerAddress
-from areal_actors.run.server import JOINED, JOINER, joined_permissions, users_of
+from areal_actors.supervision.liveness import Leases
+from areal_actors.supervision.nats_server import JOINED, JOINER, joined_permissions, users_of
 from areal_actors.weights.folders import named_path, prune, version_folder
 from areal_actors.weights.pulled import WeightsPuller
 from areal_actors.weights.transfer import write_weights

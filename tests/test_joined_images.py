@@ -16,8 +16,8 @@ from areal_actors.core.objects import FileAccess, RemoteObjects
 from areal_actors.core.values import ImageRef
 from areal_actors.embedded.transformers import TransformersEngine
 from areal_actors.generation.inference_worker import InferenceWorker
+from areal_actors.hosts.object_server import ObjectServer
 from areal_actors.messages import WeightsLoaded
-from areal_actors.run.object_server import ObjectServer
 from areal_actors.vision.files import ImageFolder
 from areal_actors.vision.pulled import ImagePuller
 

@@ -15,9 +15,9 @@ from support.authority import Authority
 from test_launch import HOSTS, RECIPE, manifests, plan, refused
 
 from areal_actors.core.errors import SetupError
-from areal_actors.hosts.decision_reader import ScaleChange
-from areal_actors.hosts.kubernetes_api import ACCOUNT, FOLLOWED, JobRequestRefused, JobsApi, KubernetesJob
-from areal_actors.hosts.kubernetes_hosts import CHECK_SECONDS, DISMISS_SECONDS, RETRY_SECONDS, ScaledJobs
+from areal_actors.hosts.launchers.decision_reader import ScaleChange
+from areal_actors.hosts.launchers.kubernetes_api import ACCOUNT, FOLLOWED, JobRequestRefused, JobsApi, KubernetesJob
+from areal_actors.hosts.launchers.kubernetes_hosts import CHECK_SECONDS, DISMISS_SECONDS, RETRY_SECONDS, ScaledJobs
 
 BOUNDS = ("autoscale.enabled=true", "autoscale.rollout_worker.max=4", "autoscale.reward_worker.max=3")
 ROLLOUT, REWARD = "areal-gsm8k-grpo-added-rollout", "areal-gsm8k-grpo-added-reward"

@@ -19,11 +19,11 @@ from areal_actors.cli import main
 from areal_actors.core.devices import CudaDevices, pretended_cuda
 from areal_actors.core.errors import SetupError
 from areal_actors.core.settings import JOIN_TOKEN
-from areal_actors.hosts.local import local_commands
-from areal_actors.hosts.plan import LaunchPlan, launch_plan
+from areal_actors.hosts.launchers.local import local_commands
+from areal_actors.hosts.launchers.plan import LaunchPlan, launch_plan
 from areal_actors.recipe.load import load
-from areal_actors.run.server import fixed_token
-from areal_actors.run.supervisor import child_environment
+from areal_actors.supervision.nats_server import fixed_token
+from areal_actors.supervision.supervisor import child_environment
 
 LAUNCHERS = ROOT / ".environments" / "launchers" / "bin" / "python"
 SHELLCHECK = Path(sys.executable).with_name("shellcheck")

@@ -17,7 +17,7 @@ from test_launch import HOSTS, LAUNCHERS
 
 from areal_actors.cli import main
 from areal_actors.core.bus_settings import BusSettings
-from areal_actors.run.certificate_files import bus_certificate, named_certificate
+from areal_actors.folder.certificate_files import bus_certificate, named_certificate
 from areal_bus.certificates import make_certificate, read_certificate
 from areal_bus.tls import Certificate
 

@@ -10,10 +10,10 @@ from support.tiny_trainer import write_model
 
 from areal_actors.core.devices import CudaDevices
 from areal_actors.core.errors import SetupError
+from areal_actors.folder.run_folder import RunFolder, ServerAddress
 from areal_actors.messages import WeightsLoaded, WeightsPublished
 from areal_actors.recipe.load import load
 from areal_actors.run.preflight import clean_up, holding_weights
-from areal_actors.run.run_folder import RunFolder, ServerAddress
 from areal_actors.weights import folders as weight_folders
 from areal_actors.weights.folders import lock_path, shared_memory_path
 

@@ -9,7 +9,7 @@ import sys
 import psutil
 
 from areal_actors.core.settings import WatchdogSettings
-from areal_actors.run.liveness import Activity, Liveness, activity_of
+from areal_actors.supervision.liveness import Activity, Liveness, activity_of
 
 SETTINGS = WatchdogSettings(heartbeat_seconds=10.0, start_seconds=20.0)
 ACTORS = {"control": ["batcher-0", "metrics-0"], "trainer": ["trainer-0"], "rollout_worker": ["rollout_worker-0"]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from areal_actors.messages import RunResumed
-from areal_actors.run.log_answers import RECENT_EVENTS, AnsweredEvents
+from areal_actors.recovery.log_answers import RECENT_EVENTS, AnsweredEvents
 from areal_bus.base import Envelope
 
 

@@ -23,7 +23,7 @@ from areal_actors.messages import (
     StepCompleted,
     WeightsPublished,
 )
-from areal_actors.run.log_recovery import boot_id
+from areal_actors.recovery.log_recovery import boot_id
 
 sys.path.append(str(ROOT / "benchmarks"))
 

@@ -13,8 +13,8 @@ from areal_actors.batching.batcher import Batcher
 from areal_actors.core.settings import FOLDING, LogSettings
 from areal_actors.core.snapshots import Snapshot, SnapshotStore
 from areal_actors.core.values import Value
-from areal_actors.display.recall import AUDIT, RUN_STATE, restore_fold, trimmed_notice
 from areal_actors.display.run_state import TELEMETRY, RunState
+from areal_actors.display.snapshot_start import AUDIT, RUN_STATE, restore_fold, trimmed_notice
 from areal_actors.display.summary import write_summary
 from areal_actors.evaluation.evaluator import Evaluator
 from areal_actors.gateway.session_manager import SessionManager
@@ -31,9 +31,9 @@ from areal_actors.messages import (
 )
 from areal_actors.metrics.episode_log import EpisodeLog
 from areal_actors.metrics.metrics_file import Metrics
+from areal_actors.recovery.log_retention import LogReaders, LogRetention, folds_of
 from areal_actors.rewards.reward_worker import RewardWorker
 from areal_actors.rollout.rollout_worker import RolloutWorker
-from areal_actors.run.log_retention import LogReaders, LogRetention, folds_of
 from areal_actors.staleness.staleness_gate import StalenessGate
 from areal_actors.supervised.example_source import ExampleSource
 from areal_actors.tasks.task_source import TaskSource

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
-from areal_actors.run.logs import log_to_file, log_to_terminal
+from areal_actors.folder.process_logs import log_to_file, log_to_terminal
 
 
 def test_a_second_log_closes_the_file_of_the_first(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ from support.tiny_gguf import END_OF_TEXT, tiny_model, write_gguf
 from areal_actors.core import known_models
 from areal_actors.core.errors import SetupError
 from areal_actors.core.known_models import KNOWN, KnownModel, fetched_folder
+from areal_actors.folder.run_lock import lock_file
 from areal_actors.models.convert import convert_gguf
 from areal_actors.models.get import get_model
-from areal_actors.run.run_lock import lock_file
 
 ROOT = Path(__file__).parent.parent
 SMOLLM2 = KNOWN["smollm2"]

@@ -31,6 +31,6 @@ def test_a_module_runs_with_its_arguments_whatever_files_the_current_folder_has(
 
 
 def test_every_process_finds_the_package_from_any_folder(tmp_path):
-    command = module_command("areal_actors.generation.servers.guard", "true")
+    command = module_command("areal_actors.generation.servers.process_guard", "true")
     with subprocess.Popen([command[0], "-S", *command[1:]], cwd=tmp_path, stdin=subprocess.PIPE) as process:
         assert process.wait(300) == 0

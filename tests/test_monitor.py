@@ -12,11 +12,11 @@ from rich.console import Console
 from support import story
 from support.clock import jumping_time
 
+from areal_actors.display.fit import sparkline
+from areal_actors.display.monitor import follow, print_json, print_messages
 from areal_actors.display.sentences import duration, plain_line
-from areal_actors.display.sheet import sparkline
 from areal_actors.display.view import RunView
 from areal_actors.messages import KINDS, RunFinished, RunStalled, StepCompleted, WeightsPublished
-from areal_actors.run.monitor import follow, print_json, print_messages
 from areal_bus.base import Envelope, Stamp
 from areal_bus.memory import MemoryBus
 

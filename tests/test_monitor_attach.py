@@ -17,11 +17,13 @@ from support.clock import until
 
 from areal_actors.core.devices import detect_cuda
 from areal_actors.core.errors import SetupError
+from areal_actors.display import monitor
+from areal_actors.display.monitor import attach, export
+from areal_actors.folder import connections
+from areal_actors.folder.connections import find_live
+from areal_actors.folder.run_folder import RunFolder, ServerAddress
 from areal_actors.messages import KINDS
 from areal_actors.recipe.load import load
-from areal_actors.run import monitor
-from areal_actors.run.monitor import attach, export, find_live
-from areal_actors.run.run_folder import RunFolder, ServerAddress
 from areal_bus.base import Stamp
 from areal_bus.errors import BusError
 from areal_bus.nats import NatsBus
@@ -74,7 +76,7 @@ async def test_the_log_of_a_run_that_is_ending_is_read_from_its_store(tmp_path):
         here.withdraw()
 
         async def subjects():
-            async with monitor.open_log(here) as found:
+            async with connections.open_log(here) as found:
                 return [envelope.subject async for envelope in found.log()]
 
         reading = asyncio.create_task(subjects())
@@ -87,12 +89,12 @@ async def test_the_log_of_a_run_that_is_ending_is_read_from_its_store(tmp_path):
 
 
 async def test_a_live_run_without_an_address_is_reported(tmp_path, monkeypatch):
-    monkeypatch.setattr(monitor, "CHANGE_SECONDS", 0.2)
+    monkeypatch.setattr(connections, "CHANGE_SECONDS", 0.2)
     async with live_run(tmp_path):
         here = RunFolder(tmp_path / "gsm8k-grpo")
         here.withdraw()
         with pytest.raises(SetupError, match=r"has had no address for .* though its supervisor is alive; see the run's logs"):
-            async with monitor.open_log(here):
+            async with connections.open_log(here):
                 pass
 
 

@@ -15,8 +15,8 @@ from areal_actors.core.command import COMMAND
 from areal_actors.core.programs import program
 from areal_actors.display.run_state import RunState
 from areal_actors.display.summary import summary
-from areal_actors.run.next_commands import next_commands, run_command
-from areal_actors.run.run_folder import RunFolder
+from areal_actors.folder.next_commands import next_commands, run_command
+from areal_actors.folder.run_folder import RunFolder
 
 
 @pytest.fixture

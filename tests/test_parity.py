@@ -9,7 +9,7 @@ import pytest
 from support.tiny_trainer import logps, make_trainer, sequences_of, write_model
 
 from areal_actors.training.logprob_check import mismatch_metrics
-from areal_actors.training.prepared import step_tokens
+from areal_actors.training.step_data import step_tokens
 
 
 @pytest.fixture(scope="module")

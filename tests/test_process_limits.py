@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-NAME = "from areal_actors.run.process_limits import check_limits; check_limits()"
+NAME = "from areal_actors.supervision.process_limits import check_limits; check_limits()"
 
 
 def checked(shell, **environment):

@@ -7,9 +7,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from support import story
 
 from areal_actors.core.errors import SetupError
+from areal_actors.display.prometheus import RunCollector, serving
 from areal_actors.display.run_state import RunState
 from areal_actors.messages import RunStalled
-from areal_actors.run.prometheus import RunCollector, serving
 
 
 def state_of(*envelopes):

@@ -6,7 +6,7 @@ from support.log_damage import blocks_of, without_index
 from support.samples import work
 
 from areal_actors.messages import KINDS, EvaluateEpisode, ScoreEpisode
-from areal_actors.run.log_answers import queued_attempts
+from areal_actors.recovery.log_answers import queued_attempts
 from areal_bus.base import Stamp
 from areal_bus.nats import NatsBus
 from areal_bus.server import EmbeddedServer

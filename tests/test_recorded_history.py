@@ -15,14 +15,14 @@ from test_history import all_rows, in_memory
 from test_reader import exported_log, printed
 
 from areal_actors.core.devices import CudaDevices
+from areal_actors.folder.run_folder import RunFolder
 from areal_actors.history.database import DATABASE
 from areal_actors.messages import KINDS, ActorStarted, RunResumed, RunStarted, WeightsPublished
+from areal_actors.reader import log_events
 from areal_actors.reader.episode_page import show
+from areal_actors.reader.recorded_history import read_history
 from areal_actors.recipe.load import load
 from areal_actors.replay.why import why
-from areal_actors.run import log_reading
-from areal_actors.run.recorded_history import read_history
-from areal_actors.run.run_folder import RunFolder
 from areal_bus import read_log
 from areal_bus.base import Stamp
 from areal_bus.nats import NatsBus
@@ -78,7 +78,7 @@ async def test_a_log_is_read_once_and_again_only_when_it_has_grown(place, tmp_pa
     await publish(place, events()[:20])
     assert rows_of(place) == expected(tmp_path, events()[:20])
     with monkeypatch.context() as patch:
-        patch.setattr(log_reading, "open_log", None)
+        patch.setattr(log_events, "open_log", None)
         assert rows_of(place) == expected(tmp_path, events()[:20])
     await publish(place, events()[20:], first=21)
     assert rows_of(place) == expected(tmp_path, events())

@@ -12,14 +12,14 @@ import pytest
 from areal_actors import cli
 from areal_actors.batching.batcher import Batcher
 from areal_actors.core.errors import RewardError, SetupError
+from areal_actors.folder.run_folder import RunFolder
 from areal_actors.messages import BatchFormed, CapacityGranted, EvaluationCompleted, TrajectoryExported
+from areal_actors.processes.fold_actors import BuildContext
+from areal_actors.processes.process import CPU_ACTORS
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.replay.control import FOLDS, ControlReplay
 from areal_actors.replay.fold import NOTHING
 from areal_actors.rewards import resolve_reward
-from areal_actors.run.fold_actors import BuildContext
-from areal_actors.run.process import CPU_ACTORS
-from areal_actors.run.run_folder import RunFolder
 from areal_actors.testing import replayed, rescored
 from areal_bus import recorded
 from areal_bus.base import Envelope, Stamp

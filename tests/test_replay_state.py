@@ -11,6 +11,7 @@ import pytest
 from areal_actors import cli
 from areal_actors.core.errors import RecipeError
 from areal_actors.core.values import SamplingParams, Task
+from areal_actors.folder.run_folder import RunFolder
 from areal_actors.messages import (
     CapacityGranted,
     EpisodeAbandoned,
@@ -23,7 +24,6 @@ from areal_actors.messages import (
 from areal_actors.replay.control import KINDS_BY_SUBJECT, ControlReplay
 from areal_actors.replay.in_flight import InFlight
 from areal_actors.replay.state import Moment
-from areal_actors.run.run_folder import RunFolder
 from areal_bus.recorded import FORMAT_VERSION, read_log
 
 LOG = Path(__file__).parent / "recordings" / f"log-{FORMAT_VERSION}.xz"

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from areal_actors.core.settings import ActorsSettings, Placement, SupervisorSettings
-from areal_actors.run.restarts import Decision, Restarts
+from areal_actors.supervision.restarts import Decision, Restarts
 
 PROCESSES = ("staleness_gate", "task_source", "batcher", "evaluator", "checkpointer", "metrics")
 ACTORS = msgspec.structs.replace(

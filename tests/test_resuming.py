@@ -8,9 +8,9 @@ from support.live_run import RECIPE
 
 from areal_actors.core.devices import CudaDevices
 from areal_actors.core.errors import RecipeError, SetupError
+from areal_actors.folder.run_folder import RunFolder, ServerAddress
 from areal_actors.recipe.load import load, serving_recipe
-from areal_actors.run.resuming import checkpoint_to_resume, recipe_to_resume, run_to_resume, set_later_aside
-from areal_actors.run.run_folder import RunFolder, ServerAddress
+from areal_actors.recovery.resume import checkpoint_to_resume, recipe_to_resume, run_to_resume, set_later_aside
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import psutil
 import pytest
 
 from areal_actors.messages import ActorFailed, ActorStarted, EpisodeAbandoned, StepCompleted
+from areal_actors.processes.process import _may_pass
 from areal_actors.rewards.judge_host import SpawnFailed
-from areal_actors.run.process import _may_pass
 from areal_bus.errors import BusError
 
 QUICK = (

@@ -8,10 +8,10 @@ import pytest
 
 from areal_actors.core.devices import CudaDevices
 from areal_actors.core.errors import RecipeError, RewardError
+from areal_actors.processes.process import has_tensors
 from areal_actors.recipe.load import load
 from areal_actors.rewards import REWARDS, resolve_reward
 from areal_actors.rewards.reward_pool import RewardPool
-from areal_actors.run.process import has_tensors
 
 ROOT = Path(__file__).parent.parent
 TASK = {"id": "eggs-3", "question": "How many?", "answer": "#### 18"}

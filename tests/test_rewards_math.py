@@ -149,7 +149,7 @@ def test_without_the_package_the_recipe_is_refused_with_the_name_of_the_extra(mo
 
 def test_the_package_is_loaded_only_where_it_is_used():
     loaded = "any(name in sys.modules for name in ('sympy', 'jsonschema'))"
-    program = f"import sys, areal_actors.run.process, areal_actors.cli; sys.exit({loaded})"
+    program = f"import sys, areal_actors.processes.process, areal_actors.cli; sys.exit({loaded})"
     assert subprocess.run([sys.executable, "-c", program], cwd=ROOT, timeout=300, check=False).returncode == 0
 
 

@@ -12,6 +12,7 @@ import pytest
 from support.live_run import ROOT
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from areal_actors.folder.run_folder import RunFolder
 from areal_actors.messages import (
     ActorFailed,
     BatchFormed,
@@ -27,10 +28,9 @@ from areal_actors.messages import (
     TrajectoryExported,
     WeightsPublished,
 )
+from areal_actors.processes.fold_actors import BuildContext
+from areal_actors.processes.process import CPU_ACTORS
 from areal_actors.replay.tape import TapeDifference, replay
-from areal_actors.run.fold_actors import BuildContext
-from areal_actors.run.process import CPU_ACTORS
-from areal_actors.run.run_folder import RunFolder
 from areal_actors.sequences.build import sequences_of
 from areal_actors.sequences.step_metrics import sequences_checksum
 from areal_actors.weights.folders import shared_memory_path

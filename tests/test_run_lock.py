@@ -14,15 +14,15 @@ from support.live_run import RECIPE
 
 from areal_actors.core.devices import CudaDevices
 from areal_actors.core.errors import SetupError
+from areal_actors.folder.run_folder import PROCESSES_LOCK, RunFolder
+from areal_actors.folder.run_lock import LockHeld, holder, lock_file
 from areal_actors.recipe.load import load
-from areal_actors.run.run_folder import PROCESSES_LOCK, RunFolder
-from areal_actors.run.run_lock import LockHeld, holder, lock_file
 
 HOLD = """
 import os, sys, time
 from pathlib import Path
 from areal_actors.core.errors import SetupError
-from areal_actors.run.run_folder import RunFolder
+from areal_actors.folder.run_folder import RunFolder
 
 folder, when = RunFolder(Path(sys.argv[1])), float(sys.argv[2])
 time.sleep(max(when - time.time(), 0))
@@ -103,7 +103,7 @@ def test_a_second_run_of_the_name_of_a_live_one_leaves_its_folder_alone(tmp_path
 
 def test_processes_of_a_killed_run_that_still_live_are_waited_for_and_named(tmp_path, monkeypatch):
     (tmp_path / "a").mkdir()
-    monkeypatch.setattr("areal_actors.run.run_folder.ORPHAN_SECONDS", 0.1)
+    monkeypatch.setattr("areal_actors.folder.run_folder.ORPHAN_SECONDS", 0.1)
     with (
         lock_file(tmp_path / "a" / PROCESSES_LOCK),
         pytest.raises(SetupError, match="was killed, but some of its processes still run and hold"),

@@ -15,10 +15,10 @@ import pytest
 from test_launch import plan
 
 from areal_actors.core.errors import SetupError
-from areal_actors.hosts.decision_reader import ScaleChange
-from areal_actors.hosts.local_command import LocalCommand
-from areal_actors.hosts.local_workers import LocalWorkers, holder
-from areal_actors.hosts.scaled_hosts import NoRoom, ScaledHosts
+from areal_actors.hosts.launchers.decision_reader import ScaleChange
+from areal_actors.hosts.launchers.local_command import LocalCommand
+from areal_actors.hosts.launchers.local_workers import LocalWorkers, holder
+from areal_actors.hosts.launchers.scaled_hosts import NoRoom, ScaledHosts
 
 BOUNDS = ("autoscale.enabled=true", "autoscale.rollout_worker.max=4", "autoscale.reward_worker.max=2")
 ENGINES = ("autoscale.enabled=true", "autoscale.inference_worker.max=3", "hosts.inference_worker.gpus=1")
@@ -266,7 +266,7 @@ def test_the_gpu_of_a_worker_that_was_killed_is_given_out_once_its_engine_is_gon
 def test_what_is_to_start_and_to_leave_is_written_for_a_program_which_reports_ends():
     program = (
         "import threading\n"
-        "from areal_actors.hosts.ray import RayHosts\n"
+        "from areal_actors.hosts.launchers.ray import RayHosts\n"
         "stopped = threading.Event()\n"
         "hosts = RayHosts(stopped)\n"
         "first, second = hosts.start('reward_worker'), hosts.start('rollout_worker')\n"

@@ -15,14 +15,14 @@ from rich.screen import Screen
 from support import story
 from test_monitor import shown, unfinished_run, view_of
 
-from areal_actors.display.attention import attention
+from areal_actors.display.fit import Chart, bar, plot
+from areal_actors.display.fullscreen import full_screen, is_screen
 from areal_actors.display.phases import Phases
-from areal_actors.display.sheet import Chart, bar, plot
 from areal_actors.display.view import RunView
-from areal_actors.display.whole_screen import full_screen, is_screen
+from areal_actors.display.warnings import attention
+from areal_actors.folder.phase_times import keep_times, usual_times
 from areal_actors.messages import EngineStarting, RunFinished, RunStarted, StepCompleted, TrainerProgress, WeightsLoaded, WeightsPublished
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.run.phase_times import keep_times, usual_times
 
 PUBLISHED = WeightsPublished(weight_version=0, location=story.LOCATION)
 LOADED = WeightsLoaded(worker="inference_worker-0", weight_version=0, checksum="")

@@ -14,8 +14,8 @@ from areal_actors.core.errors import UntrainableBatch
 from areal_actors.sequences.sequence_check import SequenceLimits
 from areal_actors.training.algorithms import Grpo, Ppo
 from areal_actors.training.engine import sequence_limits
-from areal_actors.training.prepared import make_minibatches
 from areal_actors.training.settings import OptimizerSettings
+from areal_actors.training.step_data import make_minibatches
 
 
 @pytest.fixture(scope="module")

@@ -10,10 +10,10 @@ import pytest
 
 from areal_actors.core.devices import CudaDevices
 from areal_actors.core.errors import SetupError
-from areal_actors.hosts.decision_reader import ScaleChange
-from areal_actors.hosts.plan import launch_plan
-from areal_actors.hosts.scaled_hosts import ScaledHosts
-from areal_actors.hosts.slurm_hosts import ADDRESS, SlurmHosts
+from areal_actors.hosts.launchers.decision_reader import ScaleChange
+from areal_actors.hosts.launchers.plan import launch_plan
+from areal_actors.hosts.launchers.scaled_hosts import ScaledHosts
+from areal_actors.hosts.launchers.slurm_hosts import ADDRESS, SlurmHosts
 from areal_actors.recipe.load import load
 
 RECIPE = Path(__file__).parent.parent / "recipes/gsm8k_grpo.toml"

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from support.live_run import ROOT, LiveRun
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
+from areal_actors.folder.run_folder import RunFolder
 from areal_actors.messages import (
     ActorFailed,
     ActorStarted,
@@ -24,10 +25,9 @@ from areal_actors.messages import (
     StepCompleted,
     WeightsPublished,
 )
+from areal_actors.processes.fold_actors import BuildContext
+from areal_actors.processes.process import CPU_ACTORS
 from areal_actors.replay.tape import replay
-from areal_actors.run.fold_actors import BuildContext
-from areal_actors.run.process import CPU_ACTORS
-from areal_actors.run.run_folder import RunFolder
 from areal_actors.supervised.example_sequences import sequences_of_example
 from areal_actors.supervised.examples import arithmetic_examples
 from areal_actors.tokenization.tokenizer import ChatTokenizer

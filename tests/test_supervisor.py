@@ -11,10 +11,10 @@ import pytest
 from support.live_run import ROOT
 
 from areal_actors.core.devices import CudaDevices
+from areal_actors.folder.run_folder import BusAddresses, RunFolder, ServerAddress
+from areal_actors.processes.process import EXIT_FAILED, EXIT_FATAL, EXIT_START_FAILED, FAILED_WITH
 from areal_actors.recipe.load import load
-from areal_actors.run.process import EXIT_FAILED, EXIT_FATAL, EXIT_START_FAILED, FAILED_WITH
-from areal_actors.run.run_folder import BusAddresses, RunFolder, ServerAddress
-from areal_actors.run.supervisor import CALLED_EXIT, Child, Supervisor, is_own_end, reason_of_end
+from areal_actors.supervision.supervisor import CALLED_EXIT, Child, Supervisor, is_own_end, reason_of_end
 
 
 class Ended:

@@ -14,11 +14,11 @@ from support.authority import Authority
 from areal_actors.core.devices import detect_cuda
 from areal_actors.core.errors import RecipeError, SetupError
 from areal_actors.core.objects import CODE, FileAccess, RemoteObjects
+from areal_actors.folder.run_folder import ServerAddress
+from areal_actors.hosts.join_address import join_address
+from areal_actors.hosts.object_server import ObjectServer
 from areal_actors.messages import KINDS, ActorFailed
 from areal_actors.recipe.load import load
-from areal_actors.run.join_address import join_address
-from areal_actors.run.object_server import ObjectServer
-from areal_actors.run.run_folder import ServerAddress
 from areal_bus.base import Stamp
 from areal_bus.certificates import make_certificate
 from areal_bus.claims import blob_name

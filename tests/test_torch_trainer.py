@@ -15,7 +15,7 @@ from areal_actors.core.values import SequenceCall, TrainingSequence
 from areal_actors.training.algorithms import Grpo
 from areal_actors.training.algorithms.correction import Correction
 from areal_actors.training.packing.scoring import TokenScorer
-from areal_actors.training.prepared import step_tokens
+from areal_actors.training.step_data import step_tokens
 from areal_actors.weights.transfer import read_weights
 
 

@@ -23,12 +23,12 @@ from areal_actors.core.devices import CudaDevices
 from areal_actors.core.module_command import module_command
 from areal_actors.core.settings import TrackSettings
 from areal_actors.core.trackers import TRACKERS, missing_trackers
+from areal_actors.folder.run_folder import LOCK, RunFolder
+from areal_actors.folder.run_lock import lock_file
 from areal_actors.messages import EvaluationCompleted, LossEvaluated, RunFinished, RunResumed
 from areal_actors.recipe.load import load
 from areal_actors.recipe.track_checks import track_problems
-from areal_actors.run import tracking
-from areal_actors.run.run_folder import LOCK, RunFolder
-from areal_actors.run.run_lock import lock_file
+from areal_actors.track import run_trackers
 from areal_actors.track.follow import follow_file, follow_folder
 
 FAKES = ROOT / "tests" / "support" / "fake_trackers"
@@ -277,7 +277,7 @@ def test_the_rest_of_a_run_is_sent_when_it_ends(tmp_path, fake):
     recipe, folder = beside(run_folder(tmp_path, "a", rewards=[0.25], finished=False), to=("wandb",), stop_seconds=PATIENCE)
 
     async def run():
-        async with tracking.track_run(recipe, folder):
+        async with run_trackers.track_run(recipe, folder):
             append(folder.path, step(2, 0.5), event(RunFinished(steps=2)))
 
     asyncio.run(run())
@@ -290,7 +290,7 @@ def test_a_tracker_that_hangs_is_named_and_ends_with_the_run(tmp_path, fake, mon
     recipe, folder = beside(run_folder(tmp_path, "a", rewards=[0.25, 0.5], finished=False), to=("wandb",), stop_seconds=1.0)
 
     async def run():
-        async with tracking.track_run(recipe, folder):
+        async with run_trackers.track_run(recipe, folder):
             async with asyncio.timeout(PATIENCE):
                 while not steps(folder.path):  # noqa: ASYNC110 - it is in another process
                     await asyncio.sleep(0.05)
@@ -305,7 +305,7 @@ def test_trackers_whose_process_is_killed_are_named_while_the_run_goes_on(tmp_pa
 
     async def run():
         printed = ""
-        async with tracking.track_run(recipe, folder), asyncio.timeout(PATIENCE):
+        async with run_trackers.track_run(recipe, folder), asyncio.timeout(PATIENCE):
             while not steps(folder.path):  # noqa: ASYNC110 - it is in another process
                 await asyncio.sleep(0.05)
             (process,) = [one for one in psutil.Process().children() if "areal_actors.track.process" in " ".join(one.cmdline())]
@@ -344,7 +344,7 @@ def test_a_run_without_trackers_starts_no_process(tmp_path, monkeypatch):
     monkeypatch.setattr(asyncio, "create_subprocess_exec", None)
 
     async def run():
-        async with tracking.track_run(recipe, folder):
+        async with run_trackers.track_run(recipe, folder):
             return True
 
     assert asyncio.run(run())

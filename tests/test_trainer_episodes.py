@@ -17,7 +17,7 @@ from areal_actors.sequences.credit import Credit
 from areal_actors.training.algorithms import Dpo, DrGrpo, Grpo, Ppo, ReinforcePlusPlus, Rloo
 from areal_actors.training.algorithms.correction import Correction
 from areal_actors.training.algorithms.shaping import Shaping
-from areal_actors.training.prepared import cut_sequences, step_tokens
+from areal_actors.training.step_data import cut_sequences, step_tokens
 
 MASK = Shaping(truncated="mask")
 

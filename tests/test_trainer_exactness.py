@@ -10,7 +10,7 @@ from support.tiny_trainer import logps, make_trainer, same, sequences_of, weight
 
 from areal_actors.core.errors import EngineError
 from areal_actors.training.algorithms import Dpo, Grpo, Ppo
-from areal_actors.training.prepared import drop_masked_tokens, step_tokens
+from areal_actors.training.step_data import drop_masked_tokens, step_tokens
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from areal_actors.run.liveness import WatchClock
+from areal_actors.supervision.liveness import WatchClock
 
 
 def ticked(clock, *readings, answered=True):

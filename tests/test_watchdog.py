@@ -18,7 +18,7 @@ from areal_actors.messages import (
     WorkerJoined,
     WorkerLeft,
 )
-from areal_actors.run.watchdog import Watchdog
+from areal_actors.supervision.watchdog import Watchdog
 
 SETTINGS = WatchdogSettings(stall_seconds=30.0, max_stall_seconds=300.0, max_failures_in_a_row=3, max_discarded_batches=2)
 GATE = {"bound": "staleness", "weight_version": 4, "running": 2, "complete": 1, "in_batch": 0, "trained": 8}

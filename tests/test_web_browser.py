@@ -95,12 +95,13 @@ async def test_the_page_follows_a_log_that_grows(tab, tmp_path):
         await tab.open(url)
         await tab.until("document.querySelector('.charts').textContent.includes('Curves begin with the first step')")
         for share in (0.3, 0.6, 1.0):
-            for envelope in log[source.index.last : int(share * len(log))]:
+            for envelope in log[source.history.progress.last : int(share * len(log))]:
                 await source._receive(envelope)
-            steps, trained = len(source.index.steps.rows), sum(row.trained > 0 for row in source.index.fold.table.rows)
+            rows = source.tables.rows_changed_after(0)
+            steps, trained = len(rows["steps"]), sum(row.trained > 0 for row in rows["episodes"])
             await tab.until(f"document.querySelector('.facts').textContent.includes('{steps} of 4') && {station('trained')} === {trained}")
             slider = "document.querySelector('#slider')"
-            await tab.until(f"[{slider}.value, {slider}.max].every(one => Number(one) === {source.index.last})")
+            await tab.until(f"[{slider}.value, {slider}.max].every(one => Number(one) === {source.history.progress.last})")
         assert await tab.run("document.querySelector('#status').className") == "live"
         whole = [url for url in tab.requested if url.endswith("/api/rows?after=0")]
         assert len(whole) <= 2, "only what changed is asked for again"
@@ -116,7 +117,7 @@ async def test_the_slider_takes_every_view_to_an_earlier_event_and_back(tab, tmp
     middle = next(envelope.sequence for envelope in log if envelope.subject == "step.completed") + 3
     async with page_in(tab, tmp_path, file=LOG) as (url, source):
         await until_ended(source)
-        rows = source.index.fold.table.rows
+        rows = source.tables.episodes("true")
         await tab.open(url)
         await tab.until(f"{station('trained')} === 64")
         before = asked_of_the_log(tab)
@@ -130,7 +131,7 @@ async def test_the_slider_takes_every_view_to_an_earlier_event_and_back(tab, tmp
         await tab.press("ArrowRight", shift=True)
         await tab.until(f"Number(document.querySelector('#slider').value) === {middle + 99}")
         await tab.press("5")
-        count = sum(row.position <= middle + 99 for row in source.index.batches.rows)
+        count = sum(row.position <= middle + 99 for row in source.tables.rows_changed_after(0)["batches"])
         await tab.until(f"document.querySelectorAll('#view-batches table')[0].rows.length === {count + 1}")
         await tab.press("Home")
         await tab.until("document.querySelector('#view-batches').textContent.includes('No batch is formed at this event')")

@@ -144,7 +144,7 @@ async def test_browsers_that_hang_do_not_hold_memory_and_do_not_keep_others_wait
         async with asyncio.timeout(PATIENT):
             await until(lambda: server.streams == 10)
             for number in range(2000):
-                source.index.last += number % 2  # every look at it is another notice
+                source.history.progress.last += number % 2  # every look at it is another notice
                 if number % 100 == 0:
                     await asyncio.sleep(0.01)
             assert (await found(session, url, "api/run"))["name"] == "gsm8k-grpo"
@@ -152,7 +152,7 @@ async def test_browsers_that_hang_do_not_hold_memory_and_do_not_keep_others_wait
                 reader.close()
             while server.streams:
                 await asyncio.sleep(0.05)
-                source.index.last += 1  # a connection that is gone is noticed by the next notice
+                source.history.progress.last += 1  # a connection that is gone is noticed by the next notice
 
 
 async def test_more_browsers_than_may_be_notified_are_refused_with_a_sentence(tmp_path, monkeypatch):
@@ -193,7 +193,7 @@ async def test_the_tokens_of_an_episode_are_those_of_its_trace_and_advantages_co
     run = open_run(LOG)
     async with page_of(tmp_path, file=LOG) as (url, source, _), aiohttp.ClientSession() as session:
         await until_ended(source)
-        row = next(row for row in source.index.fold.table.rows if row.step and row.reward)
+        row = next(row for row in source.tables.episodes("true") if row.step and row.reward)
         detail = await found(session, url, f"api/episode/{row.id}")
         trace = trace_episode(run, row.name, row.attempt)
         assert [call["token_ids"] for call in detail["calls"]] == [call.token_ids for call in trace.calls]

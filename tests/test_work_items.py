@@ -15,7 +15,7 @@ from areal_actors.core.bus_settings import BusSettings
 from areal_actors.core.devices import CudaDevices
 from areal_actors.recipe.checks import problems
 from areal_actors.recipe.load import load
-from areal_actors.run.resuming import MAY_CHANGE
+from areal_actors.recovery.resume import MAY_CHANGE
 from areal_actors.runtime.actor import Actor, Emits, on
 from areal_actors.runtime.work_items import SENT_TOGETHER, SentWork, renew_lease
 from areal_bus.errors import LogUnavailable, ServerUnavailable

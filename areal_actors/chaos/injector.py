@@ -13,10 +13,10 @@ from random import Random
 import structlog
 
 from areal_actors.chaos import faults
-from areal_actors.chaos.links import Links
+from areal_actors.chaos.corruption import SPOILT, order
 from areal_actors.chaos.schedule import FaultSchedule, PlannedFault, choose_target, shuffled_targets
 from areal_actors.chaos.settings import EVERYTHING, LAUNCHER, SERVER, ChaosSettings
-from areal_actors.chaos.spoiling import SPOILT, order
+from areal_actors.chaos.tcp_proxy import Links
 from areal_actors.messages import (
     ActorFailed,
     ActorStarted,

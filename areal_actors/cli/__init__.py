@@ -54,7 +54,8 @@ def _json_alone(options: Options) -> AbstractContextManager[None]:
     """With --json, warnings, such as those of a bus that ends meanwhile, go to standard error: standard output is JSON only."""
     if not getattr(options, "as_json", False):
         return nullcontext()
-    logging_to_terminal: Callable[[], AbstractContextManager[None]] = importlib.import_module("areal_actors.run.logs").logging_to_terminal
+    logs = importlib.import_module("areal_actors.folder.process_logs")
+    logging_to_terminal: Callable[[], AbstractContextManager[None]] = logs.logging_to_terminal
     return logging_to_terminal()
 
 

@@ -32,7 +32,7 @@ from areal_actors.core.settings import JOIN_TOKEN
 from areal_actors.tinker.command import TinkerOptions
 
 Options = argparse.Namespace
-"""Parsed arguments of one command; `do` names its function: `training:run` of `cli/training.py`, `replay.why:why` of `replay/why.py`."""
+"""Parsed arguments of one command; `do` names its function: `run:run` of `cli/run.py`, `replay.why:why` of `replay/why.py`."""
 
 TAKE_RECIPE = ("run", "serve", "check", "launch")
 ROLES = ("inference_worker", "reward_worker", "rollout_worker")
@@ -81,8 +81,8 @@ def parse_command_line(arguments: Sequence[str]) -> Options:
         options.words = [*options.words, *rest]
     if hasattr(options, "settings_of_run"):
         options.run, options.settings = _run_and_settings(options.words)
-    if options.do == "checking:check" and not (options.static or options.as_json or options.devices):
-        options.do = "rehearsing:check"
+    if options.do == "check_static:check" and not (options.static or options.as_json or options.devices):
+        options.do = "check:check"
     return options
 
 
@@ -146,11 +146,11 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     _begins(command)
 
     about = "Train with a recipe until its steps are done or Ctrl-C."
-    _takes_recipe(command("run", "training:run", "train with a recipe", about, _SETTINGS_HELP.format(command=COMMAND, verb="run")))
+    _takes_recipe(command("run", "run:run", "train with a recipe", about, _SETTINGS_HELP.format(command=COMMAND, verb="run")))
 
     resuming = command(
         "resume",
-        "training:resume",
+        "resume:resume",
         "resume an interrupted or failed run",
         "Resume a run that was interrupted, failed or was killed, from its last checkpoint and its log: steps after the checkpoint\n"
         "are trained again from the same trajectories, unfinished episodes are run again, and nothing is counted twice.",
@@ -170,7 +170,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
 
     serving = command(
         "serve",
-        "training:serve",
+        "serve:serve",
         "serve a recipe's model to external agents, without training",
         "Serve the model of a recipe through the gateway until Ctrl-C: agents start sessions, call the model over the OpenAI\n"
         "or Anthropic protocol, set rewards, end and export their sessions. Nothing is trained.\n"
@@ -187,7 +187,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
 
     check = command(
         "check",
-        "checking:check",
+        "check_static:check",
         "validate a recipe and print the resolved configuration (dry run)",
         "Print the resolved recipe, the chosen profile with its reason, the supervision tree and the plan; then open the data, load\n"
         "agent and reward, and let them play a task with given answers in place of a model. Nothing is written.\n"
@@ -210,7 +210,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     check.add_argument("--json", dest="as_json", action="store_true", help="print recipe, profile and reason as JSON, nothing else")
 
     about = f"Describe settings of a recipe, or all settings of a table, as in\n`{COMMAND} explain trainer.microbatch_tokens gateway`."
-    describe = command("explain", "checking:explain", "describe settings: type, default, meaning", about)
+    describe = command("explain", "check_static:explain", "describe settings: type, default, meaning", about)
     describe.add_argument("settings", nargs="*", metavar="SETTING|TABLE", help="dotted names (default: all settings)")
     describe.add_argument("--json-schema", action="store_true", help="print the JSON schema of recipe files, for editors")
 
@@ -219,13 +219,13 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     _uploads(command)
 
     about = "Write the durable log of a run to one portable file."
-    export = command("export", "run.monitor:export", "write the log of a run to one file", about)
+    export = command("export", "display.monitor:export", "write the log of a run to one file", about)
     _takes_run(export)
     export.add_argument("destination", type=Path, metavar="FILE", help="where to write it")
 
     audit = command(
         "audit",
-        "run.auditing:audit",
+        "reader.audit_command:audit",
         "check that a run lost nothing and trained nothing twice",
         "Read the log of a live or finished run, or an exported log, and check it: every group granted is trained, dropped, abandoned\n"
         "or in flight; every trajectory is in one batch or dropped; every step is taken once, on the rows of its batch; every\n"
@@ -253,7 +253,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
 
 def _watches(command: Callable[..., argparse.ArgumentParser]) -> None:
     about = "Watch a run from another process; the run is not affected."
-    watch = command("monitor", "reading:monitor", "watch a run from outside", about)
+    watch = command("monitor", "monitor:monitor", "watch a run from outside", about)
     _takes_run(watch)
     watch.add_argument(
         "subjects", nargs="?", default="", help="print these messages instead, as in `trajectory.>` (default: the live view)"
@@ -283,7 +283,7 @@ def _joins(command: Callable[..., argparse.ArgumentParser]) -> None:
         "come from there over the network; this host needs the same version of areal-actors and the packages of the agent.\n"
         "At SIGTERM or Ctrl-C episodes in progress are finished, then the workers leave; nothing of the run is lost if they are killed."
     )
-    joined = command("join", "joining:join", "serve workers to a run of another host", about)
+    joined = command("join", "join:join", "serve workers to a run of another host", about)
     joined.add_argument("address", nargs="?", default="", metavar="nats://HOST:PORT/RUN", help=f"as `{COMMAND} run` printed it")
     joined.add_argument("--role", choices=(*ROLES, "gateway"), default="rollout_worker", help="kind of worker (default: %(default)s)")
     joined.add_argument("--count", type=positive_count, default=1, metavar="NUMBER", help="workers, each in a process (default: 1)")
@@ -307,7 +307,7 @@ def _launches(command: Callable[..., argparse.ArgumentParser]) -> None:
     )
     launched = command(
         "launch",
-        "launching:launch",
+        "launch:launch",
         "start a run with the hosts of its recipe",
         about,
         _SETTINGS_HELP.format(command=COMMAND, verb="launch"),
@@ -341,7 +341,7 @@ def _uploads(command: Callable[..., argparse.ArgumentParser]) -> None:
         "Send the steps, evaluations and recipe of a live, finished or exported run to experiment trackers, and follow it until it ends.\n"
         "The run is not affected. Each tracker gets only what it does not have yet. `[track]` in the recipe does the same beside the run."
     )
-    sent = command("track", "tracking:track", "send a run to TensorBoard, W&B, MLflow, Trackio or OpenTelemetry", about)
+    sent = command("track", "track:track", "send a run to TensorBoard, W&B, MLflow, Trackio or OpenTelemetry", about)
     sent.add_argument("run", nargs="?", default="", metavar="RUN|FILE", help="the run (default: the latest), or an exported log")
     where = sent.add_mutually_exclusive_group(required=True)
     where.add_argument("--to", default="", metavar="NAMES", help="tensorboard, wandb, mlflow, trackio; several with commas")

@@ -54,7 +54,7 @@ def add_readers(command: Callable[..., argparse.ArgumentParser]) -> None:
         "Print the latest episodes of a live, finished or exported run, or one episode call by call: prompt and completion as sampled,\n"
         "weight versions, reward, and the step that trained it."
     )
-    shown = command("show", "showing:show", "show episodes of a run, or one of them call by call", about)
+    shown = command("show", "show:show", "show episodes of a run, or one of them call by call", about)
     shown.add_argument("run", nargs="?", default="", metavar="RUN|FILE", help="the run (default: the latest), or an exported log")
     shown.add_argument("episode", nargs="?", default="", metavar="EPISODE", help="name of an episode (default: a list of the latest)")
     shown.add_argument(
@@ -71,7 +71,7 @@ def add_readers(command: Callable[..., argparse.ArgumentParser]) -> None:
         "Serve the page of a live, finished or exported run until Ctrl-C: curves, swim lanes of episodes, groups with their answers,\n"
         "tokens, batches, actors and events, at any moment of the log. It prints its address; the run is not affected."
     )
-    viewed = command("view", "reading:view", "show a run in a browser", about)
+    viewed = command("view", "view:view", "show a run in a browser", about)
     viewed.add_argument("run", nargs="?", default="", metavar="RUN|FILE", help="the run (default: the latest), or an exported log")
     viewed.add_argument(
         "--what-if",
@@ -85,7 +85,7 @@ def add_readers(command: Callable[..., argparse.ArgumentParser]) -> None:
     takes_folder(viewed)
 
     about = "Print where the recipes of two or more runs differ, their results side by side, and the course of their metrics."
-    compared = command("compare", "comparing:compare", "compare runs: recipes, results, curves", about)
+    compared = command("compare", "compare:compare", "compare runs: recipes, results, curves", about)
     compared.add_argument("words", nargs="+", metavar="RUN|FILE", help="names or folders of runs, or exported logs")
     compared.add_argument("--metric", action="append", default=[], metavar="NAME", help="a metric to show; may be repeated")
     compared.add_argument("--plot", type=Path, metavar="FILE", help="write the curves to this image, as in curves.png")

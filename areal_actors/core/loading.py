@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from areal_actors.core.agent_host.agent_loader import load
 from areal_actors.core.agent_host.faults import AgentLoadError
-from areal_actors.core.agent_host.naming import load
 from areal_actors.core.errors import RecipeError
 
 

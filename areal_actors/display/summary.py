@@ -18,9 +18,7 @@ from areal_actors.audit.fold import AuditFold
 from areal_actors.core.command import COMMAND
 from areal_actors.core.durable_files import Lines, atomic_write, read_lines
 from areal_actors.core.snapshots import SnapshotStore
-from areal_actors.display.attention import attention
 from areal_actors.display.curves import draw_curves
-from areal_actors.display.recall import AUDIT, restore_fold, trimmed_notice
 from areal_actors.display.run_state import RunState
 from areal_actors.display.safe_console import SafeConsole
 from areal_actors.display.sentences import (
@@ -36,8 +34,10 @@ from areal_actors.display.sentences import (
     most_common,
     set_aside,
 )
+from areal_actors.display.snapshot_start import AUDIT, restore_fold, trimmed_notice
 from areal_actors.display.throughput import busy_while_training, overlap_share
 from areal_actors.display.view import MODES, blocking_lines, injected_faults, refusals, refused_sequences
+from areal_actors.display.warnings import attention
 from areal_actors.messages import EvaluationCompleted, Throughput
 from areal_actors.recipe.limits import lowest_limit
 from areal_actors.recipe.recipe import Recipe

@@ -9,7 +9,7 @@ from typing import Literal
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from areal_actors.display.attention import attention
+from areal_actors.display.fit import Chart, Fact, bar, columns, in_encoding, sheet, sparkline
 from areal_actors.display.phases import Phase, Phases
 from areal_actors.display.run_state import RunState
 from areal_actors.display.sentences import (
@@ -28,9 +28,9 @@ from areal_actors.display.sentences import (
     set_aside,
     without_score,
 )
-from areal_actors.display.sheet import Chart, Fact, bar, columns, in_encoding, sheet, sparkline
 from areal_actors.display.throughput import busy_share, tokens_per_second
 from areal_actors.display.waiting import waiting_summary
+from areal_actors.display.warnings import attention
 from areal_actors.messages import EvaluationCompleted, Heartbeat, RunFinished
 from areal_actors.rollout.blocked import format_blocked
 from areal_actors.sequences.step_metrics import REWARD_METRIC

@@ -13,9 +13,9 @@ from typing import Any
 
 import msgspec
 
-from areal_actors.embedded.repairs import repair_conversation
-from areal_actors.embedded.surroundings import prose, rephrase, system_prompt
-from areal_actors.embedded.toolboxes import ADD, CALCULATE, MULTIPLY, DemonstrationTool, toolbox
+from areal_actors.embedded.repair_conversations import repair_conversation
+from areal_actors.embedded.system_prompts import prose, rephrase, system_prompt
+from areal_actors.embedded.tool_schemas import ADD, CALCULATE, MULTIPLY, DemonstrationTool, toolbox
 from areal_actors.tasks.arithmetic import WordProblem
 from areal_actors.tasks.repositories import repository as random_repository
 

@@ -187,7 +187,12 @@ class AttemptFold:
             attempt = self._begin(event.episode, event.episode.rpartition(".")[0], event.attempt or 1, event.purpose, position, time)
         calls, row = self._calls(attempt), attempt.row
         calls.append(_recorded_call(event, row.id, len(calls) + 1, position, time))
-        self._total(attempt, position)
+        row.calls, version = len(calls), event.weight_version
+        row.prompt_tokens += event.prompt_tokens or 0
+        row.completion_tokens += event.completion_tokens
+        row.oldest_version = version if row.oldest_version is None else min(version, row.oldest_version)
+        row.newest_version = version if row.newest_version is None else max(version, row.newest_version)
+        self._touch(attempt, position)
 
     def _abandoned(self, episode: str, number: int) -> OpenAttempt | None:
         """Returns an attempt that was abandoned, which the database may not have yet."""
@@ -197,7 +202,7 @@ class AttemptFold:
         return abandoned[-1] if abandoned else self._load_stored(condition, episode, number)
 
     def _total(self, attempt: OpenAttempt, position: int) -> None:
-        """Sum up the calls of an attempt."""
+        """Sum up the calls of an exported attempt."""
         row = attempt.row
         row.calls = len(attempt.calls)
         row.prompt_tokens = sum(call.prompt_tokens or 0 for call in attempt.calls)

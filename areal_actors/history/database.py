@@ -31,6 +31,9 @@ LOCK_SECONDS = 60.0
 POLL_SECONDS = 0.02
 EVENTS_AT_ONCE = 20_000
 """Events whose rows are kept in memory before they are written."""
+PAGES_AT_ONCE = 4096
+"""Pages of a database that are copied before another thread may query it."""
+SUFFIXES = ("", "-wal", "-shm")
 HEADER = 100
 """Bytes of the header of a database file, of which these change with every write: counter of changes, seal, version of SQLite."""
 CHANGING = (slice(24, 28), slice(68, 72), slice(92, 100))
@@ -102,6 +105,11 @@ class History:
         self._fold.receive(envelope)
         self._unwritten += 1
         if self._unwritten >= EVENTS_AT_ONCE:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the rows of the events received, for queries of this history alone: `commit` is still to be called."""
+        if self._fold is not None and self._unwritten:
             self._fold.write()
             self._unwritten = 0
 
@@ -121,8 +129,7 @@ class History:
             )
         self.connection.execute("COMMIT")
         self._progress, self._fold, self._is_new = self.progress, None, False
-        if self.path is not None:
-            self._seal(self.path)
+        self.seal()
 
     def answer(self, name: str) -> bytes | None:
         """Returns what a command computed from the log as it is; None if it is to be computed."""
@@ -135,8 +142,7 @@ class History:
             self._begin()
             self.connection.execute(insertion(AnswerRecord), (name, self.progress.last, value))
             self.connection.execute("COMMIT")
-            if self.path is not None:
-                self._seal(self.path)
+            self.seal()
 
     def clear(self) -> None:
         """Remove all rows, which are of another log."""
@@ -154,12 +160,14 @@ class History:
         self.connection.execute("BEGIN IMMEDIATE")
         self.connection.execute("PRAGMA application_id = 0")
 
-    def _seal(self, path: Path) -> None:
+    def seal(self) -> None:
         """Write the checksum of the file into its header, unless another process is reading it."""
+        if self.path is None:
+            return
         self.connection.execute("PRAGMA busy_timeout = 0")
         busy, *_ = self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if not busy:
-            self.connection.execute(f"PRAGMA application_id = {checksum(path.read_bytes())}")
+            self.connection.execute(f"PRAGMA application_id = {checksum(self.path.read_bytes())}")
             self.connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         self.connection.execute(f"PRAGMA busy_timeout = {int(LOCK_SECONDS * 1000)}")
 
@@ -184,7 +192,7 @@ def open_database(folder: Path) -> Iterator[History]:
     path = folder / DATABASE
     lock = _lock_of(folder) if os.access(folder, os.W_OK) else None
     if lock is None:
-        yield _in_memory(path)
+        yield copy_into_memory(path)
         return
     with lock:
         try:
@@ -240,12 +248,12 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _created(path: Path) -> History:
-    for suffix in ("", "-wal", "-shm"):
+    for suffix in SUFFIXES:
         path.with_name(path.name + suffix).unlink(missing_ok=True)
     return History.create(_connect(path), path)
 
 
-def _in_memory(path: Path) -> History:
+def copy_into_memory(path: Path) -> History:
     """Returns a copy of a database in memory; an empty one if it cannot be used."""
     history = History.in_memory()
     if not path.exists():
@@ -261,6 +269,28 @@ def _in_memory(path: Path) -> History:
     except (OSError, sqlite3.DatabaseError) as error:
         logger.info("%s is built again, in memory: %s", path, error)
     return history
+
+
+def store_copy(history: History, folder: Path) -> None:
+    """Store a committed history as the database of a run's folder, unless that has as many events; nothing where it cannot be written.
+
+    Raises:
+        SetupError: another process holds the database for too long, or it cannot be written for lack of space.
+    """
+    path = folder / DATABASE
+    with open_database(folder) as stored:
+        if stored.path is None or stored.progress.last >= history.progress.last:
+            return
+        stored.close()
+        for suffix in SUFFIXES:
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
+        target = sqlite3.connect(path, isolation_level=None)
+        history.connection.backup(target, pages=PAGES_AT_ONCE, sleep=0)
+        target.execute("PRAGMA application_id = 0")
+        target.close()
+        copy = History(_connect(path), history.progress, path=path)
+        copy.seal()
+        copy.close()
 
 
 def _lock_of(folder: Path) -> IO[bytes] | None:

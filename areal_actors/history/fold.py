@@ -131,7 +131,7 @@ class HistoryFold:
                 handler(message, position, envelope.time)
             if handler is None or isinstance(message, ALSO_NOTICES):
                 self._notice(message, envelope)
-        progress.first = progress.first or position
+        progress.first, progress.began = progress.first or position, progress.began or envelope.time
         progress.run, progress.last, progress.last_id = envelope.run, position, envelope.id
         progress.now = max(progress.now, envelope.time)
 

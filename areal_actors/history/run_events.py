@@ -33,15 +33,25 @@ _KINDS = {kind.subject: kind for kind in KINDS if issubclass(kind, Event)}
 _ACTORS: dict[str, type[Event]] = {"started": ActorStarted, "stopped": ActorStopped}
 
 
-def run_events(history: History) -> Iterator[RunEvent]:
-    """Yields the events of a log in order, without those of groups, episodes, calls and batches, and without answers of evaluations."""
-    sources = (_notices(history), _steps(history), _weights(history), _evaluations(history), _checkpoints(history), _actors(history))
-    return heapq.merge(*sources, load_events(history), key=itemgetter(0))
+def run_events(history: History, *, after: int = 0) -> Iterator[RunEvent]:
+    """Yields the events of a log in order, without those of groups, episodes, calls and batches, and without answers of evaluations.
+
+    Those up to the position `after` are left out.
+    """
+    sources = (source(history, after) for source in (_notices, _steps, _weights, _evaluations, _checkpoints, _actors, load_events))
+    return heapq.merge(*sources, key=itemgetter(0))
 
 
-def load_events(history: History) -> Iterator[tuple[int, float, LoadMeasured]]:
+def notice_events(history: History, kind: type[E], *, after: int = 0) -> Iterator[tuple[int, float, E]]:
+    """Yields the events of a kind that is kept whole, in order."""
+    statement = "SELECT position, at, fields FROM notice WHERE kind = ? AND position > ? ORDER BY position"
+    for position, at, fields in history.query(statement, kind.subject, after):
+        yield position, at, _event(kind, msgspec.json.decode(fields))
+
+
+def load_events(history: History, after: int = 0) -> Iterator[tuple[int, float, LoadMeasured]]:
     """Yields the measured loads of the run."""
-    for row in history.records("SELECT * FROM load_sample ORDER BY measured"):
+    for row in history.records("SELECT * FROM load_sample WHERE measured > ? ORDER BY measured", after):
         fields = row | {"roles": msgspec.json.decode(row["roles"]), "engine_full": bool(row["engine_full"])}
         yield row["measured"], row["measured_at"], _event(LoadMeasured, fields)
 
@@ -54,17 +64,18 @@ def _event(kind: type[E], fields: dict[str, Any]) -> E:
     return event
 
 
-def _notices(history: History) -> Iterator[RunEvent]:
-    for position, at, kind, fields in history.query("SELECT position, at, kind, fields FROM notice ORDER BY position"):
+def _notices(history: History, after: int) -> Iterator[RunEvent]:
+    statement = "SELECT position, at, kind, fields FROM notice WHERE position > ? ORDER BY position"
+    for position, at, kind, fields in history.query(statement, after):
         if kind in _KINDS:
             yield position, at, _event(_KINDS[kind], msgspec.json.decode(fields))
 
 
-def _steps(history: History) -> Iterator[RunEvent]:
+def _steps(history: History, after: int) -> Iterator[RunEvent]:
     metrics: dict[int, dict[str, float]] = {}
-    for completed, name, value in history.query("SELECT completed, name, value FROM metric"):
+    for completed, name, value in history.query("SELECT completed, name, value FROM metric WHERE completed > ?", after):
         metrics.setdefault(completed, {})[name] = math.nan if value is None else value
-    for row in history.records("SELECT * FROM step ORDER BY completed"):
+    for row in history.records("SELECT * FROM step WHERE completed > ? ORDER BY completed", after):
         step = StepCompleted(
             step=row["step"],
             metrics=metrics.get(row["completed"], {}),
@@ -74,19 +85,20 @@ def _steps(history: History) -> Iterator[RunEvent]:
         yield row["completed"], row["completed_at"], step
 
 
-def _weights(history: History) -> Iterator[RunEvent]:
+def _weights(history: History, after: int) -> Iterator[RunEvent]:
     published = [
         (row["published"], row["published_at"], _event(WeightsPublished, {"location": row} | row))
-        for row in history.records("SELECT * FROM version ORDER BY published")
+        for row in history.records("SELECT * FROM version WHERE published > ? ORDER BY published", after)
     ]
     loaded = [
-        (row["loaded"], row["loaded_at"], _event(WeightsLoaded, row)) for row in history.records("SELECT * FROM load ORDER BY loaded")
+        (row["loaded"], row["loaded_at"], _event(WeightsLoaded, row))
+        for row in history.records("SELECT * FROM load WHERE loaded > ? ORDER BY loaded", after)
     ]
     return iter(sorted([*published, *loaded], key=itemgetter(0)))
 
 
-def _evaluations(history: History) -> Iterator[RunEvent]:
-    for row in history.records("SELECT * FROM evaluation ORDER BY completed"):
+def _evaluations(history: History, after: int) -> Iterator[RunEvent]:
+    for row in history.records("SELECT * FROM evaluation WHERE completed > ? ORDER BY completed", after):
         numbers = {name: math.nan if value is None else value for name, value in msgspec.json.decode(row["metrics"]).items()}
         event: Message
         if row["mode"] == "examples":
@@ -96,11 +108,13 @@ def _evaluations(history: History) -> Iterator[RunEvent]:
         yield row["completed"], row["completed_at"], event
 
 
-def _checkpoints(history: History) -> Iterator[RunEvent]:
-    for row in history.records("SELECT * FROM checkpoint ORDER BY committed"):
+def _checkpoints(history: History, after: int) -> Iterator[RunEvent]:
+    for row in history.records("SELECT * FROM checkpoint WHERE committed > ? ORDER BY committed", after):
         yield row["committed"], row["committed_at"], _event(CheckpointCommitted, row | {"kept": msgspec.json.decode(row["kept"])})
 
 
-def _actors(history: History) -> Iterator[RunEvent]:
-    for row in history.records("SELECT * FROM actor WHERE change <> 'failed' ORDER BY changed"):  # failures are notices
+def _actors(history: History, after: int) -> Iterator[RunEvent]:
+    for row in history.records(
+        "SELECT * FROM actor WHERE changed > ? AND change <> 'failed' ORDER BY changed", after
+    ):  # failures are notices
         yield row["changed"], row["changed_at"], _event(_ACTORS[row["change"]], row)

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from areal_actors.history.row import HistoryRow
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 """Version of the tables and of the fold that fills them; a database of another version is built again."""
 
 
@@ -25,6 +25,8 @@ class ProgressRecord(HistoryRow, kw_only=True, gc=False):
     """Position of the last event that was read."""
     last_id: str = ""
     """Id of that event, which identifies the log."""
+    began: float = 0.0
+    """Time of the first event that was read."""
     now: float = 0.0
     """Time of the latest event."""
     repeated_ends: int = 0

@@ -1,1 +1,1 @@
-"""Launchers: what starts a run and the remote workers that its table `[hosts]` lists. None of them schedules anything itself."""
+"""Remote workers: how they join a run and are admitted, what serves them its files, and launchers that start them."""

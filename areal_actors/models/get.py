@@ -22,10 +22,10 @@ from areal_actors.core.durable_files import MEBIBYTE
 from areal_actors.core.errors import SetupError
 from areal_actors.core.known_models import CONFIG, KNOWN, KnownModel, is_fetchable, known_by_hub_id
 from areal_actors.core.lazy import LazyModule
+from areal_actors.folder.run_lock import LockHeld, lock_file
 from areal_actors.models.folder_check import check_folder, write_stop_ids
 from areal_actors.models.packages import fetch_from_package
 from areal_actors.models.places import BYTES, SMALL_FILES, Report, check_room, move_into_place
-from areal_actors.run.run_lock import LockHeld, lock_file
 from areal_actors.weights.model_hub import HUB_SECONDS, WANTED
 
 CONVERT = LazyModule("areal_actors.models.convert")

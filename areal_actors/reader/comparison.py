@@ -17,9 +17,9 @@ from areal_actors.core.extras import require_module
 from areal_actors.core.foreign_text import escape_controls
 from areal_actors.core.lazy import LazyModule
 from areal_actors.display.curves import SMOOTH_STEPS
+from areal_actors.display.fit import sparkline
 from areal_actors.display.run_state import RunState
 from areal_actors.display.sentences import ACCURACY, duration, held_out_scores, most_common
-from areal_actors.display.sheet import sparkline
 from areal_actors.display.view import MODES
 from areal_actors.messages import EvaluationCompleted
 from areal_actors.reader.listing import output

@@ -89,7 +89,7 @@ def show(
         screen.print(_list(rows), hint)
         return 0
     part = opened.only(names)
-    episodes = list(part.records.of(episode)) if episode else [part.records.ended[row["ended"]] for row in rows]
+    episodes = list(part.records.attempts(episode)) if episode else [part.records.ended[row["ended"]] for row in rows]
     if as_json:
         for line in _lines(part, episodes):
             screen.print(escape_controls(json.dumps(line, ensure_ascii=False, default=str)), markup=False, highlight=False, soft_wrap=True)
@@ -132,7 +132,7 @@ def _list(rows: Iterable[dict[str, Any]]) -> RenderableType:
 
 def _page(run: Run, ended: EndedEpisode, *, tokens: bool) -> RenderableType:
     calls = [call for call in run.interactions if (call["episode"], call["attempt"]) == (ended.episode, ended.attempt)]
-    parts: list[RenderableType] = [Rule(f"{run.name} · episode {ended.episode} · attempt {ended.attempt}"), _facts(run, ended)]
+    parts: list[RenderableType] = [Rule(f"{run.name} · episode {ended.episode} · attempt {ended.attempt}"), _facts(ended)]
     before = ""
     for number, call in enumerate(calls, start=1):
         parts += [Text(), *_call(call, f"call {number} of {len(calls)}", before)]
@@ -146,14 +146,14 @@ def _page(run: Run, ended: EndedEpisode, *, tokens: bool) -> RenderableType:
     return Group(*parts)
 
 
-def _facts(run: Run, ended: EndedEpisode) -> RenderableType:
+def _facts(ended: EndedEpisode) -> RenderableType:
     table = ScreenTable.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
     detail = f": {detail}" if (detail := getattr(ended.event, "detail", "")) else ""
     rows = {
         "task": ended.task_id + (f"  {json.dumps(ended.work.task.data, ensure_ascii=False, default=str)}" if ended.work else ""),
-        "outcome": run.records.outcome_of(ended) + detail,
+        "outcome": ended.describe() + detail,
         "reward": "" if ended.reward is None else f"{ended.reward:g}",
         "ended by": describe_party(ended.event),
         "ended": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(ended.time))

@@ -17,8 +17,8 @@ from areal_actors.core.errors import SetupError
 from areal_actors.core.foreign_text import escape_controls
 from areal_actors.display.safe_console import SafeConsole
 from areal_actors.display.sentences import duration, held_out_scores
+from areal_actors.folder.run_folder import RunFolder
 from areal_actors.reader.run_files import RunFiles, read_run_files
-from areal_actors.run.run_folder import RunFolder
 
 PIPE_COLUMNS = 160
 PADDING = 2

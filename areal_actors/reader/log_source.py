@@ -9,13 +9,13 @@ from typing import Any
 
 from areal_actors.core.lazy import LazyModule
 from areal_actors.display.run_state import RunState
+from areal_actors.folder.run_folder import RunFolder
 from areal_actors.history.database import History
-from areal_actors.run.run_folder import RunFolder
 from areal_bus.base import Envelope
 from areal_bus.errors import BusError
 from areal_bus.recorded import read_log
 
-log_reading: Any = LazyModule("areal_actors.run.log_reading")
+log_events: Any = LazyModule("areal_actors.reader.log_events")
 
 OF_EPISODES = """
 WITH these AS (SELECT * FROM attempt WHERE episode IN (SELECT value FROM json_each(?)))
@@ -60,17 +60,17 @@ class FolderLog:
 
     def read_all(self) -> list[Envelope]:
         """Returns the events that the run had when it was opened."""
-        envelopes: list[Envelope] = log_reading.read_all(self._place, self._last)
+        envelopes: list[Envelope] = log_events.read_all(self._place, self._last)
         return envelopes
 
     def read_some(self, positions: Collection[int]) -> list[Envelope]:
         """Returns the events at these positions."""
-        envelopes: list[Envelope] = log_reading.read_some(self._place, positions)
+        envelopes: list[Envelope] = log_events.read_some(self._place, positions)
         return envelopes
 
     def restore(self, state: RunState) -> int:
         """Restore the state before the first event of a log with a trimmed beginning."""
-        position: int = log_reading.restore_state(self._place, state)
+        position: int = log_events.restore_state(self._place, state)
         return position
 
 

@@ -1,35 +1,32 @@
-"""Episodes in a run's log: a fold over its events."""
+"""Ended episodes of a run, and its batches: rows of its history, with the events that have their texts and tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
 from areal_actors.core.values import Trajectory
-from areal_actors.display.run_state import RunState
+from areal_actors.history.database import History
+from areal_actors.history.episode_rows import AttemptRecord, CallRecord
+from areal_actors.history.run_events import notice_events
 from areal_actors.messages import (
     BatchFormed,
     BatchRefused,
-    CapacityGranted,
     EpisodeAbandoned,
     EpisodeEvaluated,
     EpisodeScored,
-    EvaluationCompleted,
-    InteractionRecorded,
     RunEpisode,
-    RunResumed,
-    RunStarted,
-    TrajectoryDropped,
     TrajectoryExported,
-    WeightsPublished,
-    recorded_calls,
 )
-from areal_actors.messages.episode_ends import SURPLUS, EpisodeEnd, EpisodeEnds, Outcome, outcome_of
+from areal_actors.messages.episode_ends import SURPLUS, EpisodeEnd, Outcome, outcome_of
 from areal_bus.base import Envelope
-from areal_bus.message import Message
+
+ENDS: dict[str, type[EpisodeEnd]] = {kind.subject: kind for kind in (EpisodeAbandoned, EpisodeEvaluated, TrajectoryExported)}
+CALLS = "SELECT * FROM call WHERE attempt_id IN (SELECT value FROM json_each(?)) ORDER BY attempt_id, number"
 
 
 class EndedEpisode(msgspec.Struct, frozen=True):
@@ -44,10 +41,14 @@ class EndedEpisode(msgspec.Struct, frozen=True):
     """Task and settings; None if the log begins after they were recorded."""
     output: str
     """Text that the agent returned."""
-    recorded: tuple[InteractionRecorded, ...] = ()
+    recorded: tuple[CallRecord, ...] = ()
     """Completed model calls of the attempt."""
     seconds: float | None = None
     """Time since the group was granted; None in evaluation."""
+    step: int | None = None
+    """Step, counted from 1, that trained it."""
+    reason: str = ""
+    """Reason why it was abandoned, or its trajectory dropped; empty if it was neither."""
 
     @property
     def episode(self) -> str:
@@ -91,6 +92,10 @@ class EndedEpisode(msgspec.Struct, frozen=True):
         """`exported`, `evaluated`, `abandoned`, `rejected` or `surplus`; only `abandoned` is a failure."""
         return outcome_of(self.event)
 
+    def describe(self) -> str:
+        """Returns what became of it: `trained in step 3`, `dropped: stale`, `abandoned: timeout`, `waiting` and others."""
+        return describe_outcome(self.outcome, self.reason, self.step)
+
     @property
     def trajectory(self) -> Trajectory | None:
         """The trajectory, if it was exported."""
@@ -129,102 +134,63 @@ def describe_outcome(outcome: str, reason: str, step: int | None) -> str:
 
 @dataclass(eq=False)
 class Records:
-    """Ended episodes with what became of them, and the state of the run."""
+    """Ended attempts at episodes, and batches, whose events were read."""
 
-    state: RunState = field(default_factory=RunState)
     ended: dict[int, EndedEpisode] = field(default_factory=dict)
     """By position in the log."""
-    trained: dict[int, int] = field(default_factory=dict)
-    """Step, counted from 1, by position of the trajectory in the log."""
     batches: dict[int, RecordedBatch] = field(default_factory=dict)
     """Batch of each step, counted from 1."""
-    dropped: dict[str, str] = field(default_factory=dict)
-    """Reason by episode."""
-    model: str = ""
-    """Model folder, relative to the run's if it is inside."""
-    evaluated_at: list[float] = field(default_factory=list)
-    """Time of each evaluation in the log."""
-    _ends: EpisodeEnds = field(default_factory=EpisodeEnds)
-    _granted: dict[str, float] = field(default_factory=dict)
-    _scored: dict[str, EpisodeScored] = field(default_factory=dict)
-    _recorded: dict[str, list[InteractionRecorded]] = field(default_factory=dict)
-    _abandoned: dict[tuple[str, int], int] = field(default_factory=dict)
-    """Position of the end of each abandoned attempt; some of its calls may be reported after it."""
 
-    def receive(self, envelope: Envelope, *, is_known: bool = False) -> None:
-        """Fold the next event of the log; `known` if the state was restored from a snapshot that has it.
+    @classmethod
+    def of(cls, history: History, envelopes: Iterable[Envelope], recipe: dict[str, Any]) -> Self:
+        """Returns the records of these events, as the history describes them; `recipe` is that of a log whose start was trimmed.
 
         Raises:
-            CorruptMessage: the envelope is damaged.
+            CorruptMessage: an envelope is damaged.
         """
-        message = RunState().receive(envelope) if is_known else self.state.receive(envelope)
-        if message is not None:
-            self._fold(message, envelope)
+        events = {envelope.sequence: envelope for envelope in envelopes}
+        calls: dict[int, list[CallRecord]] = {}
+        granted = {str(number): at for number, at in history.query("SELECT number, granted_at FROM group_")}
+        rows = [AttemptRecord(**row) for row in history.records("SELECT * FROM attempt WHERE ended IS NOT NULL ORDER BY ended")]
+        rows = [row for row in rows if row.ended in events]
+        for record in history.records(CALLS, json.dumps([row.id for row in rows])):
+            calls.setdefault(record["attempt_id"], []).append(CallRecord(**record))
+        ended = (_read_ended(row, events, tuple(calls.get(row.id, ())), granted) for row in rows)
+        return cls({attempt.sequence: attempt for attempt in ended}, dict(_read_batches(history, events, recipe)))
 
-    def _fold(self, message: Message, envelope: Envelope) -> None:  # noqa: C901, PLR0912 - a table of a few lines each
-        for call in recorded_calls(message):
-            self._record(call)
-        match message:
-            case RunStarted() | RunResumed():
-                self._ends.begin(message.recipe)
-            case CapacityGranted():
-                granted = range(message.first_group, message.first_group + message.groups)
-                self._granted |= dict.fromkeys(map(str, granted), envelope.time)
-            case WeightsPublished():
-                self.model = message.location.model
-            case EvaluationCompleted():
-                self.evaluated_at.append(envelope.time)
-            case EpisodeScored():
-                self._scored[message.work.episode] = message
-            case TrajectoryExported():
-                scored = self._scored.pop(message.trajectory.episode, None)
-                self._end(message, envelope, scored.work if scored else None, scored.output if scored else "")
-            case EpisodeEvaluated():
-                self._end(message, envelope, message.work, message.output)
-            case EpisodeAbandoned():
-                scored = self._scored.pop(message.work.episode, None)
-                if self._end(message, envelope, message.work, scored.output if scored else ""):
-                    self._abandoned[message.work.episode, message.work.attempt] = envelope.sequence
-            case BatchFormed():
-                self.trained |= {member.sequence: message.step + 1 for group in message.groups for member in group}
-                recipe = self.state.started.recipe if self.state.started else {}
-                self.batches[message.step + 1] = RecordedBatch(message, envelope.sequence, recipe)
-            case BatchRefused() if (batch := self.batches.get(message.step + 1)) is not None:
-                self.batches[message.step + 1] = msgspec.structs.replace(batch, refused=message)
-            case TrajectoryDropped():
-                self.dropped[message.episode] = message.reason
-
-    def _record(self, call: InteractionRecorded) -> None:
-        if (end := self._abandoned.get((call.episode, call.attempt))) is None:
-            self._recorded.setdefault(call.episode, []).append(call)
-        else:
-            ended = self.ended[end]
-            self.ended[end] = msgspec.structs.replace(ended, recorded=(*ended.recorded, call))
-
-    def _end(self, event: EpisodeEnd, envelope: Envelope, work: RunEpisode | None, output: str) -> bool:
-        """Keep the end of an attempt; returns False if it repeats one."""
-        ended = EndedEpisode(event=event, time=envelope.time, sequence=envelope.sequence, work=work, output=output)
-        left = event.work.attempts_left if isinstance(event, EpisodeAbandoned) else 0
-        if not self._ends.is_first(ended.episode, ended.attempt, left):
-            return False
-        granted = self._granted.get(ended.group) if ended.purpose == "train" else None
-        self.ended[envelope.sequence] = msgspec.structs.replace(
-            ended,
-            recorded=tuple(self._recorded.pop(ended.episode, ())),
-            seconds=None if granted is None else envelope.time - granted,
-        )
-        return True
-
-    def of(self, episode: str) -> Iterator[EndedEpisode]:
-        """Yields the ended attempts of an episode."""
+    def attempts(self, episode: str) -> Iterator[EndedEpisode]:
+        """Yields the ended attempts at an episode."""
         return (ended for ended in self.ended.values() if ended.episode == episode)
 
-    def outcome_of(self, ended: EndedEpisode) -> str:
-        """Returns what became of an attempt: `trained in step 3`, `dropped: stale`, `abandoned: timeout`, `waiting` and others."""
-        return describe_outcome(ended.outcome, self.reason_of(ended), self.trained.get(ended.sequence))
 
-    def reason_of(self, ended: EndedEpisode) -> str:
-        """Returns the reason why an attempt was abandoned, or its trajectory dropped; empty if it was neither."""
-        if isinstance(ended.event, EpisodeAbandoned):
-            return ended.event.reason
-        return self.dropped.get(ended.episode, "") if ended.trajectory and ended.sequence not in self.trained else ""
+def _read_ended(
+    row: AttemptRecord, events: Mapping[int, Envelope], calls: tuple[CallRecord, ...], granted: Mapping[str, float]
+) -> EndedEpisode:
+    assert row.ended is not None
+    assert row.ended_at is not None
+    event = events[row.ended].open(ENDS[events[row.ended].subject])
+    scored = events[row.scored].open(EpisodeScored) if row.scored is not None and row.scored in events else None
+    output = event.output if isinstance(event, EpisodeEvaluated) else scored.output if scored else ""
+    began = granted.get(row.group_) if row.purpose == "train" else None
+    return EndedEpisode(
+        event=event,
+        time=row.ended_at,
+        sequence=row.ended,
+        work=(scored.work if scored else None) if isinstance(event, TrajectoryExported) else event.work,
+        output=output,
+        recorded=calls,
+        seconds=None if began is None else row.ended_at - began,
+        step=row.step,
+        reason=row.reason or (row.drop_reason if row.step is None else ""),
+    )
+
+
+def _read_batches(history: History, events: Mapping[int, Envelope], recipe: dict[str, Any]) -> Iterator[tuple[int, RecordedBatch]]:
+    """Yields the batches that were read with their steps, in order."""
+    launches = history.query("SELECT started, recipe FROM run ORDER BY started DESC")
+    refusals = {refused.step + 1: refused for *_, refused in notice_events(history, BatchRefused)}
+    for formed, step in history.query("SELECT formed, step FROM batch ORDER BY formed"):
+        if formed in events:
+            launch = next((launch for started, launch in launches if started < formed), None)
+            own = msgspec.json.decode(launch) if launch else recipe
+            yield step, RecordedBatch(events[formed].open(BatchFormed), formed, own, refusals.get(step))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -15,13 +15,14 @@ from areal_actors.core.values import Interaction
 from areal_actors.display.recorded_state import recorded_state
 from areal_actors.display.run_state import RunState
 from areal_actors.history.database import History
-from areal_actors.messages import EpisodeAbandoned, EpisodeEvaluated, InteractionRecorded
+from areal_actors.history.episode_rows import CallRecord
+from areal_actors.messages import EpisodeAbandoned, EpisodeEvaluated
 from areal_actors.messages.fields import fields_of
 from areal_actors.reader.log_source import FileLog, FolderLog, positions_of, trimmed_sentence
+from areal_actors.reader.recorded_history import history_of_file, read_history
 from areal_actors.reader.records import EndedEpisode, Records
 from areal_actors.reader.run_files import run_folder
 from areal_actors.reader.table import Table
-from areal_actors.run.recorded_history import history_of_file, read_history
 from areal_bus.base import Envelope
 
 if TYPE_CHECKING:
@@ -81,21 +82,14 @@ class Run:
     @cached_property
     def records(self) -> Records:
         """Ended episodes with texts and tokens: the whole log, decoded."""
-        return self._records_of(self._log.read_all())
+        return Records.of(self.history, self._log.read_all(), self.recipe)
 
     def only(self, episodes: Collection[str]) -> Run:
         """Returns the run with the ended attempts of these episodes alone, of whose events alone the log is read."""
         part = Run(self.name, self.history, log=self._log, folder=self.folder)
         part.state = self.state
-        part.records = part._records_of(self._log.read_some(positions_of(self.history, episodes)))
+        part.records = Records.of(self.history, self._log.read_some(positions_of(self.history, episodes)), self.recipe)
         return part
-
-    def _records_of(self, envelopes: Sequence[Envelope]) -> Records:
-        records = Records()
-        known = self._log.restore(records.state) if self.history.progress.first > 1 else 0
-        for envelope in envelopes:
-            records.receive(envelope, is_known=envelope.sequence <= known)
-        return records
 
     @property
     def recipe(self) -> dict[str, Any]:
@@ -105,7 +99,14 @@ class Run:
     @cached_property
     def state(self) -> RunState:
         """Steps, evaluations, checkpoints and failures."""
-        return self.records.state if self.history.progress.first > 1 else recorded_state(self.history)
+        if self.history.progress.first <= 1:
+            return recorded_state(self.history)
+        state = RunState()
+        known = self._log.restore(state)
+        for envelope in self._log.read_all():
+            if envelope.sequence > known:
+                state.receive(envelope)
+        return state
 
     @cached_property
     def steps(self) -> Table:
@@ -178,7 +179,6 @@ class Run:
         event, calls = ended.event, self._interactions(ended, texts=False)
         versions = [call[field] for call in calls for field in ("oldest_version", "newest_version")]
         failed = event if isinstance(event, EpisodeAbandoned) else None
-        trained = self.records.trained.get(ended.sequence)
         return {
             "episode": ended.episode,
             "attempt": ended.attempt,
@@ -186,9 +186,9 @@ class Run:
             "purpose": ended.purpose,
             "task_id": ended.task_id,
             "outcome": ended.outcome,
-            "step": trained,
+            "step": ended.step,
             "reward": ended.reward,
-            "reason": self.records.reason_of(ended),
+            "reason": ended.reason,
             "detail": failed.detail if failed else "",
             "output": ended.output,
             "interactions": len(calls),
@@ -211,7 +211,7 @@ class Run:
             rows = [self._sampled_call(call, recorded.get(call.id), texts=texts) for call in ended.trajectory.interactions]
         return [{"episode": ended.episode, "attempt": ended.attempt, **row} for row in rows]
 
-    def _sampled_call(self, call: Interaction, recorded: InteractionRecorded | None, *, texts: bool) -> dict[str, Any]:
+    def _sampled_call(self, call: Interaction, recorded: CallRecord | None, *, texts: bool) -> dict[str, Any]:
         versions, logprobs = call.completion.versions_array(), call.completion.logprobs_array()
         return {
             "interaction": call.id,
@@ -257,7 +257,7 @@ def _open_file(path: Path) -> Run:
     return Run(history.progress.run or path.name, history, log=FileLog(path, history.progress.last), folder=None)
 
 
-def _recorded_call(call: InteractionRecorded) -> dict[str, Any]:
+def _recorded_call(call: CallRecord) -> dict[str, Any]:
     return {
         "interaction": call.interaction,
         "parent": call.parent,
@@ -265,9 +265,9 @@ def _recorded_call(call: InteractionRecorded) -> dict[str, Any]:
         "prompt_tokens": call.prompt_tokens,
         "completion_tokens": call.completion_tokens,
         "finish_reason": call.finish_reason,
-        "oldest_version": call.weight_version,
-        "newest_version": call.weight_version,
-        "trained": call.trained,
+        "oldest_version": call.oldest_version,
+        "newest_version": call.newest_version,
+        "trained": bool(call.trained),
         "prefix_break_reason": call.prefix_break_reason,
         "tool_call_error": call.tool_call_error,
     }

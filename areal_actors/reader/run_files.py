@@ -13,9 +13,9 @@ from areal_actors.core.errors import SetupError
 from areal_actors.display.recorded_state import recorded_state
 from areal_actors.display.run_state import RunState
 from areal_actors.display.sentences import count_of
+from areal_actors.folder.run_folder import RunFolder, find_run
 from areal_actors.messages import KINDS
-from areal_actors.run.recorded_history import history_of_file
-from areal_actors.run.run_folder import RunFolder, find_run
+from areal_actors.reader.recorded_history import history_of_file
 from areal_bus.message import Event, Message
 
 _KINDS = {kind.subject: kind for kind in KINDS if issubclass(kind, Event)}

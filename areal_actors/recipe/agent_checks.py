@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from areal_actors.core.settings import TaskSettings
-from areal_actors.recipe.complaints import Problems, is_installed, nearest, toml_value
+from areal_actors.recipe.errors import Problems, is_installed, nearest, toml_value
 from areal_actors.recipe.recipe import Recipe
 
 SCRIPTS = (".js", ".mjs", ".cjs", ".ts", ".sh")

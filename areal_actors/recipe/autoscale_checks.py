@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from areal_actors.core.autoscale_settings import WorkerBounds
-from areal_actors.recipe.complaints import Problems
+from areal_actors.recipe.errors import Problems
 from areal_actors.recipe.recipe import Recipe
 
 

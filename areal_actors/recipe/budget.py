@@ -13,7 +13,7 @@ from areal_actors.calibration.calibrate import Calibration, DecodeCalibration, T
 from areal_actors.core.durable_files import MEBIBYTE
 from areal_actors.core.machine import Machine, detect_machine
 from areal_actors.core.model_config import text_config_of
-from areal_actors.recipe.complaints import Problems
+from areal_actors.recipe.errors import Problems
 from areal_actors.recipe.model_size import BYTES, OPTIMIZER_BYTES, parameters, published_bytes
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.supervision import processes_of

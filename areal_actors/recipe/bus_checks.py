@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from areal_actors.recipe.complaints import Problems, toml_value
+from areal_actors.recipe.errors import Problems, toml_value
 from areal_actors.recipe.recipe import Recipe
 
 MIN_LEASE_SECONDS, MAX_LEASE_SECONDS = 1.0, 60.0

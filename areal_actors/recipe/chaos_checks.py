@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 import msgspec
 
+from areal_actors.chaos.corruption import SPOILT
 from areal_actors.chaos.settings import EVERYTHING, LAUNCHER, SERVER, Kind
-from areal_actors.chaos.spoiling import SPOILT
-from areal_actors.recipe.complaints import Problems, nearest, toml_value
+from areal_actors.recipe.errors import Problems, nearest, toml_value
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.supervision import processes_of
 

@@ -32,8 +32,8 @@ from areal_actors.recipe.agent_checks import agent_problems, dotted_parts
 from areal_actors.recipe.autoscale_checks import autoscale_problems
 from areal_actors.recipe.bus_checks import bus_problems
 from areal_actors.recipe.chaos_checks import chaos_problems
-from areal_actors.recipe.complaints import Problems, is_installed, nearest, toml_value
 from areal_actors.recipe.environment_checks import environment_problems, misplaced_problems
+from areal_actors.recipe.errors import Problems, is_installed, nearest, toml_value
 from areal_actors.recipe.example_checks import example_problems, length_problems, served_problems
 from areal_actors.recipe.gateway_checks import gateway_problems
 from areal_actors.recipe.host_checks import host_problems

@@ -16,7 +16,7 @@ from areal_actors.core.devices import MEMORY_FRACTION, VISIBLE, CudaDevices, vis
 from areal_actors.core.durable_files import GIBIBYTE
 from areal_actors.generation.settings import SLEEPING_ENGINES
 from areal_actors.recipe.checks import EMBEDDED
-from areal_actors.recipe.complaints import Problems
+from areal_actors.recipe.errors import Problems
 from areal_actors.recipe.model_size import engine_bytes, rank_bytes
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import Key, is_stated

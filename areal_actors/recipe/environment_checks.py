@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from areal_actors.core.environments import HOSTS, host_of
-from areal_actors.recipe.complaints import Problems, is_installed, toml_value
+from areal_actors.recipe.errors import Problems, is_installed, toml_value
 from areal_actors.recipe.recipe import Recipe
 
 BROUGHT = {

@@ -11,7 +11,7 @@ import msgspec
 
 from areal_actors.core.errors import RecipeError
 from areal_actors.core.settings import TaskSettings
-from areal_actors.recipe.complaints import Problems, toml_value
+from areal_actors.recipe.errors import Problems, toml_value
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import Key
 from areal_actors.supervised.examples import ExampleSet, LengthLimit, open_examples

@@ -9,7 +9,7 @@ import msgspec
 from areal_actors.core.gateways import GATEWAY
 from areal_actors.core.settings import TEMPLATE_WORDS
 from areal_actors.gateway.sessions.keys import weakness
-from areal_actors.recipe.complaints import Problems, nearest, toml_value
+from areal_actors.recipe.errors import Problems, nearest, toml_value
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.tokenization.tool_parsers.families import format_names
 

@@ -7,7 +7,7 @@ import re
 from areal_actors.core.command import COMMAND
 from areal_actors.core.gateways import GATEWAY
 from areal_actors.core.settings import COUNTED
-from areal_actors.recipe.complaints import Problems, toml_value
+from areal_actors.recipe.errors import Problems, toml_value
 from areal_actors.recipe.recipe import Recipe
 from areal_bus.users import without_credentials
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from areal_actors.recipe.complaints import Problems
+from areal_actors.recipe.errors import Problems
 from areal_actors.recipe.model_size import is_pretrained, parameters
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import is_stated

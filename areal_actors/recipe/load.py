@@ -31,8 +31,8 @@ from areal_actors.core.settings import (
 )
 from areal_actors.recipe.budget import budget_problems
 from areal_actors.recipe.checks import EMBEDDED, RecipeProblem, problems
-from areal_actors.recipe.complaints import decode, nearest, toml_value
 from areal_actors.recipe.device_map import device_problems, with_device_counts
+from areal_actors.recipe.errors import decode, nearest, toml_value
 from areal_actors.recipe.learning_rate import learning_rate_problems
 from areal_actors.recipe.limits import with_derived
 from areal_actors.recipe.measured import expected_lengths

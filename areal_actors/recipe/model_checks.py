@@ -9,7 +9,7 @@ from pathlib import Path
 from areal_actors.core.command import COMMAND
 from areal_actors.core.known_models import CONFIG, KNOWN, fetched_folder
 from areal_actors.core.programs import program
-from areal_actors.recipe.complaints import Problems, is_installed, toml_value
+from areal_actors.recipe.errors import Problems, is_installed, toml_value
 from areal_actors.recipe.source import Key
 
 GGUF = ".gguf"

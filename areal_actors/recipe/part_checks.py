@@ -11,7 +11,7 @@ from areal_actors.core.errors import RecipeError
 from areal_actors.core.installed_parts import InstalledPart, PartKind, installed_parts
 from areal_actors.core.trackers import TRACKERS
 from areal_actors.generation.settings import ENGINES
-from areal_actors.recipe.complaints import Problems, decode
+from areal_actors.recipe.errors import Problems, decode
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import Key, Layer
 from areal_actors.rewards import REWARDS, WEIGHTED

@@ -14,8 +14,8 @@ from areal_actors.core.command import COMMAND
 from areal_actors.core.proxies import describe_proxies
 from areal_actors.recipe.autoscale_checks import exhausted_bounds
 from areal_actors.recipe.checks import EMBEDDED, is_local
-from areal_actors.recipe.complaints import toml_key, toml_value
 from areal_actors.recipe.device_map import describe_devices
+from areal_actors.recipe.errors import toml_key, toml_value
 from areal_actors.recipe.limits import lowest_limit
 from areal_actors.recipe.load import Resolved
 from areal_actors.recipe.recipe import Recipe, recorded_recipe, redact_recipe

@@ -14,7 +14,7 @@ from msgspec import inspect as types
 
 from areal_actors.core.errors import RecipeError
 from areal_actors.core.installed_parts import PartKind
-from areal_actors.recipe.complaints import nearest, toml_value
+from areal_actors.recipe.errors import nearest, toml_value
 from areal_actors.recipe.part_checks import parts_beside_ours, settings_of
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.training.algorithms import AnyAlgorithm

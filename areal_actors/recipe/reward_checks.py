@@ -13,7 +13,7 @@ from typing import Any
 from areal_actors.core.durable_files import read_json
 from areal_actors.core.installed_parts import installed_parts
 from areal_actors.core.model_config import context_of
-from areal_actors.recipe.complaints import Problems, decode, is_installed, nearest, toml_value
+from areal_actors.recipe.errors import Problems, decode, is_installed, nearest, toml_value
 from areal_actors.recipe.part_checks import part_problems
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import Key, Layer

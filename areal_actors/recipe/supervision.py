@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 import msgspec
 
 from areal_actors.core.settings import COUNTED, ActorsSettings, Placement, SupervisorSettings
-from areal_actors.recipe.complaints import Problems
+from areal_actors.recipe.errors import Problems
 from areal_actors.recipe.recipe import Recipe
 
 Tree = Mapping[str, SupervisorSettings]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from areal_actors.core.settings import TrackSettings
 from areal_actors.core.trackers import install_hint, interpreter, known_trackers, missing_trackers
-from areal_actors.recipe.complaints import Problems, nearest, toml_value
+from areal_actors.recipe.errors import Problems, nearest, toml_value
 
 
 def track_problems(track: TrackSettings) -> Problems:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from areal_actors.core.devices import detect_cuda
-from areal_actors.recipe.complaints import Problems, is_installed, toml_value
+from areal_actors.recipe.errors import Problems, is_installed, toml_value
 from areal_actors.training.distributed.layout import layout_problem
 from areal_actors.training.settings import TrainerSettings
 

@@ -17,13 +17,13 @@ from areal_actors.audit.report import report
 from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import SetupError
 from areal_actors.display.safe_console import SafeConsole
+from areal_actors.folder.connections import open_log
+from areal_actors.folder.run_folder import RunFolder
+from areal_actors.processes.fold_actors import FOLDS
+from areal_actors.reader.audit_command import audit_run
 from areal_actors.reader.run_files import run_folder
 from areal_actors.replay.control import ControlReplay
 from areal_actors.replay.fold import FoldReplay, LogDifference
-from areal_actors.run.auditing import audit_run
-from areal_actors.run.fold_actors import FOLDS
-from areal_actors.run.monitor import open_log
-from areal_actors.run.run_folder import RunFolder
 from areal_bus.base import Envelope
 from areal_bus.recorded import read_header, read_log
 

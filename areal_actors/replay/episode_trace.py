@@ -100,7 +100,7 @@ def trace_episode(run: Run, episode: str, attempt: int | None = None) -> Episode
     """
     run = run.only(_needed(run, episode))
     ended = _choose_attempt(run, episode, attempt)
-    step = run.records.trained.get(ended.sequence)
+    step = ended.step
     batch = run.records.batches.get(step) if step else None
     recipe = recorded_recipe(batch.recipe if batch else run.recipe)
     columns, missing = None, ""
@@ -120,7 +120,7 @@ def trace_episode(run: Run, episode: str, attempt: int | None = None) -> Episode
         task=ended.task_id,
         task_data=ended.work.task.data if ended.work else {},
         purpose=ended.purpose,
-        outcome=run.records.outcome_of(ended),
+        outcome=ended.describe(),
         detail=getattr(ended.event, "detail", ""),
         reward=ended.reward,
         metrics=ended.trajectory.metrics if ended.trajectory else {},
@@ -141,7 +141,7 @@ def _needed(run: Run, episode: str) -> set[str]:
 
 
 def _choose_attempt(run: Run, episode: str, attempt: int | None) -> EndedEpisode:
-    attempts = list(run.records.of(episode))
+    attempts = list(run.records.attempts(episode))
     matching = [ended for ended in attempts if attempt in (None, ended.attempt)]
     if not matching:
         if attempts:
@@ -205,16 +205,15 @@ def _untrained_reasons(run: Run, ended: EndedEpisode, call: Interaction, mask: N
     """Returns the reasons why tokens of a call are not trained; empty if all are."""
     if mask.all():
         return ""
-    step = run.records.trained.get(ended.sequence)
-    if step is None:
-        return run.records.outcome_of(ended)
+    if ended.step is None:
+        return ended.describe()
     if not call.trained:
         return "context only: the agent asked for it with `store: false`"
-    oldest = run.records.batches[step].event.oldest_version
+    oldest = run.records.batches[ended.step].event.oldest_version
     stale = call.completion.versions_array() < oldest
     reasons = [f"weights older than version {oldest}"] if (stale & ~mask).any() else []
     if (~stale & ~mask).any():
-        refused = run.records.batches[step].refused
+        refused = run.records.batches[ended.step].refused
         causes = {left_out.cause for left_out in refused.sequences if left_out.episode == ended.episode} if refused else set()
         reasons.append(f"refused by the trainer: {'; '.join(sorted(causes))}" if causes else "masked by the algorithm")
     return ", ".join(reasons)

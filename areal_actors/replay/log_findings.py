@@ -11,6 +11,8 @@ from pathlib import Path
 
 from areal_actors.core.errors import SetupError
 from areal_actors.display.run_state import RunState
+from areal_actors.folder.connections import connect_to_run
+from areal_actors.folder.run_folder import RunFolder
 from areal_actors.lint.first_episodes import FirstEpisodes
 from areal_actors.lint.rules import findings
 from areal_actors.messages import KINDS, Heartbeat, RunStarted, Throughput
@@ -19,8 +21,6 @@ from areal_actors.replay.command import log_of
 from areal_actors.replay.control import ControlReplay
 from areal_actors.replay.in_flight import InFlight
 from areal_actors.replay.time_shares import LogFindings, OpenWait, TimeFold
-from areal_actors.run.connections import connect_to_run
-from areal_actors.run.run_folder import RunFolder
 from areal_actors.sequences.credit import Credit
 
 LISTENED_SECONDS = 10.0

@@ -15,12 +15,12 @@ import msgspec
 
 from areal_actors.core.errors import RecipeError
 from areal_actors.display.run_state import RunState
+from areal_actors.folder.run_folder import RunFolder
 from areal_actors.messages import RunStarted, StepCompleted
 from areal_actors.reader.run_files import run_folder
 from areal_actors.replay.command import log_of
 from areal_actors.replay.control import ControlReplay
 from areal_actors.replay.in_flight import EpisodeInFlight, InFlight
-from areal_actors.run.run_folder import RunFolder
 from areal_bus.base import Envelope
 
 MOST_GROUPS = 12

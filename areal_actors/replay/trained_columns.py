@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -10,14 +11,17 @@ from numpy.typing import NDArray
 
 from areal_actors.core.column_check import trajectory_fault
 from areal_actors.core.errors import EngineError, UntrainableBatch
+from areal_actors.core.lazy import LazyModule
 from areal_actors.core.values import Interaction, TrainingSequence, Trajectory
 from areal_actors.reader.records import RecordedBatch
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.sequences.build import call_places, sequences_of, token_path
 from areal_actors.sequences.credit import Credit, sequence_ends
-from areal_actors.training.algorithms.base import Algorithm
-from areal_actors.training.prepared import step_tokens
+from areal_actors.training import algorithms
+from areal_actors.training.algorithms.base import Algorithm, StepTokens
+from areal_actors.training.step_columns import ArrayColumn, step_columns
 
+step_data: Any = LazyModule("areal_actors.training.step_data")
 MODEL_COLUMNS = frozenset({"reference", "values", "last_values", "teacher", "rescored"})
 """Columns of `StepTokens` that only a model can compute."""
 Columns = tuple[NDArray[np.bool_], NDArray[np.float64]]
@@ -56,19 +60,28 @@ def trained_columns(batch: RecordedBatch, trajectories: Mapping[int, Trajectory]
     unknown = without_advantages(algorithm)
     if not unknown:
         try:
-            advantages = algorithm.advantages(step_tokens([sequence for _, _, sequence in rows], batch.event.step))
+            advantages = algorithm.advantages(_step_of(algorithm, [sequence for _, _, sequence in rows], batch.event.step))
         except UntrainableBatch:
             pass
         except EngineError as error:
             unknown = str(error)
         else:
-            kept = np.ones(len(advantages.tokens), dtype=bool) if advantages.kept is None else advantages.kept.numpy()
+            tokens = np.asarray(advantages.tokens, np.float64)
+            kept = np.ones(len(tokens), dtype=bool) if advantages.kept is None else np.asarray(advantages.kept)
             first = 0
             for mask, column in zip(masks, values, strict=True):
                 own = slice(first, first := first + int(mask.sum()))
-                column[mask] = advantages.tokens.double().numpy()[own]
+                column[mask] = tokens[own]
                 mask[mask] = kept[own]
     return TrainedColumns(_by_call(rows, masks, values), unknown)
+
+
+def _step_of(algorithm: Algorithm, sequences: list[TrainingSequence], weight_version: int) -> StepTokens:
+    """Returns the columns of a step: tensors for the algorithm of another distribution or file, which may call any function of torch."""
+    if type(algorithm).__module__.startswith(f"{algorithms.__name__}."):
+        return step_columns(sequences, weight_version, ArrayColumn.of)
+    tokens: StepTokens = step_data.step_tokens(sequences, weight_version)
+    return tokens
 
 
 def _rows(batch: RecordedBatch, trajectories: Mapping[int, Trajectory], credit: Credit) -> Iterator[Row]:

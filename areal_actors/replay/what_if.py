@@ -16,10 +16,11 @@ import numpy as np
 
 from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import EngineError, RecipeError, SetupError, UntrainableBatch
+from areal_actors.folder.run_folder import RunFolder
 from areal_actors.messages import RunResumed, RunStarted
 from areal_actors.reader.run_files import run_folder
 from areal_actors.recipe.checks import problems
-from areal_actors.recipe.complaints import decode
+from areal_actors.recipe.errors import decode
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.recipe.source import Key, Layer, read_override
 from areal_actors.replay.command import log_of
@@ -27,9 +28,8 @@ from areal_actors.replay.recorded_batches import RECEIVED, RecordedBatches
 from areal_actors.replay.trained_columns import without_advantages
 from areal_actors.replay.what_if_training import STEP_METRICS, TrainedSteps, train_again
 from areal_actors.rewards import MODEL, resolve_reward
-from areal_actors.run.run_folder import RunFolder
 from areal_actors.sequences.step_metrics import batch_metrics
-from areal_actors.training.prepared import reward_metrics, step_tokens
+from areal_actors.training.step_data import reward_metrics, step_tokens
 
 EVENTS = {kind.subject: kind for kind in (RunStarted, RunResumed, *RECEIVED)}
 ANSWERED: tuple[Key, ...] = (

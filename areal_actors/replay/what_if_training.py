@@ -20,9 +20,9 @@ from areal_actors.messages import (
     TrajectoryExported,
     WeightsPublished,
 )
+from areal_actors.reader.audit_command import recomputation
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.replay.recorded_batches import RecordedBatches
-from areal_actors.run.auditing import recomputation
 from areal_bus.base import Envelope, Stamp
 from areal_bus.message import Event
 from areal_bus.recorded import LogWriter

@@ -12,10 +12,12 @@ import msgspec
 from areal_actors import __version__
 from areal_actors.core.errors import SetupError
 from areal_actors.core.lazy import LazyModule
-from areal_actors.display.attention import attention
 from areal_actors.display.run_state import RunState
 from areal_actors.display.sentences import duration, model_ends_text
 from areal_actors.display.waiting import BOUNDS, waiting_summary
+from areal_actors.display.warnings import attention
+from areal_actors.folder.next_commands import run_command
+from areal_actors.folder.run_folder import RunFolder
 from areal_actors.history.run_events import load_events
 from areal_actors.lint.fault import LearningFault
 from areal_actors.lint.rules import to_lines
@@ -24,8 +26,6 @@ from areal_actors.reader.run import Run, open_run
 from areal_actors.recipe.limits import Limit, limits
 from areal_actors.recipe.recipe import Recipe, recorded_recipe
 from areal_actors.replay.time_shares import LogFindings, OpenWait, TimeShares, share
-from areal_actors.run.next_commands import run_command
-from areal_actors.run.run_folder import RunFolder
 from areal_actors.scaling.balance import Recommendation, mean_load, recommend
 
 log_findings: Any = LazyModule("areal_actors.replay.log_findings")

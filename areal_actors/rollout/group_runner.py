@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from areal_actors.core.agent_host.naming import check_end, make_engine, run_workflow
+from areal_actors.core.agent_host.agent_loader import check_end, make_engine, run_workflow
 from areal_actors.core.errors import AgentError, RewardError
 from areal_actors.core.values import Task
 from areal_actors.rollout.agent_runner import AgentResult, LoadedRunner, parse_result

@@ -13,9 +13,9 @@ from collections.abc import Awaitable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from areal_actors.core.agent_host.agent_loader import address_arguments, make_agent, run_function, takes_client
 from areal_actors.core.agent_host.faults import AgentLoadError, format_error
 from areal_actors.core.agent_host.model_errors import traits_of
-from areal_actors.core.agent_host.naming import address_arguments, make_agent, run_function, takes_client
 from areal_actors.core.errors import AgentError
 from areal_actors.core.loading import load_named
 from areal_actors.core.values import Task

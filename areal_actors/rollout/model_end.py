@@ -7,7 +7,7 @@ fails for another reason after its context was full has failed by itself.
 from __future__ import annotations
 
 from areal_actors.messages import SessionDescribed
-from areal_actors.rollout.time_lost import FailedAttempt
+from areal_actors.rollout.failure_attribution import FailedAttempt
 
 
 def find_model_cause(failed: FailedAttempt, described: SessionDescribed) -> str:

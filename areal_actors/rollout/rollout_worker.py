@@ -27,8 +27,8 @@ from areal_actors.rewards.acceptance import Acceptance, describe_session, reject
 from areal_actors.rewards.bounded_rule import BoundedRule
 from areal_actors.rollout.agent_runner import AgentResult, AgentRunner
 from areal_actors.rollout.episode_context import EpisodeContext, workflow_context
+from areal_actors.rollout.failure_attribution import FailedAttempt, attribute_failure, gateway_unreachable
 from areal_actors.rollout.model_end import find_model_cause
-from areal_actors.rollout.time_lost import FailedAttempt, attribute_failure, gateway_unreachable
 from areal_actors.runtime.actor import Actor, Context, Emits, Submit, on
 from areal_bus.errors import BusError, NoReply, NoResponder
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import structlog
 
-from areal_actors.core.agent_host.naming import keyed_url
+from areal_actors.core.agent_host.agent_loader import keyed_url
 from areal_actors.core.errors import AgentError, ArealError
 from areal_actors.core.proxies import proxy_exceptions
 from areal_actors.core.values import Task

@@ -1,1 +1,1 @@
-"""Processes of a run: launching, supervision, health, recovery and resuming."""
+"""One run of a recipe, or one served model: checks and rehearsal before it, its loop, its end."""

@@ -32,9 +32,9 @@ from areal_actors.core.settings import DiskSettings
 from areal_actors.generation.abilities import ENGINE_ABILITIES, ability_rows, engine_abilities
 from areal_actors.generation.servers.server_process import interpreter
 from areal_actors.generation.settings import SERVER_ENGINES, ServerSettings
-from areal_actors.run.disk_watch import refuse_full_disk
-from areal_actors.run.process_limits import limit_problems
 from areal_actors.sandbox.programs import Limits, run_program
+from areal_actors.supervision.disk_watch import refuse_full_disk
+from areal_actors.supervision.process_limits import limit_problems
 from areal_actors.weights.folders import SHARED_MEMORY
 from areal_bus.errors import ServerUnavailable
 from areal_bus.nats_connection import check_server_version

@@ -23,6 +23,8 @@ from areal_actors.core.errors import SetupError
 from areal_actors.core.model_config import context_of
 from areal_actors.core.settings import GatewaySettings, TaskSettings
 from areal_actors.core.values import SamplingParams, Value, WeightsLocation
+from areal_actors.folder.process_logs import log_to_terminal
+from areal_actors.folder.run_folder import RunFolder
 from areal_actors.gateway.call_record import RecordedCalls
 from areal_actors.gateway.session_manager import SessionManager
 from areal_actors.gateway.sessions.capacity import ExternalCapacity
@@ -31,11 +33,9 @@ from areal_actors.generation.engine import EnginePlace
 from areal_actors.generation.inference_worker import InferenceWorker
 from areal_actors.generation.servers.plain_server import DescribedServer, PlainServerEngine, describe_server
 from areal_actors.messages import DescribeGateway, EpisodeAbandoned, GatewayDescribed, StartSession, TrajectoryExported, WeightsPublished
+from areal_actors.processes.actor_host import ActorHost
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.run.actor_host import ActorHost
-from areal_actors.run.launch import on_interrupt
-from areal_actors.run.logs import log_to_terminal
-from areal_actors.run.run_folder import RunFolder
+from areal_actors.supervision.run_session import on_interrupt
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.training.algorithms import Grpo
 from areal_actors.weights.model_hub import UNAVAILABLE

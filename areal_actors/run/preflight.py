@@ -24,9 +24,13 @@ from areal_actors.core.durable_files import MEBIBYTE
 from areal_actors.core.errors import AgentError, SetupError
 from areal_actors.core.programs import program
 from areal_actors.core.settings import NO_TEMPLATE
+from areal_actors.folder.certificate_files import named_certificate
+from areal_actors.folder.run_folder import RunFolder
+from areal_actors.folder.run_lock import LockHeld, holder, lock_file
 from areal_actors.gateway.template_settings import apply_template_settings
 from areal_actors.generation.servers.server_process import interpreter
 from areal_actors.generation.settings import SERVER_ENGINES, TENSOR_ENGINES
+from areal_actors.processes.fold_actors import open_tasks
 from areal_actors.recipe.checks import EMBEDDED, RecipeProblem
 from areal_actors.recipe.device_map import device_problems
 from areal_actors.recipe.example_checks import check_examples
@@ -35,13 +39,9 @@ from areal_actors.recipe.recipe import Recipe
 from areal_actors.rewards import MODEL, describe_reward, resolve_reward
 from areal_actors.rollout.agent_process import AgentProcess, AgentProgram
 from areal_actors.rollout.runners import program_of
-from areal_actors.run.certificate_files import named_certificate
-from areal_actors.run.disk_watch import refuse_full_disk
-from areal_actors.run.fold_actors import open_tasks
-from areal_actors.run.process_limits import check_limits
 from areal_actors.run.reference_check import check_references
-from areal_actors.run.run_folder import RunFolder
-from areal_actors.run.run_lock import LockHeld, holder, lock_file
+from areal_actors.supervision.disk_watch import refuse_full_disk
+from areal_actors.supervision.process_limits import check_limits
 from areal_actors.tokenization.tokenizer import ChatTokenizer
 from areal_actors.training.checkpoint_store import folder_bytes
 from areal_actors.weights.folders import check_room, has_shared_room, lock_path, locked_folders, remove_all, shared_memory_path

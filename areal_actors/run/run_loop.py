@@ -18,12 +18,17 @@ from areal_actors.core.programs import typed_path
 from areal_actors.core.settings import FOLDING
 from areal_actors.core.snapshots import SnapshotStore
 from areal_actors.core.values import Value
-from areal_actors.display.recall import AUDIT, RUN_STATE
+from areal_actors.display.fullscreen import is_screen
+from areal_actors.display.monitor import follow
 from areal_actors.display.run_state import RunState
 from areal_actors.display.safe_console import SafeConsole
+from areal_actors.display.snapshot_start import AUDIT, RUN_STATE
 from areal_actors.display.summary import write_summary
 from areal_actors.display.view import RunView
-from areal_actors.display.whole_screen import is_screen
+from areal_actors.folder.next_commands import next_commands, run_command
+from areal_actors.folder.phase_times import keep_times, usual_times
+from areal_actors.folder.run_folder import RunFolder
+from areal_actors.hosts.admission import Joining
 from areal_actors.lint.run_lint import RunLint
 from areal_actors.messages import (
     KINDS,
@@ -44,18 +49,13 @@ from areal_actors.messages import (
     WorkerLeft,
 )
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.run.disk_watch import DiskWatch
-from areal_actors.run.health import LOOK_SECONDS
-from areal_actors.run.joining import Joining
-from areal_actors.run.launch import Launch, access, on_interrupt
-from areal_actors.run.load_watch import LoadWatch
-from areal_actors.run.log_recovery import note_log_end
-from areal_actors.run.log_retention import LogReaders, LogRetention, Reader, folds_of
-from areal_actors.run.monitor import follow
-from areal_actors.run.next_commands import next_commands, run_command
-from areal_actors.run.phase_times import keep_times, usual_times
-from areal_actors.run.run_folder import RunFolder
-from areal_actors.run.server import RunServer
+from areal_actors.recovery.log_recovery import note_log_end
+from areal_actors.recovery.log_retention import LogReaders, LogRetention, Reader, folds_of
+from areal_actors.supervision.disk_watch import DiskWatch
+from areal_actors.supervision.health import LOOK_SECONDS
+from areal_actors.supervision.load_watch import LoadWatch
+from areal_actors.supervision.nats_server import RunServer
+from areal_actors.supervision.run_session import Launch, access, on_interrupt
 from areal_bus.errors import BusError, LogUnavailable, NoReply, ServerUnavailable
 from areal_bus.message import Message
 from areal_bus.nats import NatsBus

@@ -16,14 +16,14 @@ from areal_actors.core.errors import SetupError
 from areal_actors.core.gateways import GatewayShare
 from areal_actors.core.module_command import module_command
 from areal_actors.core.values import WeightsLocation
+from areal_actors.folder.process_logs import log_to_terminal
+from areal_actors.folder.run_folder import RunFolder
 from areal_actors.messages import ActorStarted, RunFinished, RunStarted, WeightsLoaded, WeightsPublished
+from areal_actors.recipe.needed_extras import check_extras
 from areal_actors.recipe.recipe import Recipe, redact_recipe
-from areal_actors.run.extras import check_extras
-from areal_actors.run.launch import Launch, on_interrupt, open_bus
-from areal_actors.run.logs import log_to_terminal
 from areal_actors.run.preflight import check_chat_template, check_devices, check_inference_server, fresh_folder
-from areal_actors.run.run_folder import RunFolder
-from areal_actors.run.server import RunServer, with_port
+from areal_actors.supervision.nats_server import RunServer, with_port
+from areal_actors.supervision.run_session import Launch, on_interrupt, open_bus
 from areal_bus.nats import NatsBus
 
 SUFFIX = "-serve"

@@ -13,9 +13,9 @@ import msgspec
 
 from areal_actors.core.durable_files import atomic_write
 from areal_actors.core.errors import ArealError
-from areal_actors.run.process import EXIT_FAILED, end_with_parent
-from areal_actors.run.recipe_model import model_of
-from areal_actors.run.run_folder import RunFolder
+from areal_actors.folder.run_folder import RunFolder
+from areal_actors.processes.process import EXIT_FAILED, end_with_parent
+from areal_actors.processes.recipe_model import model_of
 from areal_actors.weights.weight_files import location_of
 
 

@@ -23,9 +23,9 @@ from areal_actors.core.errors import ArealError, SetupError
 from areal_actors.core.private_folders import make_private
 from areal_actors.embedded.kept_models import kept_model
 from areal_actors.embedded.settings import WarmStart
-from areal_actors.run.launch import on_interrupt
-from areal_actors.run.logs import log_to_terminal
-from areal_actors.run.run_lock import LockHeld, lock_file
+from areal_actors.folder.process_logs import log_to_terminal
+from areal_actors.folder.run_lock import LockHeld, lock_file
+from areal_actors.supervision.run_session import on_interrupt
 from areal_actors.tinker.access import ANY_KEY, TinkerAccess
 from areal_actors.tinker.checkpoints import TinkerCheckpoints
 from areal_actors.tinker.command import EMBEDDED, TinkerOptions

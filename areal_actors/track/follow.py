@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from areal_actors.display.run_state import RunState
+from areal_actors.folder.run_folder import RunFolder
 from areal_actors.messages import EvaluationCompleted, LossEvaluated, RunFinished, RunResumed, RunStarted, StepCompleted
 from areal_actors.reader.run_files import message_of
-from areal_actors.run.run_folder import RunFolder
 from areal_actors.track.sender import TrackedRun
 from areal_bus.errors import BusError
 from areal_bus.message import Message

@@ -16,10 +16,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from areal_actors.core.errors import SetupError
+from areal_actors.folder.connections import open_log
+from areal_actors.folder.run_folder import RunFolder
 from areal_actors.messages import RunFinished
 from areal_actors.reader.run_files import run_folder
-from areal_actors.run.monitor import open_log
-from areal_actors.run.run_folder import RunFolder
 from areal_actors.track.traces import REQUESTS, Span, SpanPlace, Traces
 from areal_bus.base import Bus
 from areal_bus.recorded import read_log

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from areal_actors.core.errors import SetupError
-from areal_actors.run.run_folder import RunFolder
+from areal_actors.folder.run_folder import RunFolder
 from areal_actors.track.command import send_run
 from areal_actors.track.follow import follow_folder
 

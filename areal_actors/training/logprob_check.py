@@ -21,8 +21,8 @@ from areal_actors.training.algorithms.veto import VETO_THRESHOLD, is_catastrophi
 from areal_actors.training.host_copies import allocated_bytes, copy_to_host
 from areal_actors.training.packing.scoring import TokenScorer, ValueScorer
 from areal_actors.training.packing.tensors import Sharing, make_micro_batches
-from areal_actors.training.prepared import TokenColumn
 from areal_actors.training.ranks import SINGLE_PROCESS, Ranks
+from areal_actors.training.step_data import TokenColumn
 from areal_actors.weights.source_tensors import model_tensors
 from areal_actors.weights.transfer import read_tensors
 

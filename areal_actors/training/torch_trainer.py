@@ -30,7 +30,11 @@ from areal_actors.training.models import load_model, recompute_activations, writ
 from areal_actors.training.optimization import Optimization
 from areal_actors.training.packing.scoring import TokenScorer, ValueScorer, set_up
 from areal_actors.training.packing.tensors import MicroBatch, make_micro_batches
-from areal_actors.training.prepared import (
+from areal_actors.training.ranks import SINGLE_PROCESS, Ranks
+from areal_actors.training.references import frozen_models
+from areal_actors.training.routing_replay import RoutingReplay
+from areal_actors.training.settings import TrainerSettings
+from areal_actors.training.step_data import (
     Prepared,
     StepMetricSums,
     TokenColumn,
@@ -43,10 +47,6 @@ from areal_actors.training.prepared import (
     to_device,
     token_weights,
 )
-from areal_actors.training.ranks import SINGLE_PROCESS, Ranks
-from areal_actors.training.references import frozen_models
-from areal_actors.training.routing_replay import RoutingReplay
-from areal_actors.training.settings import TrainerSettings
 from areal_actors.weights.source_tensors import checkpoint_tensors
 from areal_actors.weights.transfer import checksum, without_ties, write_weights
 

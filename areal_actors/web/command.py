@@ -14,9 +14,9 @@ import msgspec
 
 from areal_actors.core.command import COMMAND
 from areal_actors.core.errors import SetupError
+from areal_actors.folder.connections import address_in, find_live
+from areal_actors.folder.run_folder import RunFolder, ServerAddress
 from areal_actors.reader.run_files import run_folder
-from areal_actors.run.monitor import address_in, find_live
-from areal_actors.run.run_folder import RunFolder, ServerAddress
 from areal_actors.web.access import Access
 from areal_actors.web.server import PageServer, serving_page
 from areal_actors.web.source import LogSource

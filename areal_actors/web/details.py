@@ -40,8 +40,9 @@ class LogDetails:
         self._tracing = asyncio.Lock()
         self._traces: OrderedDict[tuple[str, int, int], bytes] = OrderedDict()
 
-    def episode(self, row: EpisodeRow) -> dict[str, Any]:
+    async def episode(self, row: EpisodeRow) -> dict[str, Any]:
         """Returns an attempt with its task, output and sampled tokens."""
+        await self._source.wait_copied(row.changed)
         answer = self._answer(row) | {"row": row, "calls": [], "has_texts": self._text([]) is not None}
         ended = self._source.copy.read(row.ended) if row.ended else None
         if ended is None or ended.subject != TrajectoryExported.subject:
@@ -73,8 +74,9 @@ class LogDetails:
             )
         return answer
 
-    def group(self, rows: list[EpisodeRow]) -> list[dict[str, Any]]:
+    async def group(self, rows: list[EpisodeRow]) -> list[dict[str, Any]]:
         """Returns the answers of a group's attempts."""
+        await self._source.wait_copied(max((row.changed for row in rows), default=0))
         return [self._answer(row) | {"row": row} for row in rows]
 
     def _answer(self, row: EpisodeRow) -> dict[str, Any]:
@@ -105,6 +107,7 @@ class LogDetails:
         key = (row.name, row.attempt, row.batch)
         async with self._tracing:  # one process at a time: it loads torch
             if key not in self._traces:
+                await self._source.wait_copied(self._source.history.progress.last)
                 self._source.copy.flush()
                 self._traces[key] = await _run_trace(str(self._source.copy.path), row.name, row.attempt)
                 while len(self._traces) > TRACES_KEPT:
@@ -120,21 +123,22 @@ class LogDetails:
     def _text(self, ids: list[int]) -> str | None:
         """Returns the text of token ids; None without the model's tokenizer, which an exported log does not hold."""
         place = self._source.place
-        if self._tokenizer is None and place is not None and self._source.index.model:
+        if self._tokenizer is None and place is not None and self._source.history.progress.model:
             try:
-                self._tokenizer = ChatTokenizer.load(place.path / self._source.index.model)
+                self._tokenizer = ChatTokenizer.load(place.path / self._source.history.progress.model)
             except SetupError:
                 return None
         return self._tokenizer.decode(ids, skip_special=False) if self._tokenizer else None
 
     # ------------------------------------------------------------ events
 
-    def event(self, position: int) -> dict[str, Any] | None:
+    async def event(self, position: int) -> dict[str, Any] | None:
         """Returns an event with its whole message; None if the log does not have it."""
+        await self._source.wait_copied(position)
         envelope = self._source.copy.read(position)
         return None if envelope is None else _event(envelope)
 
-    def search(self, *, before: int, limit: int, subject: str, text: str) -> dict[str, Any]:
+    async def search(self, *, before: int, limit: int, subject: str, text: str) -> dict[str, Any]:
         """Returns events that match, newest first, before a position.
 
         Args:
@@ -143,15 +147,16 @@ class LogDetails:
             subject: beginning of the subject; empty for all.
             text: part of the sender, the id or the message, without regard to case; empty for all.
         """
+        await self._source.wait_copied(before - 1)
         matches: list[dict[str, Any]] = []
         position, wanted = before, text.lower()
-        last = max(before - EVENTS_SCANNED, self._source.index.first)
+        last = max(before - EVENTS_SCANNED, self._source.history.progress.first)
         while position > last and len(matches) < limit:
             position -= 1
             envelope = self._source.copy.read(position)
             if envelope is not None and envelope.subject.startswith(subject) and _matches(envelope, wanted):
                 matches.append({"position": position, "time": envelope.time, "subject": envelope.subject, "sender": envelope.sender})
-        return {"events": matches, "before": position, "more": position > self._source.index.first}
+        return {"events": matches, "before": position, "more": position > self._source.history.progress.first}
 
 
 def _matches(envelope: Envelope, wanted: str) -> bool:

@@ -7,9 +7,6 @@ No row refers to itself: the garbage collector need not look at hundreds of thou
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Generic, TypeVar
-
 import msgspec
 
 
@@ -20,9 +17,6 @@ class Row(msgspec.Struct, array_like=True, kw_only=True, gc=False):
     """Index in its table."""
     changed: int
     """Position of the last event that changed it."""
-
-
-RowType = TypeVar("RowType", bound=Row)
 
 
 class SampledSpan(msgspec.Struct, array_like=True, gc=False):
@@ -147,34 +141,3 @@ class NoticeRow(Row, kw_only=True, gc=False):
     at: float
     subject: str
     sentence: str
-
-
-class RowTable(Generic[RowType]):
-    """Rows in the order of their ids, and in the order of their last changes."""
-
-    def __init__(self, kind: type[RowType]) -> None:
-        self.columns = kind.__struct_fields__
-        self.rows: list[RowType] = []
-        self._by_change: dict[int, RowType] = {}
-
-    def add(self, row: RowType) -> RowType:
-        """Append a row, whose id is the number of rows before it."""
-        assert row.id == len(self.rows)
-        self.rows.append(row)
-        self._by_change[row.id] = row
-        return row
-
-    def touch(self, row: RowType, position: int) -> None:
-        """Record that the event at this position has changed a row."""
-        row.changed = position
-        self._by_change[row.id] = self._by_change.pop(row.id)
-
-    def rows_changed_after(self, position: int) -> list[RowType]:
-        """Returns the rows that changed after a position."""
-        return list(self._newest(position))[::-1]
-
-    def _newest(self, position: int) -> Iterator[RowType]:
-        for row in reversed(self._by_change.values()):
-            if row.changed <= position:
-                return
-            yield row

@@ -19,6 +19,7 @@ from areal_actors.web.access import Access, add_headers
 from areal_actors.web.details import LogDetails
 from areal_actors.web.rows import EpisodeRow
 from areal_actors.web.source import LogSource
+from areal_actors.web.tables import TABLES
 from areal_actors.web.what_if_curves import WhatIfCurves
 
 STATIC = Path(__file__).parent / "static"
@@ -68,16 +69,15 @@ class PageServer:
 
     def head(self) -> dict[str, Any]:
         """Returns how far the log was read."""
-        index, source = self.source.index, self.source
-        error = index.finished.error if index.finished else ""
+        source, progress, facts = self.source, self.source.history.progress, self.source.tables.facts()
         return {
-            "last": index.last,
-            "first": index.first,
-            "at": index.last_at,
+            "last": progress.last,
+            "first": progress.first,
+            "at": source.tables.seconds(progress.now),
             "state": source.state,
-            "total": max(source.total, index.last),
-            "finished": index.finished is not None,
-            "error": error,
+            "total": max(source.total, progress.last),
+            "finished": facts.finished is not None,
+            "error": facts.finished.error if facts.finished else "",
             "notice": source.notice,
         }
 
@@ -87,15 +87,16 @@ class PageServer:
 
     async def run(self, _: web.Request) -> web.Response:
         """The part that seldom changes: name, recipe, columns of the tables, and the curves laid over."""
-        index = self.source.index
-        columns = {name: table.columns for name, table in index.tables().items()}
-        facts = {"name": index.run or self.name, "began": index.began, "recipe": index.recipe, "columns": columns}
+        progress, recipe = self.source.history.progress, self.source.tables.facts().recipe or self.source.recipe
+        columns = {name: table.__struct_fields__ for name, table in TABLES.items()}
+        facts = {"name": progress.run or self.name, "began": progress.began, "recipe": recipe, "columns": columns}
         return _json({**facts, "what_ifs": self._what_ifs, "head": self.head()})
 
     async def rows(self, request: web.Request) -> web.StreamResponse:
         """Rows that changed after an event; sent in slices, so that browsers that hang share one encoded answer."""
         if after := _number(request, "after", 0):
-            body = _ENCODER.encode({"head": self.head(), "tables": self.source.index.rows_changed_after(after)})
+            tables = self.source.tables.rows_changed_after(after)  # before the head, which has facts of the same events
+            body = _ENCODER.encode({"head": self.head(), "tables": tables})
         else:
             body = self._all_rows()
         response = web.StreamResponse(headers={"Content-Type": "application/json", "Content-Length": str(len(body))})
@@ -105,14 +106,14 @@ class PageServer:
         return response
 
     def _all_rows(self) -> bytes:
-        state = self.head()
-        if self._whole[0] != state:
-            self._whole = (state, _ENCODER.encode({"head": state, "tables": self.source.index.rows_changed_after(0)}))
+        if self._whole[0] != self.head():
+            tables = self.source.tables.rows_changed_after(0)
+            self._whole = (self.head(), _ENCODER.encode({"head": self.head(), "tables": tables}))
         return self._whole[1]
 
     async def telemetry(self, _: web.Request) -> web.Response:
         """Heartbeats of a live run's actors, and throughput of its engines."""
-        state, began = self.source.telemetry, self.source.index.began
+        state, began = self.source.telemetry, self.source.history.progress.began
         beats = [
             {
                 "actor": actor,
@@ -163,7 +164,7 @@ class PageServer:
 
     async def episode(self, request: web.Request) -> web.Response:
         """An attempt at an episode with its tokens."""
-        return _json(self._details.episode(self._row(request)))
+        return _json(await self._details.episode(self._row(request)))
 
     async def answer_trace(self, request: web.Request) -> web.Response:
         """Masks and advantages of an attempt."""
@@ -173,27 +174,30 @@ class PageServer:
             return _json({"error": str(error)}, status=409)
 
     def _row(self, request: web.Request) -> EpisodeRow:
-        rows, number = self.source.index.fold.table.rows, _number_in(request.match_info["id"], "the number of an attempt")
-        if number >= len(rows):
-            raise web.HTTPNotFound(text=f"The log has {len(rows)} attempts at episodes so far; found number {number}.\n")
-        return rows[number]
+        number = _number_in(request.match_info["id"], "the number of an attempt")
+        rows = self.source.tables.episodes("id = ?", number + 1)
+        if not rows:
+            count = self.source.history.value("SELECT count(*) FROM attempt")
+            raise web.HTTPNotFound(text=f"The log has {count} attempts at episodes so far; found number {number}.\n")
+        return rows[0]
 
     async def group(self, request: web.Request) -> web.Response:
         """The answers of a group side by side."""
         group = request.match_info["group"]
-        rows = [row for row in self.source.index.fold.table.rows if row.group == group]
-        return _json({"group": group, "episodes": self._details.group(rows)})
+        rows = self.source.tables.episodes("group_ = ?", group)
+        return _json({"group": group, "episodes": await self._details.group(rows)})
 
     async def events(self, request: web.Request) -> web.Response:
         """Events that match a search."""
-        before = _number(request, "before", self.source.index.last + 1)
+        last = self.source.history.progress.last
+        before = _number(request, "before", last + 1)
         limit = min(_number(request, "limit", 100), MAX_EVENTS)
         wanted = {name: request.query.get(name, "") for name in ("subject", "text")}
-        return _json(self._details.search(before=min(before, self.source.index.last + 1), limit=limit, **wanted))
+        return _json(await self._details.search(before=min(before, last + 1), limit=limit, **wanted))
 
     async def event(self, request: web.Request) -> web.Response:
         """One event with its message."""
-        event = self._details.event(_number_in(request.match_info["position"], "the number of an event"))
+        event = await self._details.event(_number_in(request.match_info["position"], "the number of an event"))
         return _json(event) if event else _json({"error": "the log does not have this event"}, status=404)
 
     async def wait_until_ended(self) -> None:

@@ -15,7 +15,7 @@ from support.gateway_harness import opened
 from support.npm_packages import install
 from support.samples import work
 
-from areal_actors.core.agent_host.naming import keyed_url
+from areal_actors.core.agent_host.agent_loader import keyed_url
 from areal_actors.core.settings import GatewaySettings
 from areal_actors.core.values import SamplingParams
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from areal_actors.core.objects import BLOBS, CODE, FOLDERS, IMAGES, MODEL, SNAPSHOTS, WEIGHTS
 from areal_actors.core.snapshots import Snapshot, SnapshotStore
+from areal_actors.hosts.object_access import access_of
+from areal_actors.hosts.object_server import ObjectServer
 from areal_actors.messages import KINDS
-from areal_actors.run.object_access import access_of
-from areal_actors.run.object_server import ObjectServer
-from areal_actors.run.server import ACTORS, listener
+from areal_actors.supervision.nats_server import ACTORS, listener
 from areal_actors.vision.files import ImageFolder
 from areal_actors.weights.folders import version_folder
 from areal_bus.claims import BlobFolder, blob_name

@@ -136,7 +136,7 @@ class Joiner:
     def worker(self) -> psutil.Process:
         """The process of its first worker."""
         return next(
-            one for one in psutil.Process(self.process.pid).children(recursive=True) if "areal_actors.run" in " ".join(one.cmdline())
+            one for one in psutil.Process(self.process.pid).children(recursive=True) if "areal_actors.processes" in " ".join(one.cmdline())
         )
 
     def ended(self, seconds: float = PATIENT) -> int:

@@ -20,7 +20,7 @@ from areal_actors.core.devices import detect_cuda
 from areal_actors.messages import KINDS
 from areal_actors.recipe.load import load
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.run.server import users_of
+from areal_actors.supervision.nats_server import users_of
 from areal_bus.message import Event, Message, Request, Telemetry, Work
 from areal_bus.nats import NatsBus
 from areal_bus.server import EmbeddedServer

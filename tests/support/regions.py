@@ -17,14 +17,21 @@ BLOCKING = Path(__file__).with_name("base_install")
 WITH_TORCH = (
     *("embedded", "training", "weights", "calibration.measure", "models.convert", "rewards.reward_model", "vision.embedding"),
     *("contracts.algorithm", "contracts.random_model"),
-    *("run.tensor_process", "run.recompute", "run.training_engine"),
-    *("replay.what_if", "replay.trained_columns", "replay.episode_trace", "replay.trace", "replay.trace_page"),
+    *("processes.tensor_process", "replay.recompute", "processes.training_engine"),
+    "replay.what_if",
     *("library.controllers", "tinker", "compat"),
 )
 """Folders and modules with torch: only they import it, and the base imports none of them."""
 TORCH_FREE = (
     *("embedded.settings", "tinker.command", "training.algorithms", "training.checkpoint_retention", "training.checkpoint_store"),
-    *("training.checkpointer", "training.distributed.layout", "training.engine", "training.engine_mismatch", "training.settings"),
+    *(
+        "training.checkpointer",
+        "training.distributed.layout",
+        "training.engine",
+        "training.engine_mismatch",
+        "training.settings",
+        "training.step_columns",
+    ),
     *(
         "training.trainer",
         "training.trainer_history",

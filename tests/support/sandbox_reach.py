@@ -22,7 +22,7 @@ from typing import NamedTuple
 import psutil
 from support.permission_matrix import TABLE_IN, recipe
 
-from areal_actors.run.run_folder import RunFolder, ServerAddress
+from areal_actors.folder.run_folder import RunFolder, ServerAddress
 from areal_actors.sandbox import Limits, run_python
 
 BEGIN, END = "<!-- reach of model code: begin -->\n", "<!-- reach of model code: end -->"

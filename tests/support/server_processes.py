@@ -20,7 +20,7 @@ def server_processes(parent: int) -> list[psutil.Process]:
     found = []
     for process in psutil.Process(parent).children(recursive=True):
         with suppress(psutil.Error):
-            if "areal_actors.generation.servers.guard" in process.cmdline():
+            if "areal_actors.generation.servers.process_guard" in process.cmdline():
                 found += process.children(recursive=True)
     assert found
     return found

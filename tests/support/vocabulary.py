@@ -23,7 +23,7 @@ NOUN_CLAUSES = frozenset(["What", "Who", "Whom", "Whose", "How", "Whether", "Of"
 
 _PARTS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+")
 _PHRASE = re.compile("|".join(rf"\b{re.escape(phrase)}" + (r"\b" if phrase[-1].isalpha() else "") for phrase in PHRASES), re.IGNORECASE)
-_DATA = ("tests/", "agents/", "areal_actors/embedded/surroundings.py")
+_DATA = ("tests/", "agents/", "areal_actors/embedded/system_prompts.py")
 """Files whose string literals are prompts and test data, which are not checked."""
 _OWN = {"tests/support/vocabulary.py", "tests/test_vocabulary.py", "docs/glossary.md"}
 

@@ -14,7 +14,7 @@ from openai.resources.chat.completions import AsyncCompletions
 
 from areal_actors.compat.areal.engine import InferenceEngine, response_of
 from areal_actors.compat.areal.interactions import InteractionCache, TokenInteraction
-from areal_actors.core.agent_host.naming import keyed_url
+from areal_actors.core.agent_host.agent_loader import keyed_url
 
 CHAT, RESPONSES = "/chat/completions", "/responses"
 

@@ -26,7 +26,7 @@ C = TypeVar("C", bound=PPOConfig)
 REFERENCE = re.compile(r"\$\{([^${}]*)\}")
 NAME = re.compile(r"[A-Za-z_][\w-]*(?:\.[A-Za-z_][\w-]*)*")
 LONGEST_CHAIN = 20
-MODEL_MAKER = "areal_actors.run.recipe_model"
+MODEL_MAKER = "areal_actors.processes.recipe_model"
 logger = structlog.get_logger(__name__)
 
 

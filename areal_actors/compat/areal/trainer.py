@@ -17,10 +17,10 @@ from areal_actors.compat.areal.to_recipe import recipe_of
 from areal_actors.compat.areal.workflow import ArealWorkflow
 from areal_actors.core.devices import detect_cuda
 from areal_actors.core.errors import RecipeError
+from areal_actors.folder.run_folder import RunFolder
 from areal_actors.library.controllers import RolloutController, TrainController
 from areal_actors.library.controllers.backends import Backend
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.run.run_folder import RunFolder
 from areal_actors.tasks.order import Order
 
 SHOWN = ("reward_mean", "loss", "grad_norm", "eval/reward_mean", "eval/failed")

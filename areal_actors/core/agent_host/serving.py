@@ -23,10 +23,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from .agent_loader import Agent, address_arguments, load, make_agent, run_function
 from .command import CommandAgent
 from .faults import AgentFault, AgentLoadError, format_error
 from .model_errors import traits_of
-from .naming import Agent, address_arguments, load, make_agent, run_function
 from .processes import adopt_orphans, children, kill_tree
 
 TASK_SECONDS = 1.0

@@ -54,7 +54,7 @@ class ServerProcess:
             SetupError: the interpreter or the log cannot be opened.
         """
         self.name, self.log, self.began = name, log, time.monotonic()
-        guard = module_command("areal_actors.generation.servers.guard", *command)
+        guard = module_command("areal_actors.generation.servers.process_guard", *command)
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
             with log.open("ab") as output:

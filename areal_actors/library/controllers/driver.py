@@ -34,15 +34,15 @@ from areal_actors.messages import (
     WeightsLoaded,
     WeightsPublished,
 )
+from areal_actors.processes.actor_host import PROCESS, ActorHost
+from areal_actors.processes.fold_actors import BuildContext
+from areal_actors.processes.tensor_process import TORCH_ACTORS
 from areal_actors.recipe.recipe import Recipe
 from areal_actors.rewards.acceptance import Acceptance
 from areal_actors.rewards.bounded_rule import bounded_rule
 from areal_actors.rewards.reward_worker import RewardWorker
 from areal_actors.rollout.rollout_worker import RolloutWorker
 from areal_actors.rollout.runners import episodes_at_once
-from areal_actors.run.actor_host import PROCESS, ActorHost
-from areal_actors.run.fold_actors import BuildContext
-from areal_actors.run.tensor_process import TORCH_ACTORS
 from areal_actors.runtime.message_ids import message_id
 from areal_actors.tasks.attempts import next_attempt
 from areal_actors.weights.weight_files import location_of

@@ -13,11 +13,11 @@ import torch.distributed as dist
 
 from areal_actors.core.errors import SetupError
 from areal_actors.core.values import Trajectory
+from areal_actors.folder.run_folder import RunFolder
 from areal_actors.library.controllers.batch import RolloutBatch
 from areal_actors.library.controllers.blocking import LoopThread
 from areal_actors.messages import TrajectoryExported
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.run.run_folder import RunFolder
 from areal_actors.training.distributed.sharded import ShardedRanks
 from areal_actors.training.ranks import Ranks
 from areal_bus.nats import NatsBus

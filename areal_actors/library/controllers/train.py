@@ -16,19 +16,19 @@ from torch import Tensor
 
 from areal_actors.core.errors import EngineError, RolloutError
 from areal_actors.core.values import TrainingSequence
+from areal_actors.folder.run_folder import RunFolder
 from areal_actors.library.controllers.batch import RolloutBatch, Trajectories, batch_sequences
 from areal_actors.messages import WeightsPublished
+from areal_actors.processes.fold_actors import BuildContext
+from areal_actors.processes.recipe_model import model_of
+from areal_actors.processes.training_engine import EngineBuilder
 from areal_actors.recipe.recipe import Recipe
-from areal_actors.run.fold_actors import BuildContext
-from areal_actors.run.recipe_model import model_of
-from areal_actors.run.run_folder import RunFolder
-from areal_actors.run.training_engine import EngineBuilder
 from areal_actors.sequences.credit import Credit
 from areal_actors.sequences.step_metrics import batch_metrics
 from areal_actors.training.engine_mismatch import reported_metrics
 from areal_actors.training.optimization import learning_rate
-from areal_actors.training.prepared import Prepared
 from areal_actors.training.ranks import Ranks
+from areal_actors.training.step_data import Prepared
 from areal_actors.training.torch_trainer import TorchTrainer
 from areal_actors.weights.folders import kept_versions, make_secret, prune, remove_all, version_folder, versions_folder
 from areal_actors.weights.manifest import MANIFEST, verify, write_manifest

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
+from areal_actors.core.agent_host.agent_loader import make_agent
 from areal_actors.core.agent_host.faults import AgentLoadError
-from areal_actors.core.agent_host.naming import make_agent
 from areal_actors.core.errors import AgentError
 from areal_actors.core.loading import load_named
 from areal_actors.core.settings import TaskSettings

@@ -1,0 +1,104 @@
+"""Builders of the actors that are folds over events: a run's processes have them, and a replay builds them anew from a log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from areal_actors.batching.assembler import group_filter
+from areal_actors.batching.batcher import Batcher
+from areal_actors.evaluation.evaluator import Evaluator
+from areal_actors.folder.run_folder import RunFolder
+from areal_actors.recipe.example_checks import examples_of
+from areal_actors.recipe.recipe import Recipe
+from areal_actors.runtime.actor import Actor
+from areal_actors.sequences.credit import Credit
+from areal_actors.staleness.staleness_gate import StalenessGate
+from areal_actors.supervised.example_source import ExampleSource
+from areal_actors.tasks.datasets import Dataset, open_dataset, open_listed
+from areal_actors.tasks.task_source import TaskSource
+from areal_bus.message import FrozenMeta
+
+
+class BuildContext(msgspec.Struct, metaclass=FrozenMeta):
+    """Inputs for building an actor: the recipe, the run's folder, the names of the instance and of its process."""
+
+    recipe: Recipe
+    folder: RunFolder
+    instance: str
+    process: str = ""
+
+
+Builder = Callable[[BuildContext], Actor]
+
+
+def _staleness_gate(context: BuildContext) -> Actor:
+    recipe, evaluation = context.recipe, context.recipe.evaluation
+    return StalenessGate(
+        recipe.staleness_gate,
+        group_size=recipe.algorithm.group_size,
+        batch_size=recipe.trainer.batch_size,
+        steps=recipe.steps,
+        after_baseline=evaluation.tasks > 0 and evaluation.baseline == "before",
+        evaluations=(evaluation.every_steps if evaluation.tasks and evaluation.periodic_exact else 0, evaluation.periodic_mode),
+    )
+
+
+def open_tasks(recipe: Recipe, folder: RunFolder) -> Dataset:
+    """Open the dataset of a recipe's task, or the tasks that were listed from its environment."""
+    task = recipe.task
+    if task.environment:
+        assert isinstance(task.held_out, int)
+        return open_listed(folder.tasks, task.environment, seed=recipe.seed, held_out=task.held_out)
+    needed = ":" not in task.reward  # a function of one's own, or a trained model, may do without
+    return open_dataset(task.dataset, seed=recipe.seed, held_out=task.held_out, columns=task.columns, answers=needed)
+
+
+def _task_source(context: BuildContext) -> Actor:
+    recipe = context.recipe
+    tasks = open_tasks(recipe, context.folder).train
+    return TaskSource(
+        tasks,
+        group_size=recipe.algorithm.group_size,
+        sampling=recipe.sampling,
+        retries=recipe.task.retries,
+        surplus_after=recipe.steps - 1 if recipe.staleness_gate.surplus_groups else None,
+    )
+
+
+def _batcher(context: BuildContext) -> Actor:
+    recipe = context.recipe
+    return Batcher(
+        recipe.batcher,
+        group_size=recipe.algorithm.group_size,
+        batch_size=recipe.trainer.batch_size,
+        max_staleness=recipe.staleness_gate.max_staleness,
+        steps=recipe.steps,
+        keeps=group_filter(recipe.batcher, Path.cwd()),
+        credit=Credit.of(recipe.task),
+    )
+
+
+def _example_source(context: BuildContext) -> Actor:
+    recipe = context.recipe
+    examples = len(examples_of(recipe).train)
+    return ExampleSource(examples=examples, seed=recipe.seed, batch_size=recipe.trainer.batch_size, steps=recipe.steps)
+
+
+def _evaluator(context: BuildContext) -> Actor:
+    recipe = context.recipe
+    held_out = open_tasks(recipe, context.folder).held_out
+    tasks = [held_out.task(number) for number in range(min(recipe.evaluation.tasks, len(held_out)))]
+    return Evaluator(recipe.evaluation, tasks, steps=recipe.steps, sampling=recipe.sampling, retries=recipe.task.retries)
+
+
+FOLDS: Mapping[str, Builder] = {
+    "staleness_gate": _staleness_gate,
+    "task_source": _task_source,
+    "example_source": _example_source,
+    "batcher": _batcher,
+    "evaluator": _evaluator,
+}
+"""Builders of the actors that receive events only, and touch nothing else."""

@@ -1,0 +1,387 @@
+"""One process of a run: builds the actors that the recipe places in it and serves them until asked to stop.
+
+Started by the supervisor with the run's folder and its own name. It ends with its parent: the pipe on its
+standard input closes when the parent dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import gc
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import msgspec
+import structlog
+import uvloop
+
+from areal_actors.chaos.tcp_proxy import link_of
+from areal_actors.core.devices import memory_fraction
+from areal_actors.core.durable_files import atomic_write, explain_os_error
+from areal_actors.core.errors import ArealError, CheckpointError, RecipeError, SetupError, StepMismatch
+from areal_actors.core.gateways import GatewayShare
+from areal_actors.core.lazy import LazyModule
+from areal_actors.core.settings import TaskSettings
+from areal_actors.folder.connections import retry_seconds
+from areal_actors.folder.process_logs import log_to_file
+from areal_actors.folder.run_folder import RunFolder, ServerAddress
+from areal_actors.gateway.sessions.capacity import ExternalCapacity
+from areal_actors.generation.engine import EnginePlace
+from areal_actors.generation.inference_worker import InferenceWorker
+from areal_actors.generation.settings import SERVER_ENGINES, TENSOR_ENGINES
+from areal_actors.messages import ActorStopped
+from areal_actors.metrics.episode_log import EpisodeLog
+from areal_actors.metrics.metrics_file import Metrics
+from areal_actors.processes.fold_actors import FOLDS, BuildContext, Builder
+from areal_actors.processes.remote_environment import (
+    HURRY,
+    blobs_of,
+    finish_work,
+    gateway_files,
+    joined_worker,
+    pullers_of,
+    report_reconnections,
+    snapshots_of,
+)
+from areal_actors.recipe.recipe import Recipe
+from areal_actors.recipe.supervision import joined_kind, processes_of
+from areal_actors.rewards import MODEL
+from areal_actors.rewards.judge_host import SpawnFailed
+from areal_actors.runtime.actor import Actor
+from areal_actors.runtime.message_ids import message_id
+from areal_actors.runtime.runtime import Identity, Runtime
+from areal_actors.training.checkpointer import Checkpointer
+from areal_bus.base import Stamp
+from areal_bus.errors import BusError, PermissionDenied, ServerUnavailable
+from areal_bus.nats import NatsBus
+from areal_bus.recorded import Tape
+
+if TYPE_CHECKING:
+    from areal_actors.chaos import corruption
+    from areal_actors.gateway import session_manager
+    from areal_actors.generation import named
+    from areal_actors.generation.named import GenerationEngineFactory
+    from areal_actors.rewards import acceptance, bounded_rule, reward_pool, reward_worker
+    from areal_actors.rollout import rollout_worker, runners
+    from areal_actors.tokenization import tokenizer
+else:  # with the actors that need them: a process, and the supervisor, load nothing else
+    corruption = LazyModule("areal_actors.chaos.corruption")
+    session_manager = LazyModule("areal_actors.gateway.session_manager")
+    named = LazyModule("areal_actors.generation.named")
+    acceptance = LazyModule("areal_actors.rewards.acceptance")
+    reward_pool = LazyModule("areal_actors.rewards.reward_pool")
+    reward_worker = LazyModule("areal_actors.rewards.reward_worker")
+    bounded_rule = LazyModule("areal_actors.rewards.bounded_rule")
+    rollout_worker = LazyModule("areal_actors.rollout.rollout_worker")
+    runners = LazyModule("areal_actors.rollout.runners")
+    tokenizer = LazyModule("areal_actors.tokenization.tokenizer")
+
+EXIT_FAILED = 3
+"""Exit status of a process after an actor failed; the failure file has the reason."""
+EXIT_FATAL = 4
+"""Exit status when the machine or the recipe lacks something: a restart would fail the same way."""
+EXIT_START_FAILED = 5
+"""Exit status when an actor failed before its first message, for a reason that the next start would meet again."""
+FAILED_WITH = "the process failed: "
+"""Before the error in the output of a process, if its failure file cannot be written."""
+SCARCE = (errno.EMFILE, errno.ENFILE, errno.EAGAIN)
+"""Errors for want of file descriptors or processes."""
+STOP_SHARE = 0.6
+"""Share of `watchdog.stop_seconds` in which actors must end."""
+GARBAGE_THRESHOLDS = (20_000, 20, 20)
+"""For `gc.set_threshold`: with Python's defaults, cycle collection takes a seventh of the gateway's time and frees almost nothing."""
+
+
+logger = structlog.get_logger(__name__)
+
+
+Served = tuple[Runtime, asyncio.Task[None]]
+
+
+def _checkpointer(context: BuildContext) -> Actor:
+    recipe = context.recipe
+    return Checkpointer(
+        recipe.checkpoint,
+        folder=context.folder.checkpoints,
+        steps=recipe.steps,
+        evaluated_every=recipe.evaluation.every_steps,
+        synced=(context.folder.path,),
+    )
+
+
+def _session_manager(context: BuildContext) -> Actor:
+    """Capacity for external agents is granted by the gate in an online run, and fixed when a model is only served; otherwise none."""
+    recipe, group_size = context.recipe, context.recipe.algorithm.group_size
+    share = GatewayShare(number=int(context.instance.rpartition("-")[2]), count=recipe.actors.session_manager.count)
+    slots = recipe.concurrent_groups() * group_size if recipe.is_served() else 0
+    locate_model, images = gateway_files(context.folder, context.process)
+    return session_manager.SessionManager(
+        recipe.gateway.with_number(share.number),
+        tokenizer.ChatTokenizer.load,
+        secret=context.folder.secret(),
+        max_model_len=recipe.generation.max_model_len,
+        concurrency=recipe.actors.session_manager.concurrency,
+        capacity=ExternalCapacity(group_size if recipe.is_served() or recipe.is_online() else 0, slots=slots),
+        sampling=recipe.sampling,
+        acceptance=acceptance_of(recipe.task) if recipe.is_online() else None,
+        seed=recipe.seed,
+        run_folder=context.folder.path,
+        records_routes=recipe.trainer.routing_replay != "off" and not recipe.is_served(),
+        share=share,
+        locate_model=locate_model,
+        images=images,
+    )
+
+
+def _rollout_worker(context: BuildContext) -> Actor:
+    recipe, task = context.recipe, context.recipe.task
+    apart = task.runner == "subprocess" and recipe.evaluation.tasks > 0
+    processes = task.processes + 1 if apart else task.processes
+    return rollout_worker.RolloutWorker(
+        runners.runner_of(msgspec.structs.replace(task, processes=processes), Path.cwd(), group_size=recipe.algorithm.group_size),
+        concurrency=runners.episodes_at_once(task, recipe.actors.rollout_worker.concurrency),
+        timeout_seconds=task.timeout_seconds,
+        rule=bounded_rule.bounded_rule(task.reward),
+        acceptance=acceptance_of(task),
+        retry_rejected=task.retry_rejected,
+        overflow_reward=task.overflow_reward,
+        plays_environment=recipe.plays_environment(),
+        evaluations=processes - task.processes,
+        gateway_seconds=recipe.watchdog.max_stall_seconds if recipe.gateway.joined else rollout_worker.GATEWAY_PATIENCE_SECONDS,
+    )
+
+
+def _reward_worker(context: BuildContext) -> Actor:
+    task = context.recipe.task
+    seconds, options = task.reward_timeout_seconds, task.reward_options
+    pool = reward_pool.RewardPool(task.reward, REWARD_PROCESSES, seconds, options=options, cached=task.reward_cache)
+    return reward_worker.RewardWorker(pool, concurrency=context.recipe.actors.reward_worker.concurrency, acceptance=acceptance_of(task))
+
+
+def acceptance_of(task: TaskSettings) -> acceptance.Acceptance | None:
+    """Returns the filter of scored episodes; None if all are accepted."""
+    return acceptance.Acceptance(task.should_accept, Path.cwd(), retry=task.retry_rejected) if task.should_accept else None
+
+
+def inference_worker(engines: Mapping[str, GenerationEngineFactory]) -> Builder:
+    """Returns a builder of inference workers with these engines, besides those without torch and engines from files."""
+
+    def build(context: BuildContext) -> Actor:
+        recipe, run_folder = context.recipe, context.folder.path
+        temperature = None if recipe.gateway.temperature_policy == "as_asked" else recipe.sampling.temperature
+        place = EnginePlace(worker=context.instance, logs=run_folder / "logs", temperature=temperature)
+        adapted = recipe.staleness_gate.max_concurrent == "auto"
+        place = place._replace(seed=recipe.seed + place.number, memory_fraction=memory_fraction(), watches_usage=adapted)
+        place = place._replace(routes="off" if recipe.is_served() else recipe.trainer.routing_replay)
+        if (lora := recipe.trainer.lora) is not None and lora.published == "adapter":
+            place = place._replace(adapter_rank=lora.rank, adapter_targets=lora.targets)
+        locate, pull_images = pullers_of(context.folder, context.instance)
+        make = named.engine_factory(recipe.engine_settings(), {**named.ENGINES_WITHOUT_TORCH, **engines}, Path.cwd(), place)
+        return InferenceWorker(
+            (lambda model: corruption.SpoilingEngine(make(model), run_folder, context.instance))
+            if recipe.chaos.injects("bad_completion")
+            else make,
+            name=context.instance,
+            concurrency=recipe.actors.inference_worker.concurrency,
+            load_seconds=recipe.watchdog.load_seconds,
+            start_seconds=recipe.generation.server.start_seconds if recipe.generation.engine in SERVER_ENGINES else 0.0,
+            run_folder=run_folder,
+            reports_load=adapted,
+            locate=locate,
+            pull_images=pull_images,
+        )
+
+    return build
+
+
+REWARD_PROCESSES = 1
+"""Processes per reward worker. A hung process is killed and replaced; raise the worker's count for slow reward functions."""
+
+CPU_ACTORS: Mapping[str, Builder] = {
+    **FOLDS,
+    "checkpointer": _checkpointer,
+    "metrics": lambda context: Metrics(context.folder.metrics),
+    "episode_log": lambda context: EpisodeLog(
+        context.folder.episodes, tokenizer.ChatTokenizer.load, group_size=context.recipe.algorithm.group_size
+    ),
+    "session_manager": _session_manager,
+    "rollout_worker": _rollout_worker,
+    "reward_worker": _reward_worker,
+    "inference_worker": inference_worker({}),
+}
+"""Builders of actors that need no tensors: their processes never load torch."""
+
+
+def actors_of_process(recipe: Recipe, process: str) -> dict[str, str]:
+    """Returns the actors of a process: instance name to kind. The episode log, if enabled, is placed with the metrics."""
+    if kind := joined_kind(process):
+        return {process: kind}
+    instances: dict[str, str] = {}
+    for kind, placement in msgspec.structs.asdict(recipe.actors).items():
+        for index, name in enumerate(processes_of(placement)):
+            if name == process:
+                instances[f"{kind}-{index}"] = kind
+    if recipe.task.dump_to_file and process == recipe.actors.metrics.process:
+        instances["episode_log-0"] = "episode_log"
+    return instances
+
+
+def actors_of(recipe: Recipe, folder: RunFolder, process: str) -> dict[str, str]:
+    """Returns the actors that a process serves: name to kind. That of a remote worker may have another name."""
+    joined = joined_worker(folder, process)
+    return actors_of_process(recipe, process) if joined is None else {joined.actor or process: joined_kind(process)}
+
+
+def has_tensors(recipe: Recipe, process: str) -> bool:
+    """Returns True if an actor of this process loads torch."""
+    kinds = set(actors_of_process(recipe, process).values())
+    scores = "reward_worker" in kinds and recipe.task.reward.startswith(MODEL)
+    return scores or "trainer" in kinds or ("inference_worker" in kinds and recipe.generation.engine in TENSOR_ENGINES)
+
+
+def serve_actors(builders: Mapping[str, Builder], arguments: list[str]) -> None:
+    """Serve the actors of one process; exits with 0 when stopped, with an `EXIT_` status when an actor failed."""
+    folder, process = RunFolder(Path(arguments[0])), arguments[1]
+    folder.join()
+    server = read_address()
+    log_to_file(folder.log_of(process), process)
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.freeze()
+    gc.set_threshold(*GARBAGE_THRESHOLDS)
+    served: list[Served] = []
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        try:
+            runner.run(_serve(folder, process, builders, server, served))
+        except BaseException as error:  # every error is reported to the supervisor by file and exit status
+            logger.exception("failed")
+            _end_failed(folder, process, error, at_start=not served or any(map(_has_failed, served)))
+
+
+def _may_pass(error: BaseException) -> bool:
+    """True for an error that the next start need not meet, though this one did: of the bus, or for want of descriptors or processes."""
+    return isinstance(error, BusError | SpawnFailed) or (isinstance(error, OSError) and error.errno in SCARCE)
+
+
+def _has_failed(served: Served) -> bool:
+    runtime, task = served
+    return task.done() and not task.cancelled() and task.exception() is not None and not runtime.handled
+
+
+def _end_failed(folder: RunFolder, process: str, error: BaseException, *, at_start: bool) -> NoReturn:
+    """Exit at once: a hanging thread, as in loading a model, would keep the interpreter alive."""
+    every = _leaves(error)
+    # A group that is already failing refuses new tasks: that is no cause.
+    leaves = [leaf for leaf in every if not (isinstance(leaf, RuntimeError) and "TaskGroup" in str(leaf))] or every
+    text = "; ".join(dict.fromkeys(_error_text(leaf) for leaf in leaves))
+    try:
+        atomic_write(folder.failure_of(process), text.encode())
+    except OSError:
+        with suppress(OSError):  # the supervisor reads its output, too, which is open; a full disk may take neither
+            sys.stderr.write(f"{FAILED_WITH}{text}\n")
+            sys.stderr.flush()
+    if any(isinstance(leaf, SetupError | RecipeError | PermissionDenied | CheckpointError | StepMismatch) for leaf in leaves):
+        status = EXIT_FATAL
+    else:
+        status = EXIT_START_FAILED if at_start and not any(map(_may_pass, leaves)) else EXIT_FAILED
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+async def _serve(folder: RunFolder, process: str, builders: Mapping[str, Builder], server: ServerAddress, served: list[Served]) -> None:
+    recipe = folder.recipe()
+    stopped, hurried = asyncio.Event(), asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)
+
+    def hurry() -> None:
+        stopped.set()
+        hurried.set()
+
+    asyncio.get_running_loop().add_signal_handler(HURRY, hurry)
+    url = link_of(recipe.chaos, folder.path, process, server.url)
+    blobs = blobs_of(folder, process)
+    bus = await NatsBus.connect(
+        url,
+        recipe.run,
+        name=process,
+        token=server.token,
+        blobs=blobs,
+        lease_seconds=recipe.bus.lease_seconds,
+        retry_for_seconds=retry_seconds(recipe),
+        shares_log=len(actors_of_process(recipe, process)) > 1,
+    )
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            connection = tasks.create_task(_fail_when_lost(bus))
+            for instance, kind in actors_of(recipe, folder, process).items():
+                actor = builders[kind](BuildContext(recipe=recipe, folder=folder, instance=instance, process=process))
+                tape = Tape.record(folder.tape_of(instance)) if recipe.record_actor_io else None
+                identity = Identity(instance=instance, process=process, seed=recipe.seed)
+                runtime = Runtime(actor, bus, identity, tape=tape, snapshots=snapshots_of(folder, process))
+                served.append((runtime, tasks.create_task(runtime.serve())))
+            instances, running = [runtime.identity.instance for runtime, _ in served], [task for _, task in served]
+            reporting = tasks.create_task(report_reconnections(bus, process, [runtime for runtime, _ in served]))
+            logger.info("serving", actors=instances, pid=os.getpid())
+            await stopped.wait()
+            logger.info("stopping")
+            await finish_work(folder, process, [runtime for runtime, _ in served], hurried)
+            await asyncio.gather(*(runtime.actor.drain() for runtime, _ in served))
+            for task in (connection, reporting, *running):
+                task.cancel()
+            await asyncio.wait(running, timeout=recipe.watchdog.stop_seconds * STOP_SHARE)
+            for instance in instances:
+                stamp = Stamp(id=message_id("stopped", instance, os.getpid()), sender=instance, time=time.time())
+                await bus.publish(ActorStopped(actor=instance, process=process), stamp)
+    finally:
+        for runtime, _ in served:
+            if runtime.tape is not None:
+                runtime.tape.close()
+        await bus.close()
+
+
+async def _fail_when_lost(bus: NatsBus) -> None:
+    """End the process when its connection is permanently closed; a restarted process reconnects."""
+    raise ServerUnavailable(await bus.wait_lost())
+
+
+def _leaves(error: BaseException) -> list[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        return [leaf for inner in error.exceptions for leaf in _leaves(inner)]
+    return [error]
+
+
+def _error_text(error: BaseException) -> str:
+    return str(error) if isinstance(error, ArealError | BusError) or not isinstance(error, Exception) else explain_os_error(error)
+
+
+def read_address() -> ServerAddress:
+    """Read the bus address and credentials from the first line of standard input, so that no file, argument or variable has them."""
+    line = bytearray()
+    while byte := os.read(0, 1):
+        if byte == b"\n":
+            return msgspec.json.decode(line, type=ServerAddress)
+        line += byte
+    os._exit(1)
+
+
+def end_with_parent() -> None:
+    """Exit when standard input closes: the parent holds the other end and has died."""
+    while os.read(0, 1):
+        pass
+    os._exit(1)
+
+
+def main(arguments: list[str]) -> None:
+    """Serve the actors of a process without tensors."""
+    serve_actors(CPU_ACTORS, arguments)

@@ -1,0 +1,1 @@
+"""The log of a run: which run is resumed, its recovery after damage, snapshots and trimming."""

@@ -1,0 +1,84 @@
+"""Free disk space of a run: checked at start and while it runs; the run saves and ends before the disk is full."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from areal_actors.core.durable_files import MEBIBYTE, explain_os_error
+from areal_actors.core.errors import SetupError
+from areal_actors.core.settings import DiskSettings
+from areal_actors.folder.run_folder import RunFolder
+from areal_actors.messages import DiskLow
+from areal_actors.training.checkpoint_store import folder_bytes
+from areal_bus.descriptors import is_out_of_descriptors
+
+CHECK_SECONDS = 5.0
+WARN_FACTOR = 2
+"""Free space below this multiple of the needed space causes a warning."""
+
+logger = structlog.get_logger(__name__)
+
+
+def refuse_full_disk(settings: DiskSettings, folder: Path) -> None:
+    """Check that the disk has room for a run.
+
+    Raises:
+        SetupError: it has not; the message gives the free and the required space.
+    """
+    free = shutil.disk_usage(folder).free
+    if free < settings.min_free_mb * MEBIBYTE:
+        raise SetupError(
+            f"disk.min_free_mb: {free // MEBIBYTE:,} MiB are free on the disk of {folder}, a run needs at least {settings.min_free_mb:,}; "
+            "free space, or set folder to another disk"
+        )
+
+
+class DiskWatch:
+    """A run ends while there is still room for its last checkpoint and its log."""
+
+    def __init__(self, settings: DiskSettings, folder: RunFolder, clock: Callable[[], float] = time.monotonic) -> None:
+        self.settings = settings
+        self.folder = folder
+        self.clock = clock
+        self.full = ""
+        """Reason why the run must end now; empty otherwise."""
+        self._warned = False
+        self._next_check = 0.0
+
+    def check(self) -> DiskLow | None:
+        """Check from time to time; returns one warning when space is low."""
+        if not self.settings.min_free_mb or self.clock() < self._next_check:
+            return None
+        self._next_check = self.clock() + CHECK_SECONDS
+        try:
+            free, needed = shutil.disk_usage(self.folder.path).free, self._needed_bytes()
+        except OSError as error:
+            if not is_out_of_descriptors(error):
+                raise
+            logger.warning("free disk space cannot be checked now", reason=explain_os_error(error))
+            return None
+        if free >= WARN_FACTOR * needed:
+            return None
+        figures = (
+            f"{free // MEBIBYTE:,} MiB are free on the disk of {self.folder.path}, a checkpoint and the log need {needed // MEBIBYTE:,}"
+        )
+        if free < needed and not self.full:
+            self.full = f"{figures}: free space, or lower disk.min_free_mb"
+        if self._warned:
+            return None
+        self._warned = True
+        return DiskLow(free_bytes=free, needed_bytes=needed, reason=f"{figures}; the run saves a checkpoint and ends if less is free")
+
+    def _needed_bytes(self) -> int:
+        """The configured minimum plus the size of the largest checkpoint so far."""
+        checkpoints: list[Path] = []
+        if self.folder.checkpoints.is_dir():
+            with os.scandir(self.folder.checkpoints) as entries:  # some versions of Path.glob find nothing where they cannot read
+                checkpoints = [Path(entry) for entry in entries if "step-" in entry.name and entry.is_dir(follow_symlinks=False)]
+        return self.settings.min_free_mb * MEBIBYTE + max(map(folder_bytes, checkpoints), default=0)
