@@ -215,7 +215,7 @@ async def test_a_client_that_disconnects_during_generation_leaves_nothing_in_fli
         if stream:
             assert await reader.readuntil(b"\r\n\r\n")
         assert harness.manager.registry.get(harness.opened.session).running == 1
-        assert harness.manager.pool.in_flight == {"inference_worker-0": 1}
+        assert harness.manager.calls.pool.in_flight == {"inference_worker-0": 1}
     await nothing_in_flight(harness)
     async with asyncio.timeout(300):
         while harness.parrot.running:  # noqa: ASYNC110 - the engine's slot is free, too

@@ -20,7 +20,7 @@ def fresh(send):
 
     async def made(seed=0):
         manager = await Manager(send).ready()
-        manager.actor.seed = seed
+        manager.actor.calls.seed = seed
         return manager
 
     return made

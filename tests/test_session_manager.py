@@ -167,13 +167,13 @@ async def test_a_worker_that_dies_in_mid_completion_is_replaced_and_the_columns_
     assert "".join(map(chr, made.ids_array())) == "hello\n"
     assert made.versions_array().tolist() == [3, 3, 3, 4, 4, 4]
     assert made.logprobs_array().tolist() == [-0.5, -0.625, -0.75] * 2
-    assert manager.actor.pool.versions == {"b": 0}
+    assert manager.actor.calls.pool.versions == {"b": 0}
 
 
 async def test_a_session_stays_with_its_worker_until_that_gives_an_invalid_completion(send):
     manager = await Manager(send, workers=("a", "b")).ready()
     opened = await manager.open()
-    with manager.actor.pool.count_call("a"):
+    with manager.actor.calls.pool.count_call("a"):
         await manager.chat(opened.session, "x")
     await manager.chat(opened.session, "y")
     manager.generate = lambda question: [Generated(error="out of memory")]

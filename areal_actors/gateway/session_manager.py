@@ -113,7 +113,6 @@ class SessionManager(Actor):
         self.config, self.secret, self.share = config, secret, share
         self.registry = SessionRegistry(secret, kept=config.finished_sessions_cached, share=share)
         self.calls = ModelCalls(config, self.registry, seed=seed)
-        self.pool, self.open_calls, self.unreported = self.calls.pool, self.calls.open_calls, self.calls.unreported
         self.external = ExternalSessions(config, capacity, self.calls, secret=secret, sampling=sampling, acceptance=acceptance, share=share)
         self.load_tokenizer = load_tokenizer
         self.run_folder, self.records_routes = run_folder, records_routes
@@ -134,7 +133,7 @@ class SessionManager(Actor):
             outside=self.external.logged.snapshot(),
             model=self.model,
             published=self.published.newest,
-            workers=dict(self.pool.versions),
+            workers=dict(self.calls.pool.versions),
         )
 
     def restore(self, state: GatewayState) -> None:
@@ -143,7 +142,7 @@ class SessionManager(Actor):
         self.external.restore(state.outside)
         self.published.newest = state.published
         for worker, version in state.workers.items():
-            self.pool.record_load(worker, version)
+            self.calls.pool.record_load(worker, version)
         self.model = state.model
         if state.model and self.locate_model is None:
             self._load_chat(state.model)
@@ -167,7 +166,7 @@ class SessionManager(Actor):
 
     def reconnected(self) -> None:
         """Continue all calls in flight on any worker: parts of their answers may be lost."""
-        self.pool.interrupt_all()
+        self.calls.pool.interrupt_all()
 
     async def drain(self) -> None:
         """Let in-flight calls finish, and accept no new ones."""
@@ -193,7 +192,7 @@ class SessionManager(Actor):
         session = Session(id=name, api_key=key, work=work, lease_seconds=request.lease_seconds, expires=context.now + request.lease_seconds)
         self.registry.open(session)
         root = self.gateway.root if self.gateway else "http://gateway"
-        version = self.pool.newest_version
+        version = self.calls.pool.newest_version
         yield SessionOpened(session=name, base_url=f"{root}/{name}/v1", api_key=key, weight_version=version, gateways=gateways)
 
     @on
@@ -201,7 +200,7 @@ class SessionManager(Actor):
         try:
             request = await with_images_stored(request, self.images, self.calls.served)
             name = name_of(request)
-            with self.open_calls.track(request.session, context.now) as in_flight:
+            with self.calls.open_calls.track(request.session, context.now) as in_flight:
                 async with self.calls.take_turn(request, name, context):
                     session = self.registry.get(request.session)
                     if again := session.answered.get(name):
@@ -296,7 +295,7 @@ class SessionManager(Actor):
         ending = outcome(session, event)
         if abandoned := isinstance(ending, EpisodeAbandoned):
             self.registry.close(session)
-        yield from self.unreported.with_end(session.id, ending)
+        yield from self.calls.unreported.with_end(session.id, ending)
         if not abandoned:
             self.registry.close(session, finished=True)
 
@@ -319,12 +318,12 @@ class SessionManager(Actor):
         """The reward worker may abandon it: its calls are reported before."""
         if (session := self.registry.find(returned.session)) is not None:
             self.registry.update(session.agent_returned())
-            yield from self.unreported.of(session.id)
+            yield from self.calls.unreported.of(session.id)
 
     @on
     async def tick(self, tick: Tick, context: Context) -> Emits[EndingEvent]:
-        self.open_calls.timestamp_left(context.now)
-        for recorded in self.unreported.all():
+        self.calls.open_calls.timestamp_left(context.now)
+        for recorded in self.calls.unreported.all():
             yield recorded
         async for ending in self.external.end_expired(context, tick.paused):
             yield ending
@@ -349,18 +348,18 @@ class SessionManager(Actor):
 
     @on
     def weights_loaded(self, event: WeightsLoaded) -> None:
-        self.pool.record_load(event.worker, event.weight_version)
+        self.calls.pool.record_load(event.worker, event.weight_version)
 
     @on
     def engine_mismatch(self, event: EngineMismatch) -> None:
         """A worker that recycles its engine is gone until it has loaded weights again; others continue its in-flight calls."""
-        for worker in ([event.worker] if event.worker else list(self.pool.versions)) if event.recycle else ():
-            self.pool.remove_lost(worker)
+        for worker in ([event.worker] if event.worker else list(self.calls.pool.versions)) if event.recycle else ():
+            self.calls.pool.remove_lost(worker)
 
     @on
     async def worker_gone(self, event: EngineLost | ActorFailed | ActorStopped, context: Context) -> Emits[EpisodeAbandoned]:
         """A worker that is gone, or whose server is, is gone until it has loaded weights again; sessions of another gateway are lost."""
-        self.pool.remove_lost(event.worker if isinstance(event, EngineLost) else event.actor)
+        self.calls.pool.remove_lost(event.worker if isinstance(event, EngineLost) else event.actor)
         if isinstance(event, ActorFailed):
             async for lost in self.external.gateway_gone(event, context):
                 yield lost
@@ -370,19 +369,19 @@ class SessionManager(Actor):
         ready = {
             "the run's log": self.external.caught_up,
             "weights": self.calls.served is not None,
-            "an inference worker": bool(self.pool.versions),
+            "an inference worker": bool(self.calls.pool.versions),
         }
         yield GatewayDescribed(
             missing=", ".join(name for name in ready if not ready[name]),
             sessions=self.registry.count_by_state(),
             **(self.external.slots.counts(context.now) if self.share.number == 0 else {}),
-            in_hand=self.pool.in_flight,
+            in_hand=self.calls.pool.in_flight,
             refused_completions=dict(self.calls.refused),
         )
 
     def status(self) -> dict[str, float | str]:
         """Open sessions, and in-flight and refused completions by inference worker."""
-        in_flight = {f"in flight of {worker}": count for worker, count in self.pool.in_flight.items()}
+        in_flight = {f"in flight of {worker}": count for worker, count in self.calls.pool.in_flight.items()}
         refused = {f"refused of {worker}": count for worker, count in self.calls.refused.items()}
         waits = self.external.slots.describe_waits() if self.share.number == 0 else ""
         return {"sessions": len(self.registry), **in_flight, **refused, **({"groups": waits} if waits else {})}

@@ -157,7 +157,7 @@ class LoneGateway:
             self.calls = RecordedCalls(self.manager.registry, Path(options.record))
         except OSError as error:
             raise SetupError(f"--record: {options.record} cannot be written: {error.strerror}") from error
-        self.manager.unreported = self.calls
+        self.manager.calls.unreported = self.calls
         engine_place = EnginePlace(worker=WORKER, logs=place)
         self.worker = InferenceWorker(
             lambda _: PlainServerEngine(described, folder, context, engine_place), name=WORKER, concurrency=options.sessions

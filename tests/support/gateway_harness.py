@@ -99,7 +99,7 @@ class GatewayHarness:
         """Calls in the log, and those that will be."""
         kinds = {kind.subject: kind for kind in (InteractionsRecorded, TrajectoryExported)}
         logged = [envelope.open(kinds[envelope.subject]) for envelope in self.bus._log if envelope.subject in kinds]
-        waiting = [call for calls in self.manager.unreported._calls.values() for call in calls]
+        waiting = [call for calls in self.manager.calls.unreported._calls.values() for call in calls]
         return [call for event in logged for call in recorded_calls(event)] + waiting
 
     async def begin(self):
@@ -148,5 +148,5 @@ def root(opened):
 async def nothing_in_flight(harness):
     manager = harness.manager
     async with asyncio.timeout(300):
-        while any(manager.pool.in_flight.values()) or any(session.running for session in manager.registry._sessions.values()):  # noqa: ASYNC110
+        while any(manager.calls.pool.in_flight.values()) or any(session.running for session in manager.registry._sessions.values()):  # noqa: ASYNC110
             await asyncio.sleep(0.005)

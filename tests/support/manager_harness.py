@@ -39,7 +39,7 @@ class Manager:
 
     def recorded(self):
         """Calls that no event has yet."""
-        return [call for calls in self.actor.unreported._calls.values() for call in calls]
+        return [call for calls in self.actor.calls.unreported._calls.values() for call in calls]
 
     async def chat(self, session, *texts, now=0.0, stream=False, **options):
         roles = ("user", "assistant")
