@@ -127,12 +127,12 @@ class Run:
     @cached_property
     def episodes(self) -> Table:
         """One row per ended attempt at an episode; `step` is the one that trained it, None if none did."""
-        return Table.of("episodes", EPISODES, (self._episode(ended) for ended in self.records.ended.values()))
+        return Table.of("episodes", EPISODES, (self.episode_of(ended) for ended in self.records.ended.values()))
 
     @cached_property
     def interactions(self) -> Table:
         """One row per completed model call of ended attempts; texts and log-probabilities for exported episodes only."""
-        return Table.of("interactions", INTERACTIONS, (row for ended in self.records.ended.values() for row in self._interactions(ended)))
+        return Table.of("interactions", INTERACTIONS, (row for ended in self.records.ended.values() for row in self.interactions_of(ended)))
 
     def tokens(self, episode: str = "") -> Table:
         """One row per sampled token of exported episodes, or of one: id, text, log-probability and weight version as sampled."""
@@ -175,8 +175,9 @@ class Run:
         ended = self.history.value("SELECT count(*) FROM attempt WHERE ended IS NOT NULL")
         return f"<run {self.name}: {len(self.state.steps)} steps, {ended:,} ended episodes>"
 
-    def _episode(self, ended: EndedEpisode) -> dict[str, Any]:
-        event, calls = ended.event, self._interactions(ended, texts=False)
+    def episode_of(self, ended: EndedEpisode) -> dict[str, Any]:
+        """Returns the row of an ended attempt."""
+        event, calls = ended.event, self.interactions_of(ended, texts=False)
         versions = [call[field] for call in calls for field in ("oldest_version", "newest_version")]
         failed = event if isinstance(event, EpisodeAbandoned) else None
         return {
@@ -203,7 +204,8 @@ class Run:
             "sequence": ended.sequence,
         }
 
-    def _interactions(self, ended: EndedEpisode, *, texts: bool = True) -> list[dict[str, Any]]:
+    def interactions_of(self, ended: EndedEpisode, *, texts: bool = True) -> list[dict[str, Any]]:
+        """Returns the rows of the model calls of an ended attempt."""
         recorded = {recorded_call.interaction: recorded_call for recorded_call in ended.recorded}
         if ended.trajectory is None:
             rows = [_recorded_call(one) for one in ended.recorded]
