@@ -12,14 +12,19 @@ from rich.console import Console
 from test_episode_counts import LOGS, _written, run_state
 
 from areal_actors.display.recorded_state import recorded_state
+from areal_actors.metrics.metrics_file import Metrics
 from areal_actors.reader import open_run
 from areal_actors.reader.episode_page import EpisodeFilter, show
+from areal_actors.reader.run_files import read_run_files
 from areal_actors.replay.episode_trace import trace_episode
 from areal_actors.run.recorded_history import history_of_file
+from areal_actors.run.run_folder import RunFolder
+from areal_actors.runtime.log_context import LogContext
 from areal_actors.track.follow import follow_file
 from areal_actors.web.tables import PageTables
 
 ATTEMPT = ("episode", "attempt", "group", "purpose", "task_id", "outcome", "step", "reward", "reason", "completion_tokens", "interactions")
+KINDS_OF_METRICS = {kind.subject: kind for kind in Metrics.handlers}
 IN_DATABASE = """
 SELECT episode, attempt, group_, purpose, task, outcome, step, reward, coalesce(nullif(reason, ''), drop_reason), completion_tokens, calls
 FROM attempt WHERE ended IS NOT NULL ORDER BY ended
@@ -101,3 +106,21 @@ def test_steps_weights_and_evaluations_are_the_same_in_every_reader(log, path):
     ends.rows_changed_after(0)
     assert ends.facts().finished == live.finished
     assert ends.facts().recipe == msgspec.to_builtins(live.started.recipe)
+
+
+def test_lines_of_metrics_have_the_times_of_their_events(log, tmp_path):
+    """So that `runs` and `compare` show for a folder what they show for its exported log."""
+    place = RunFolder(tmp_path / "run")
+    place.path.mkdir()
+    (place.path / "recipe.json").write_text("{}")
+    metrics = Metrics(place.metrics)
+    for envelope in log:
+        kind = KINDS_OF_METRICS.get(envelope.subject)
+        if kind is not None:
+            late = LogContext(envelope, {})
+            late.now += 5.0  # the actor began later, or was busy
+            metrics.write(envelope.open(kind), late)
+    live, listed = run_state(log), read_run_files(place).state
+    assert listed.started_at == live.started_at
+    assert [(step.number, step.time) for step in listed.steps] == [(step.number, step.time) for step in live.steps]
+    assert listed.finished == live.finished
