@@ -19,6 +19,7 @@ from areal_actors.core.errors import SetupError
 from areal_actors.core.foreign_text import escape_controls
 from areal_actors.display.sentences import count_of
 from areal_actors.messages.episode_ends import describe_party
+from areal_actors.reader.attempt_rows import episode_row, interaction_rows
 from areal_actors.reader.listing import output
 from areal_actors.reader.records import EndedEpisode, describe_outcome
 from areal_actors.reader.run import INTERACTIONS, Run, open_run
@@ -93,7 +94,7 @@ def show(
     episodes = list(part.records.attempts(episode)) if episode else [part.records.ended[row["ended"]] for row in rows]
     if as_json:
         for ended in episodes:
-            line = part.episode_of(ended) | {"interactions": list(Table.of("interactions", INTERACTIONS, part.interactions_of(ended)))}
+            line = episode_row(ended) | {"interactions": list(Table.of("interactions", INTERACTIONS, interaction_rows(ended, part.text)))}
             screen.print(escape_controls(json.dumps(line, ensure_ascii=False, default=str)), markup=False, highlight=False, soft_wrap=True)
     else:
         for ended in episodes:
@@ -123,7 +124,7 @@ def _list(rows: Iterable[dict[str, Any]]) -> RenderableType:
 
 
 def _page(run: Run, ended: EndedEpisode, *, tokens: bool) -> RenderableType:
-    calls = run.interactions_of(ended)
+    calls = interaction_rows(ended, run.text)
     parts: list[RenderableType] = [Rule(f"{run.name} · episode {ended.episode} · attempt {ended.attempt}"), _facts(ended)]
     before = ""
     for number, call in enumerate(calls, start=1):
