@@ -56,7 +56,7 @@ class At:
     replayed = False
 
     def __init__(self, now: float) -> None:
-        self.now = now
+        self.sent = now
 
 
 def made_recipe(episodes: int) -> Recipe:

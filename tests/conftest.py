@@ -76,7 +76,8 @@ class FakeContext:
     """The handling of one message in a test; questions are answered by the functions in `answers`, by question type."""
 
     def __init__(self, sequence, now, answers, replayed, log):
-        self.cause, self.sequence, self.now, self.answers, self.replayed = f"{sequence:08d}", sequence, now, answers, replayed
+        self.cause, self.sequence, self.answers, self.replayed = f"{sequence:08d}", sequence, answers, replayed
+        self.now = self.sent = now
         self.log = log
         self.random = Random(self.cause)
 

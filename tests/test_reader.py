@@ -63,7 +63,7 @@ class At:
     replayed = False
 
     def __init__(self, now):
-        self.now = now
+        self.sent = now
 
 
 def printed(reader, *arguments, width=100, **options):

@@ -6,11 +6,13 @@ import asyncio
 import io
 import shutil
 
+import aiohttp
 import msgspec
 import pytest
 from rich.console import Console
 from support.audit_logs import sound_log
 from support.live_run import ROOT
+from support.page_server import page_of, until_ended
 from test_history import all_rows, in_memory
 from test_reader import exported_log, printed
 
@@ -131,3 +133,43 @@ async def test_of_a_damaged_log_the_rows_before_the_damage_are_there_and_every_c
         screen = io.StringIO()
         show("a", folder=place.path.parent, console=Console(file=screen, width=100))
         assert "only the first" in screen.getvalue()
+
+
+async def test_a_page_begins_with_the_database_reads_what_it_lacks_and_stores_that(place, tmp_path):
+    await publish(place, events()[:20])
+    read_history(place).close()
+    await publish(place, events()[20:], first=21)
+    async with page_of(tmp_path, place=place) as (_, source, __):
+        assert source.history.progress.last == 20
+        await until_ended(source)
+        rows = source.tables.rows_changed_after(0)
+        assert source.copied == source.history.progress.last == len(events())
+        assert source.tables.facts().finished
+    assert rows_of(place) == expected(tmp_path, events())
+    async with page_of(tmp_path, place=place) as (url, source, _):
+        await until_ended(source)
+        assert msgspec.json.encode(source.tables.rows_changed_after(0)) == msgspec.json.encode(rows)
+        assert source.copied == 0, "the log is read only when a detail is asked for"
+        number = next(row.id for row in rows["episodes"] if row.outcome == "exported")
+        async with aiohttp.ClientSession() as session, session.get(f"{url}api/episode/{number}") as answer:
+            assert (await answer.json())["calls"]
+        assert source.copied == len(events())
+
+
+async def test_a_page_does_not_mix_a_database_with_the_log_of_another_run(place, tmp_path):
+    await publish(place, events())
+    read_history(place).close()
+    shutil.rmtree(place.nats)
+    other = events()[:12]
+    server = await EmbeddedServer.start(place.nats)
+    bus = await NatsBus.connect(server.url, "a", name="test", token=server.token, blobs=place.blobs)
+    await bus.provision(KINDS)
+    for number, event in enumerate(other, start=1):
+        await bus.publish(event, Stamp(id=f"other{number}", sender="test", time=1.8e9 + number))
+    await bus.close()
+    await server.stop()
+    async with page_of(tmp_path, place=place) as (_, source, __):
+        await until_ended(source)
+        assert source.history.progress.last == len(other)
+        assert source.history.progress.last_id == f"other{len(other)}"
+        assert source.notice == ""

@@ -49,7 +49,8 @@ class LogContext:
     """The handling of an event of a log."""
 
     def __init__(self, envelope: Envelope, *, replayed: bool):
-        self.cause, self.sequence, self.now, self.replayed = envelope.id, envelope.sequence, envelope.time, replayed
+        self.cause, self.sequence, self.replayed = envelope.id, envelope.sequence, replayed
+        self.now = self.sent = envelope.time
         self.random = random.Random(envelope.id)
 
     def waiting(self, name, seconds):

@@ -109,7 +109,7 @@ class EpisodeLog(Actor):
 
     @on
     def capacity_granted(self, event: CapacityGranted, context: Context) -> None:
-        self.granted |= {str(number): context.now for number in range(event.first_group, event.first_group + event.groups)}
+        self.granted |= {str(number): context.sent for number in range(event.first_group, event.first_group + event.groups)}
         _forget_oldest(self.granted)
 
     @on
@@ -196,12 +196,12 @@ class EpisodeLog(Actor):
         versions = [version for interaction in interactions for version in interaction["weight_versions"]]
         granted = self.granted.get(fields["group"])
         line = {
-            "time": context.now,
+            "time": context.sent,
             **fields,
             "interactions": interactions,
             "completion_tokens": sum(interaction["completion_tokens"] for interaction in interactions),
             "weight_versions": [min(versions), max(versions)] if versions else [],
-            "seconds": round(context.now - granted, 3) if granted is not None else None,
+            "seconds": round(context.sent - granted, 3) if granted is not None else None,
         }
         append_line(self.path, json.dumps(line, ensure_ascii=False, default=str))
 

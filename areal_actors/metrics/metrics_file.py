@@ -13,7 +13,7 @@ from areal_actors.runtime.actor import Actor, Context, on
 
 
 class Metrics(Actor):
-    """Appends one line per event and flushes it: {"time", "kind", ...}; a number that is not finite is null."""
+    """Appends one line per event and flushes it: {"time", "kind", ...}, with the time of the event; a number that is not finite is null."""
 
     state_type = Value
 
@@ -65,5 +65,5 @@ class Metrics(Actor):
         context: Context,
     ) -> None:
         if not context.replayed:
-            line = {"time": context.now, "kind": message.subject, **msgspec.to_builtins(message)}
+            line = {"time": context.sent, "kind": message.subject, **msgspec.to_builtins(message)}
             append_line(self.path, msgspec.json.encode(line).decode())

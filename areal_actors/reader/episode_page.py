@@ -19,9 +19,11 @@ from areal_actors.core.errors import SetupError
 from areal_actors.core.foreign_text import escape_controls
 from areal_actors.display.sentences import count_of
 from areal_actors.messages.episode_ends import describe_party
+from areal_actors.reader.attempt_rows import episode_row, interaction_rows
 from areal_actors.reader.listing import output
 from areal_actors.reader.records import EndedEpisode, describe_outcome
-from areal_actors.reader.run import Run, open_run
+from areal_actors.reader.run import INTERACTIONS, Run, open_run
+from areal_actors.reader.table import Table
 
 LONGEST_NAME = 24
 NAMES_SHOWN = 8
@@ -91,7 +93,8 @@ def show(
     part = opened.only(names)
     episodes = list(part.records.attempts(episode)) if episode else [part.records.ended[row["ended"]] for row in rows]
     if as_json:
-        for line in _lines(part, episodes):
+        for ended in episodes:
+            line = episode_row(ended) | {"interactions": list(Table.of("interactions", INTERACTIONS, interaction_rows(ended, part.text)))}
             screen.print(escape_controls(json.dumps(line, ensure_ascii=False, default=str)), markup=False, highlight=False, soft_wrap=True)
     else:
         for ended in episodes:
@@ -105,16 +108,6 @@ def _not_found(run: Run, episode: str) -> str:
         return f"run '{run.name}' has no ended episode yet"
     shown = ", ".join(names[:NAMES_SHOWN][::-1])
     return f"run '{run.name}' has no ended episode '{episode}'; the latest of its {len(names):,}: {shown}"
-
-
-def _lines(run: Run, found: Iterable[EndedEpisode]) -> Iterator[dict[str, Any]]:
-    wanted = {ended.sequence for ended in found}
-    calls: dict[tuple[str, int], list[dict[str, Any]]] = {}
-    for call in run.interactions:
-        calls.setdefault((call["episode"], call["attempt"]), []).append(call)
-    for row in run.episodes:
-        if row["sequence"] in wanted:
-            yield row | {"interactions": calls.get((row["episode"], row["attempt"]), [])}
 
 
 def _list(rows: Iterable[dict[str, Any]]) -> RenderableType:
@@ -131,7 +124,7 @@ def _list(rows: Iterable[dict[str, Any]]) -> RenderableType:
 
 
 def _page(run: Run, ended: EndedEpisode, *, tokens: bool) -> RenderableType:
-    calls = [call for call in run.interactions if (call["episode"], call["attempt"]) == (ended.episode, ended.attempt)]
+    calls = interaction_rows(ended, run.text)
     parts: list[RenderableType] = [Rule(f"{run.name} · episode {ended.episode} · attempt {ended.attempt}"), _facts(ended)]
     before = ""
     for number, call in enumerate(calls, start=1):

@@ -8,19 +8,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-
 from areal_actors.core.lazy import LazyModule
-from areal_actors.core.values import Interaction
 from areal_actors.display.recorded_state import recorded_state
 from areal_actors.display.run_state import RunState
 from areal_actors.history.database import History
-from areal_actors.history.episode_rows import CallRecord
-from areal_actors.messages import EpisodeAbandoned, EpisodeEvaluated
 from areal_actors.messages.fields import fields_of
+from areal_actors.reader.attempt_rows import episode_row, interaction_rows
 from areal_actors.reader.log_source import FileLog, FolderLog, positions_of, trimmed_sentence
 from areal_actors.reader.recorded_history import history_of_file, read_history
-from areal_actors.reader.records import EndedEpisode, Records
+from areal_actors.reader.records import Records
 from areal_actors.reader.run_files import run_folder
 from areal_actors.reader.table import Table
 from areal_bus.base import Envelope
@@ -127,12 +123,14 @@ class Run:
     @cached_property
     def episodes(self) -> Table:
         """One row per ended attempt at an episode; `step` is the one that trained it, None if none did."""
-        return Table.of("episodes", EPISODES, (self._episode(ended) for ended in self.records.ended.values()))
+        return Table.of("episodes", EPISODES, (episode_row(ended) for ended in self.records.ended.values()))
 
     @cached_property
     def interactions(self) -> Table:
         """One row per completed model call of ended attempts; texts and log-probabilities for exported episodes only."""
-        return Table.of("interactions", INTERACTIONS, (row for ended in self.records.ended.values() for row in self._interactions(ended)))
+        return Table.of(
+            "interactions", INTERACTIONS, (row for ended in self.records.ended.values() for row in interaction_rows(ended, self.text))
+        )
 
     def tokens(self, episode: str = "") -> Table:
         """One row per sampled token of exported episodes, or of one: id, text, log-probability and weight version as sampled."""
@@ -175,63 +173,6 @@ class Run:
         ended = self.history.value("SELECT count(*) FROM attempt WHERE ended IS NOT NULL")
         return f"<run {self.name}: {len(self.state.steps)} steps, {ended:,} ended episodes>"
 
-    def _episode(self, ended: EndedEpisode) -> dict[str, Any]:
-        event, calls = ended.event, self._interactions(ended, texts=False)
-        versions = [call[field] for call in calls for field in ("oldest_version", "newest_version")]
-        failed = event if isinstance(event, EpisodeAbandoned) else None
-        return {
-            "episode": ended.episode,
-            "attempt": ended.attempt,
-            "group": ended.group,
-            "purpose": ended.purpose,
-            "task_id": ended.task_id,
-            "outcome": ended.outcome,
-            "step": ended.step,
-            "reward": ended.reward,
-            "reason": ended.reason,
-            "detail": failed.detail if failed else "",
-            "output": ended.output,
-            "interactions": len(calls),
-            "prompt_tokens": sum(call["prompt_tokens"] or 0 for call in calls),
-            "completion_tokens": event.completion_tokens
-            if isinstance(event, EpisodeEvaluated)
-            else sum(call["completion_tokens"] for call in calls),
-            "oldest_version": min(versions, default=None),
-            "newest_version": max(versions, default=None),
-            "seconds": ended.seconds,
-            "time": ended.time,
-            "sequence": ended.sequence,
-        }
-
-    def _interactions(self, ended: EndedEpisode, *, texts: bool = True) -> list[dict[str, Any]]:
-        recorded = {recorded_call.interaction: recorded_call for recorded_call in ended.recorded}
-        if ended.trajectory is None:
-            rows = [_recorded_call(one) for one in ended.recorded]
-        else:
-            rows = [self._sampled_call(call, recorded.get(call.id), texts=texts) for call in ended.trajectory.interactions]
-        return [{"episode": ended.episode, "attempt": ended.attempt, **row} for row in rows]
-
-    def _sampled_call(self, call: Interaction, recorded: CallRecord | None, *, texts: bool) -> dict[str, Any]:
-        versions, logprobs = call.completion.versions_array(), call.completion.logprobs_array()
-        return {
-            "interaction": call.id,
-            "parent": call.parent,
-            "prefix": call.prefix,
-            "prompt": call.prompt_text(self.text) if texts else None,
-            "completion": self.text(call.completion.ids_array().tolist()) if texts else None,
-            "prompt_tokens": recorded.prompt_tokens if recorded else None,
-            "completion_tokens": len(call.completion),
-            "finish_reason": call.finish_reason,
-            "oldest_version": int(versions.min()) if len(versions) else None,
-            "newest_version": int(versions.max()) if len(versions) else None,
-            "mean_logprob": float(np.mean(logprobs)) if len(logprobs) else None,
-            "reward": call.reward,
-            "trained": call.trained,
-            "worker": call.worker,
-            "prefix_break_reason": recorded.prefix_break_reason if recorded else "",
-            "tool_call_error": recorded.tool_call_error if recorded else "",
-        }
-
 
 def open_run(run: str | Path = "", *, folder: str | Path = "runs") -> Run:
     """Open a run by its name, its folder or its exported log; without an argument, the latest of `folder`.
@@ -255,22 +196,6 @@ def open_run(run: str | Path = "", *, folder: str | Path = "runs") -> Run:
 def _open_file(path: Path) -> Run:
     history = history_of_file(path)
     return Run(history.progress.run or path.name, history, log=FileLog(path, history.progress.last), folder=None)
-
-
-def _recorded_call(call: CallRecord) -> dict[str, Any]:
-    return {
-        "interaction": call.interaction,
-        "parent": call.parent,
-        "prefix": call.prefix,
-        "prompt_tokens": call.prompt_tokens,
-        "completion_tokens": call.completion_tokens,
-        "finish_reason": call.finish_reason,
-        "oldest_version": call.oldest_version,
-        "newest_version": call.newest_version,
-        "trained": bool(call.trained),
-        "prefix_break_reason": call.prefix_break_reason,
-        "tool_call_error": call.tool_call_error,
-    }
 
 
 def _event(envelope: Envelope) -> dict[str, Any]:

@@ -124,7 +124,7 @@ class TapeContext:
         self, actor: Actor, instance: str, envelope: Envelope, now: float, random: Random, kinds: dict[str, type[Message]]
     ) -> None:
         self.actor, self.now, self.random, self.kinds = actor, now, random, kinds
-        self.cause, self.sequence, self.replayed = envelope.id, envelope.sequence, False
+        self.cause, self.sequence, self.sent, self.replayed = envelope.id, envelope.sequence, envelope.time, False
         self.instance = instance
         self.emitted: asyncio.Queue[Envelope] = asyncio.Queue()
         self._silent = False

@@ -45,6 +45,8 @@ class Context(Protocol):
     """Id of the message."""
     now: float
     """Time of receipt of the message, or of the last reply to the handler; seconds since the epoch."""
+    sent: float
+    """Time at which the message was published, by the clock of its sender; seconds since the epoch."""
     sequence: int
     """Position of the message in the run's log; 0 if it is not logged."""
     replayed: bool

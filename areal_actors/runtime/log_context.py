@@ -21,7 +21,8 @@ class LogContext:
         self, envelope: Envelope, readable: Mapping[int, Envelope], *, instance: str = "", seed: int = 0, replayed: bool = False
     ) -> None:
         """`readable` holds the events that the actor may read, by sequence."""
-        self.cause, self.now, self.sequence, self.replayed = envelope.id, envelope.time, envelope.sequence, replayed
+        self.cause, self.sequence, self.replayed = envelope.id, envelope.sequence, replayed
+        self.now = self.sent = envelope.time
         self._readable, self._instance, self._seed = readable, instance, seed
 
     @cached_property

@@ -325,7 +325,7 @@ class LiveContext:
     def __init__(self, runtime: Runtime, envelope: Envelope, *, replayed: bool) -> None:
         self.runtime = runtime
         self.cause = envelope.id
-        self.sequence = envelope.sequence
+        self.sequence, self.sent = envelope.sequence, envelope.time
         self.replayed = replayed
         self.now = envelope.time if replayed else runtime.now()
         self._ids = HandlingIds(runtime.identity.instance, envelope.id)

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
-from areal_actors.display.run_state import RunState
 from areal_actors.folder.run_folder import RunFolder
+from areal_actors.history.run_events import run_events
 from areal_actors.messages import EvaluationCompleted, LossEvaluated, RunFinished, RunResumed, RunStarted, StepCompleted
+from areal_actors.reader.recorded_history import history_of_file
 from areal_actors.reader.run_files import message_of
 from areal_actors.track.sender import TrackedRun
-from areal_bus.errors import BusError
 from areal_bus.message import Message
-from areal_bus.recorded import read_log
 
 EVALUATED = ("tasks", "failed", "accuracy", "reward_mean", "common_reward_mean", "mean_tokens")
 """Numbers of an evaluation, besides those of the reward function."""
@@ -99,10 +97,7 @@ def follow_file(path: Path) -> FollowedRun:
 
 
 def _events(path: Path) -> Iterator[tuple[Message, float]]:
-    with suppress(BusError):
-        for envelope in read_log(path):
-            if (message := RunState().receive(envelope)) is not None:
-                yield message, envelope.time
+    return ((event, time) for _, time, event in run_events(history_of_file(path)))
 
 
 class _Lines:

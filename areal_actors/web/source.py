@@ -129,11 +129,10 @@ class LogSource:
         """Read what the log of an ended run has beyond the last event that was copied; its store is open only meanwhile."""
         async with open_log(place) as bus:
             await self._begin(bus, place)
-            known = self.history.progress.last
             await self._receive_all(bus.log(after=self.copied))
         self.copy.flush()
-        if self.history.progress.last > known:
-            self.history.commit(log_files(place))
+        if (files := log_files(place)) != self.history.progress.log_files and not place.live_supervisor():
+            self.history.commit(files)
             await asyncio.to_thread(store_copy, self.history, place.path)
 
     async def _follow_live(self, address: ServerAddress, place: RunFolder | None) -> None:
