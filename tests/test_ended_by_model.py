@@ -202,7 +202,7 @@ async def test_a_held_out_episode_without_a_model_call_counts_and_a_training_one
 async def test_a_call_in_flight_when_the_agent_returns_is_counted(tmp_path, monkeypatch):
     then = "\n        call = asyncio.create_task(self.talk(task, base_url, api_key, 1))\n        await asyncio.sleep(0.5)"
     async with playing(agent_file(tmp_path, then), tmp_path, monkeypatch) as harness:
-        first = harness.manager.long_work.run
+        first = harness.manager.calls.long_work.run
         calls = []
 
         async def hold(*arguments):
@@ -211,7 +211,7 @@ async def test_a_call_in_flight_when_the_agent_returns_is_counted(tmp_path, monk
                 await asyncio.sleep(60)
             return await first(*arguments)
 
-        monkeypatch.setattr(harness.manager.long_work, "run", hold)
+        monkeypatch.setattr(harness.manager.calls.long_work, "run", hold)
         end = await end_of(harness)
     assert (len(end.trajectory.interactions), end.trajectory.unanswered_calls) == (1, 1)
     assert [sequence.unanswered_calls for sequence in sequences_of(end.trajectory, 0, 0)] == [1]

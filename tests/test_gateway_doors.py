@@ -53,7 +53,7 @@ class Counting:
 
 
 async def test_a_prompt_of_15_mb_is_refused_before_it_is_tokenised(harness):
-    counting = Counting(harness.manager.served.chat)
+    counting = Counting(harness.manager.calls.served.chat)
     status, reply = await post(harness.opened, big({"messages": HUGE}), raw=True)
     assert status == 400
     assert reply["error"]["code"] == "context_length_exceeded"
@@ -110,7 +110,7 @@ async def test_anthropic_clients_recognise_a_context_that_overflows(harness, con
 
 async def test_the_loop_continues_while_a_long_prompt_is_tokenised(harness):
     """The tokenizer is held up in the middle: only a thread of its own lets others go on."""
-    chat, loop = harness.manager.served.chat, asyncio.get_running_loop()
+    chat, loop = harness.manager.calls.served.chat, asyncio.get_running_loop()
     reached, go_on = asyncio.Event(), asyncio.Event()
     encode = chat.encode_once
 
@@ -121,7 +121,7 @@ async def test_the_loop_continues_while_a_long_prompt_is_tokenised(harness):
         return encode(text)
 
     chat.encode_once = held
-    harness.manager.served.max_model_len = 10 * MEGABYTE
+    harness.manager.calls.served.max_model_len = 10 * MEGABYTE
     long = asyncio.create_task(
         post(harness.opened, big({"messages": [{"role": "user", "content": "a " * 100_000}], "max_tokens": 20}), raw=True)
     )

@@ -70,7 +70,7 @@ async def repeat_and_finish(agent, **fields):
 @pytest.mark.parametrize(("store_false", "trained"), [("skip", [False, True]), ("train", [True, True])])
 async def test_a_call_with_store_false_is_recorded_and_continued_but_not_trained(store_false, trained):
     async with opened_chat_gateway() as harness:
-        harness.manager.config = GatewaySettings(store_false=store_false)
+        harness.manager.calls.config = GatewaySettings(store_false=store_false)
         harness.script.lines = ["one", "two"]
         async with clients(opened := await harness.open()) as (agent, _):
             await repeat_and_finish(agent, store=False)

@@ -206,7 +206,7 @@ async def test_asked_again_while_it_is_running_the_same_answer_comes_recorded_on
             answers = [await first, *[await other for other in others]]
         assert {(answer.id, answer.choices[0].message.content) for answer in answers} == {(answers[0].id, "one two")}
         assert len((await harness.trajectory(opened)).interactions) == 1
-        assert not harness.manager._in_progress
+        assert not harness.manager.calls.in_progress
 
 
 async def test_asked_again_while_the_first_client_leaves_it_is_answered_all_the_same():
@@ -322,7 +322,7 @@ async def test_weights_published_in_mid_conversation_change_versions_and_nothing
         async with clients(opened) as (client, _):
             asking = asyncio.create_task(client.chat.completions.create(model="m", messages=HELLO))
             await harness.first.held.wait()
-            tokenizer, continuations = harness.manager.served.chat, harness.manager.served.continuations
+            tokenizer, continuations = harness.manager.calls.served.chat, harness.manager.calls.served.continuations
             await harness.publish(published(1))
             async with asyncio.timeout(300):
                 while harness.first.weight_version < 1:  # noqa: ASYNC110 - there is no event before the worker's
@@ -331,7 +331,7 @@ async def test_weights_published_in_mid_conversation_change_versions_and_nothing
             first = await asking
             harness.first.hold_at = -1
             await client.chat.completions.create(model="m", messages=[*HELLO, first.choices[0].message, *HELLO])
-        assert (harness.manager.served.chat, harness.manager.served.continuations) == (tokenizer, continuations)
+        assert (harness.manager.calls.served.chat, harness.manager.calls.served.continuations) == (tokenizer, continuations)
         one, two = (await harness.trajectory(opened)).interactions
         assert one.completion.versions_array().tolist() == [0, 0] + [1] * (len(one.completion) - 2)
         assert set(two.completion.versions_array()) == {1}

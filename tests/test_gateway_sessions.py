@@ -329,7 +329,7 @@ async def test_the_gateway_reports_readiness_and_prometheus_counters(harness):
     status, answer, _ = await harness.call("GET", "/ready", key="")
     assert (status, answer) == (503, {"status": "waiting", "for": "weights, an inference worker"})
     await harness.started()
-    harness.manager.refused["inference_worker-0"] = 1_234_567
+    harness.manager.calls.refused["inference_worker-0"] = 1_234_567
     status, text, headers = await harness.call("GET", "/metrics", key="")
     assert (status, headers["Content-Type"]) == (200, "text/plain; charset=utf-8")
     lines = text.decode().splitlines()
@@ -391,9 +391,9 @@ async def test_a_gateway_that_still_reads_the_log_has_a_session_asked_for_again(
     given = await harness.started("sum")
     harness.record(given["session_id"], ("a", "x", ""))
     await ended(harness, given["session_id"], given["api_key"])
-    harness.manager.caught_up = False
+    harness.manager.external.caught_up = False
     question = {"session_id": "of-another-life-0"}
     assert (await harness.post("/export_trajectories", question))[0] == 503
     assert (await harness.post("/export_trajectories", {"session_id": given["session_id"]}))[0] == 200
-    harness.manager.caught_up = True
+    harness.manager.external.caught_up = True
     assert (await harness.post("/export_trajectories", question))[0] == 404

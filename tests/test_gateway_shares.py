@@ -319,7 +319,7 @@ async def test_a_worker_for_which_the_bus_has_no_connection_is_refused_with_the_
     monkeypatch.setattr("areal_actors.hosts.admission.max_connections", lambda: SPARE_CONNECTIONS + 3)
     answers = [await admission.join("reward_worker") for _ in range(3)]
     assert [answer.refused for answer in answers[:2]] == ["", ""]
-    assert "its bus has connections for 2 workers of other hosts; raise the hard limit of descriptors" in answers[2].refused
+    assert "its bus has connections for 2 remote workers; raise the hard limit of descriptors" in answers[2].refused
 
 
 async def test_a_lost_gateway_is_served_by_a_spare_or_after_five_seconds_by_the_runs_own_host(tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ async def test_an_external_session_stays_where_it_was_started():
     async with several(group_size=2) as gateways:
         first, second = gateways
         await first.grant(1)
-        await second.until(lambda: second.manager.slots.capacity.granted == 1)
+        await second.until(lambda: second.manager.external.slots.capacity.granted == 1)
         given = [await second.started("sum"), await first.started("sum")]
         assert [one["session_id"] for one in given] == ["sum-0-g1", "sum-1-g0"]
         assert [one["base_url"] for one in given] == [f"{second.root}/sum-0-g1/v1", f"{first.root}/sum-1-g0/v1"]
@@ -227,7 +227,7 @@ async def test_every_gateway_reserves_from_the_same_slots():
 async def test_slots_are_counted_once_over_all_gateways():
     async with several(group_size=1) as gateways:
         await gateways[0].grant(5)
-        await gateways[1].until(lambda: gateways[1].manager.slots.capacity.granted == 5)
+        await gateways[1].until(lambda: gateways[1].manager.external.slots.capacity.granted == 5)
         texts = [(await gateway.call("GET", "/metrics"))[1].decode() for gateway in gateways]
         free = [line for text in texts for line in text.splitlines() if line.startswith("areal_session_slots_free")]
         assert free == ["areal_session_slots_free 5", "areal_session_slots_free 0"]
@@ -265,7 +265,7 @@ async def test_the_next_session_of_a_task_takes_the_place_of_a_lost_one_in_its_g
         for gateway in gateways:
             await gateway.started("sum")
         await gateways.restart(1)
-        await gateways.until(lambda: gateways[0].manager.slots.attempts)
+        await gateways.until(lambda: gateways[0].manager.external.slots.attempts)
         given = await gateways[0].started("sum")
         await gateways.until(lambda: len(gateways.log(SessionStarted)) == 3)
         again = gateways.log(SessionStarted)[-1]
@@ -274,7 +274,7 @@ async def test_the_next_session_of_a_task_takes_the_place_of_a_lost_one_in_its_g
             gateways[0].record(session, (f"a-{session}", "xy", ""))
         assert (await finished(gateways[0], given))[1]["state"] == "exported"
         assert [event.trajectory.episode for event in gateways.log(TrajectoryExported)] == ["0.1"]
-        assert gateways[0].manager.slots.describe_waits() == "session sum-0-g0 (member 0 of group 0) has not ended"
+        assert gateways[0].manager.external.slots.describe_waits() == "session sum-0-g0 (member 0 of group 0) has not ended"
 
 
 async def test_gateway_0_gives_up_the_sessions_of_another_one_as_soon_as_it_has_failed():
@@ -287,7 +287,8 @@ async def test_gateway_0_gives_up_the_sessions_of_another_one_as_soon_as_it_has_
         await gateways.until(lambda: gateways.log(EpisodeAbandoned))
         (lost,) = gateways.log(EpisodeAbandoned)
         assert (lost.work.episode, lost.work.attempts_left, lost.reason) == ("0.1", 1, "session")
-        assert gateways[0].manager.slots.describe_waits().startswith("group 0 of task 'sum' lacks a session for member 1; session sum-0-g0")
+        waits = gateways[0].manager.external.slots.describe_waits()
+        assert waits.startswith("group 0 of task 'sum' lacks a session for member 1; session sum-0-g0")
         assert (await gateways[0].started("sum"))["session_id"] == "sum-2-g0"
         assert gateways.log(SessionStarted)[-1].work.episode == "0.1"
         gateways[1].now += 1.0
@@ -305,13 +306,13 @@ async def test_groups_of_a_task_that_lost_a_session_close_when_no_other_comes():
         assert gateways.log(SessionStarted)[-1].work.episode == "1.0"
         gateways[1].now += 1.0
         await gateways[1].start()
-        await gateways.until(lambda: gateways[0].manager.slots.rejoining)
+        await gateways.until(lambda: gateways[0].manager.external.slots.rejoining)
         for one in (given[0], replacement):
             gateways[0].record(one["session_id"], (f"a-{one['session_id']}", "xy", ""))
             assert (await finished(gateways[0], one))[0] == 200
-        assert set(gateways[0].manager.slots.capacity.open) == {0, 1}
+        assert set(gateways[0].manager.external.slots.capacity.open) == {0, 1}
         gateways[0].now += gateways[0].config.reservation_ttl_seconds + 1.0
-        await gateways.until(lambda: not gateways[0].manager.slots.capacity.open)
+        await gateways.until(lambda: not gateways[0].manager.external.slots.capacity.open)
         ended = {event.work.episode: (event.reason, event.work.attempts_left) for event in gateways.log(EpisodeAbandoned)[1:]}
         assert ended == {"0.1": ("lost", 0), "1.1": ("lost", 0)}
         assert "no other session of task 'sum' was started for 60 s" in gateways.log(EpisodeAbandoned)[-1].detail

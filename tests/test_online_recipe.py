@@ -111,5 +111,5 @@ def test_the_gateway_has_room_for_what_the_gate_grants_or_for_its_slots(read, tm
     folder = RunFolder(tmp_path / "run")
     folder.create(recipe)
     manager = CPU_ACTORS["session_manager"](BuildContext(recipe=recipe, folder=folder, instance="session_manager-0"))
-    assert (manager.slots.capacity.group_size, manager.slots.capacity.slots) == (size, slots)
+    assert (manager.external.slots.capacity.group_size, manager.external.slots.capacity.slots) == (size, slots)
     assert folder.admin_key(recipe) == (folder.path / "admin_key").read_text()

@@ -79,16 +79,16 @@ def test_a_later_session_of_an_episode_replaces_the_earlier_one():
 def test_an_earlier_attempt_is_refused_while_a_later_one_lives():
     registry = SessionRegistry()
     registry.open(session("b", attempt=2))
-    assert registry.refusal(work(attempt=1)) == "episode 0.0 is at attempt 2"
-    assert not registry.refusal(work(attempt=2))
-    assert not registry.refusal(work("0.1"))
+    assert registry.rejection_reason(work(attempt=1)) == "episode 0.0 is at attempt 2"
+    assert not registry.rejection_reason(work(attempt=2))
+    assert not registry.rejection_reason(work("0.1"))
 
 
 def test_a_finished_episode_gets_no_session():
     registry = SessionRegistry()
     registry.open(session("a"))
     registry.close(registry.get("a"), finished=True)
-    assert registry.refusal(work()) == "episode 0.0 is finished"
+    assert registry.rejection_reason(work()) == "episode 0.0 is finished"
     assert registry.is_finished("0.0")
     assert len(registry) == 0
 
@@ -99,7 +99,7 @@ def test_an_abandoned_attempt_closes_its_own_session_and_the_last_one_the_episod
     registry.open(session("a", attempts_left=attempts_left))
     registry.mark_abandoned(work(attempts_left=attempts_left))
     assert len(registry) == 0
-    assert bool(registry.refusal(work(attempt=2))) is refused
+    assert bool(registry.rejection_reason(work(attempt=2))) is refused
 
 
 def test_a_late_report_of_an_earlier_attempt_leaves_the_later_session_alone():

@@ -30,7 +30,7 @@ def gateway():
     made = SessionManager(
         GatewaySettings(), lambda _: letters(), secret=b"secret", max_model_len=400, serve_http=False, capacity=ExternalCapacity(GROUP)
     )
-    made.caught_up = True
+    made.external.caught_up = True
     return made
 
 
@@ -61,11 +61,11 @@ def copied(actor):
 def known(actor):
     """State that decides which sessions may start, under which name, and which have not ended."""
     return (
-        actor.slots.capacity.snapshot(),
-        actor.logged.snapshot(),
-        set(actor.slots.started),
-        actor.slots.exported,
-        actor.slots.abandoned,
+        actor.external.slots.capacity.snapshot(),
+        actor.external.logged.snapshot(),
+        set(actor.external.slots.started),
+        actor.external.slots.exported,
+        actor.external.slots.abandoned,
         set(actor.registry.snapshot().finished),
         {session.id for session in actor.registry.snapshot().kept},
     )
@@ -84,7 +84,7 @@ async def lived(send, dice):
     for _ in range(60):
         what, number, well = dice.choice(["grant", "start", "start", "end", "end", "lose"]), dice.randrange(6), dice.random() < 0.5
         if what == "grant":
-            await receive(CapacityGranted(first_group=actor.slots.capacity.granted, groups=1, weight_version=0))
+            await receive(CapacityGranted(first_group=actor.external.slots.capacity.granted, groups=1, weight_version=0))
         elif what == "start":
             emitted = await send(actor, StartSession(task=f"task-{number % 3}"))
             if isinstance(emitted[0], SessionStarted):
@@ -94,7 +94,7 @@ async def lived(send, dice):
                 open_.append(emitted[0].work.episode)
                 await receive(emitted[0])
         elif what == "lose" and open_:
-            await receive(lost(actor.slots.started[open_.pop(number % len(open_))]))
+            await receive(lost(actor.external.slots.started[open_.pop(number % len(open_))]))
         elif open_:
             await receive(ended(open_.pop(number % len(open_)), well=well))
     return actor, log, taken

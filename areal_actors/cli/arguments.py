@@ -32,7 +32,7 @@ from areal_actors.core.settings import JOIN_TOKEN
 from areal_actors.tinker.command import TinkerOptions
 
 Options = argparse.Namespace
-"""Parsed arguments of one command; `do` names its function: `training:run` of `cli/training.py`, `replay.why:why` of `replay/why.py`."""
+"""Parsed arguments of one command; `do` names its function: `run:run` of `cli/run.py`, `replay.why:why` of `replay/why.py`."""
 
 TAKE_RECIPE = ("run", "serve", "check", "launch")
 ROLES = ("inference_worker", "reward_worker", "rollout_worker")
@@ -146,11 +146,11 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
     _begins(command)
 
     about = "Train with a recipe until its steps are done or Ctrl-C."
-    _takes_recipe(command("run", "training:run", "train with a recipe", about, _SETTINGS_HELP.format(command=COMMAND, verb="run")))
+    _takes_recipe(command("run", "run:run", "train with a recipe", about, _SETTINGS_HELP.format(command=COMMAND, verb="run")))
 
     resuming = command(
         "resume",
-        "training:resume",
+        "resume:resume",
         "resume an interrupted or failed run",
         "Resume a run that was interrupted, failed or was killed, from its last checkpoint and its log: steps after the checkpoint\n"
         "are trained again from the same trajectories, unfinished episodes are run again, and nothing is counted twice.",
@@ -170,7 +170,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
 
     serving = command(
         "serve",
-        "training:serve",
+        "serve:serve",
         "serve a recipe's model to external agents, without training",
         "Serve the model of a recipe through the gateway until Ctrl-C: agents start sessions, call the model over the OpenAI\n"
         "or Anthropic protocol, set rewards, end and export their sessions. Nothing is trained.\n"
@@ -253,7 +253,7 @@ def _parser() -> tuple[argparse.ArgumentParser, list[str]]:
 
 def _watches(command: Callable[..., argparse.ArgumentParser]) -> None:
     about = "Watch a run from another process; the run is not affected."
-    watch = command("monitor", "reading:monitor", "watch a run from outside", about)
+    watch = command("monitor", "monitor:monitor", "watch a run from outside", about)
     _takes_run(watch)
     watch.add_argument(
         "subjects", nargs="?", default="", help="print these messages instead, as in `trajectory.>` (default: the live view)"
@@ -301,7 +301,7 @@ def _joins(command: Callable[..., argparse.ArgumentParser]) -> None:
 
 def _launches(command: Callable[..., argparse.ArgumentParser]) -> None:
     about = (
-        f"Start a run together with the workers of other hosts that its table [hosts] lists: `{COMMAND} run`, and an\n"
+        f"Start a run together with the remote workers that its table [hosts] lists: `{COMMAND} run`, and an\n"
         f"`{COMMAND} join` for each of these hosts. slurm, kubernetes, ray: write a batch script, manifests or a Ray program, and print\n"
         "the command that submits it; nothing is started. local: start all of it on this machine, until the run ends."
     )

@@ -71,7 +71,7 @@ def add_readers(command: Callable[..., argparse.ArgumentParser]) -> None:
         "Serve the page of a live, finished or exported run until Ctrl-C: curves, swim lanes of episodes, groups with their answers,\n"
         "tokens, batches, actors and events, at any moment of the log. It prints its address; the run is not affected."
     )
-    viewed = command("view", "reading:view", "show a run in a browser", about)
+    viewed = command("view", "view:view", "show a run in a browser", about)
     viewed.add_argument("run", nargs="?", default="", metavar="RUN|FILE", help="the run (default: the latest), or an exported log")
     viewed.add_argument(
         "--what-if",

@@ -20,7 +20,7 @@ class BusSettings(Config):
     monitor_url: str = ""
     """URL of a running server with a read-only user, for `monitor.json`; empty uses `url`."""
     host: str = ""
-    """Address on which the run accepts workers of other hosts (`areal-actors join`): one of this host, or `0.0.0.0` for all its interfaces.
+    """Address on which the run accepts remote workers (`areal-actors join`): one of this host, or `0.0.0.0` for all its interfaces.
     Empty: the loopback interface only, and no worker can join. See docs/scaling.md."""
     tls: bool = False
     """Encrypt what other hosts exchange with the run's own server and with its HTTP server of files. The run makes a certificate at each

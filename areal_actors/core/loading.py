@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from areal_actors.core.agent_host.agent_loader import load
-from areal_actors.core.agent_host.faults import Refused
+from areal_actors.core.agent_host.faults import AgentLoadError
 from areal_actors.core.errors import RecipeError
 
 
@@ -18,5 +18,5 @@ def load_named(spec: str, root: Path) -> Any:
     """
     try:
         return load(spec, root)
-    except Refused as error:
+    except AgentLoadError as error:
         raise RecipeError(str(error)) from error

@@ -12,7 +12,7 @@ import msgspec
 from areal_actors.core.config import Config, Fraction, NonNegativeInt, Port, PositiveFloat, PositiveInt
 
 JOIN_TOKEN = "AREAL_JOIN_TOKEN"  # noqa: S105 - the name of a variable
-"""Environment variable with the password of workers of other hosts: for `areal-actors join`, and `areal-actors run` if it is fixed."""
+"""Environment variable with the password of remote workers: for `areal-actors join`, and `areal-actors run` if it is fixed."""
 TemperaturePolicy = Literal["error", "recipe", "as_asked"]
 UnknownFields = Literal["list", "refuse"]
 
@@ -142,7 +142,7 @@ class GatewaySettings(Config):
     take the next ones."""
     certificate: str = ""
     """PEM file of a certificate with which the gateway encrypts; empty: plain HTTP. Agents verify it, for the host of `advertise` or
-    `host`, by the authorities of their system or of the file in the variable `SSL_CERT_FILE`; see docs/scaling.md."""
+    `host`, against the CA certificates of their system or of the file in the variable `SSL_CERT_FILE`; see docs/scaling.md."""
     certificate_key: str = ""
     """PEM file of the key of `certificate`."""
     admin_key: str = ""

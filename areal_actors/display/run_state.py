@@ -106,7 +106,7 @@ class RunState:
     serving: dict[str, str] = field(default_factory=dict)
     """Process of each actor that serves its mailbox."""
     joined: int = 0
-    """Workers of other hosts that have joined so far."""
+    """Remote workers that have joined so far."""
     members: dict[str, str] = field(default_factory=dict)
     """Host of each worker of another host that is part of the run."""
     episodes: EpisodeCounts = field(default_factory=EpisodeCounts)

@@ -32,7 +32,7 @@ class PrefixCache:
         self._clock = 0
 
     def place(self, requests: Iterable[DecodeRequest]) -> None:
-        """Assign a free row to each request, with what the rows hold of its prompt: see `DecodeSlots.cached`."""
+        """Assign a free KV-cache slot to each request, reusing the cached prefix: see `DecodeSlots.cached`."""
         # Continued rows come first, so that no other request of this step replaces them.
         new_requests = [request for request in requests if not self._place_continued(request)]
         for request in new_requests:
@@ -48,7 +48,7 @@ class PrefixCache:
             self._add(row, request, length)
 
     def place_empty(self, request: DecodeRequest) -> None:
-        """Assign a free row to a request, with nothing cached."""
+        """Assign a free KV-cache slot to a request, with nothing cached."""
         self._add(int(self._ranks.argmin()), request, 0)
 
     def retain(self, rows: Sequence[int]) -> None:
@@ -77,7 +77,7 @@ class PrefixCache:
         self._ranks[self._ranks != RUNNING] = 0
 
     def _place_continued(self, request: DecodeRequest) -> bool:
-        """Assign a free row all of whose cached tokens begin the prompt; False if there is none."""
+        """Assign a free KV-cache slot all of whose cached tokens begin the prompt; False if there is none."""
         rows, length = self._find(request.prompt_ids)
         for row in rows.tolist():
             if row not in self._slots.running and self._slots.cached[row] == length:

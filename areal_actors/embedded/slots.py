@@ -105,7 +105,7 @@ class DecodeSlots:
         return len(self.running)
 
     def add(self, row: int, completion: DecodeRequest) -> None:
-        """Assign a free row, which may hold the first `cached` tokens of the prompt already."""
+        """Assign a free KV-cache slot, which may hold the first `cached` tokens of the prompt already."""
         length = len(completion.prompt_ids)
         limit = length + completion.sampling.max_tokens
         self.running[row], completion.row = completion, row

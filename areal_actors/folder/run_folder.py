@@ -191,7 +191,7 @@ class RunFolder:
         self._private("monitor.json", msgspec.json.encode({**msgspec.to_builtins(monitor or server), "dictionaries": read_dictionaries()}))
 
     def invite(self, joiner: ServerAddress) -> Path:
-        """Write the credential with which workers of other hosts join; returns the file, to be copied to them."""
+        """Write the credential with which remote workers join; returns the file, to be copied to them."""
         self._private("join.json", msgspec.json.encode(joiner))
         return self.path / "join.json"
 

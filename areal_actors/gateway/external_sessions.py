@@ -1,7 +1,7 @@
 """Sessions of external agents: started, ended and exported over HTTP, in the slots that the staleness gate grants.
 
-The part of the session manager that rollout workers do not use. Starts and ends are folded from the log, so that a restarted
-gateway keeps names and capacity; sessions whose tokens were lost with the old gateway are abandoned.
+The session manager holds them; rollout workers open their sessions at the manager itself. Starts and ends are folded from the log, so
+that a restarted gateway keeps names and capacity; sessions whose tokens were lost with the old gateway are abandoned.
 """
 
 from __future__ import annotations
@@ -15,19 +15,18 @@ from functools import partial
 import msgspec
 
 from areal_actors.core.errors import SessionError
-from areal_actors.core.gateways import ONLY, GatewayShare, gateway_of_session
+from areal_actors.core.gateways import GATEWAY, GatewayShare, gateway_of_session
 from areal_actors.core.settings import GatewaySettings
 from areal_actors.core.values import SamplingParams
 from areal_actors.gateway.conversations.turns import path_to, token_ids_of
+from areal_actors.gateway.model_calls import ModelCalls
 from areal_actors.gateway.sessions.capacity import ExternalCapacity, ExternalSessionsState, ExternalSlots
-from areal_actors.gateway.sessions.episode_end import Ending, EndingEvent, UnreportedCalls, expired_event, outcome
+from areal_actors.gateway.sessions.episode_end import Ending, EndingEvent, expired_event, outcome
 from areal_actors.gateway.sessions.group_ends import end_slot, end_unstarted, lost_sessions, work_of
 from areal_actors.gateway.sessions.keys import session_key
 from areal_actors.gateway.sessions.model_texts import has_written
-from areal_actors.gateway.sessions.registry import SessionRegistry
 from areal_actors.gateway.sessions.table import FinishedSession, Session, summaries
 from areal_actors.gateway.sharing import ASK_SECONDS, SOON_SECONDS, ask_first, misdirected_refusal, no_capacity, unavailable
-from areal_actors.gateway.worker_pool import InFlightCalls, WorkerPool
 from areal_actors.messages import (
     ActorFailed,
     ActorStarted,
@@ -53,32 +52,30 @@ from areal_actors.messages import (
     TrajectoryReply,
 )
 from areal_actors.rewards.acceptance import Acceptance
-from areal_actors.runtime.actor import Actor, Context, Emits, on
+from areal_actors.runtime.actor import Context
 
 
-class ExternalSessions(Actor):
+class ExternalSessions:
     """The first session of a task opens a granted group; a session without a reward is abandoned and never trained."""
 
     def __init__(
         self,
         config: GatewaySettings,
         capacity: ExternalCapacity,
+        calls: ModelCalls,
         *,
         secret: bytes,
         sampling: SamplingParams,
-        acceptance: Acceptance | None = None,
-        share: GatewayShare = ONLY,
+        acceptance: Acceptance | None,
+        share: GatewayShare,
     ) -> None:
-        """`acceptance` decides which ended sessions are trained, without it all are; `share`: this one of several gateways."""
+        """`calls` of the gateway; `acceptance` decides which ended sessions are trained, without it all are; `share` of this gateway."""
         self.share = share
         self.config = config
+        self.calls, self.registry = calls, calls.registry
         self.secret = secret
         self.sampling = sampling
         self.acceptance = acceptance
-        self.registry = SessionRegistry(secret, kept=config.finished_sessions_cached, share=share)
-        self.pool = WorkerPool()
-        self.open_calls = InFlightCalls()
-        self.unreported = UnreportedCalls()
         self.paused_at = -math.inf  # when the last pause of this process ended
         self.caught_up = False
         """True once the log has been folded; before that, names and slots could be assigned twice."""
@@ -94,8 +91,8 @@ class ExternalSessions(Actor):
 
     # ---------------------------------------------------------------- requests of agents
 
-    @on
-    async def reserve_capacity(self, request: ReserveCapacity, context: Context) -> Emits[CapacityReserved]:
+    async def reserve_capacity(self, request: ReserveCapacity, context: Context) -> AsyncIterator[CapacityReserved]:
+        """Reserve a free slot for a while."""
         if refused := self._unavailable():
             yield CapacityReserved(refused=refused)
         elif self.share.number:
@@ -105,8 +102,8 @@ class ExternalSessions(Actor):
         else:
             yield CapacityReserved(seconds=self.config.reservation_ttl_seconds)
 
-    @on
-    async def start_session(self, request: StartSession, context: Context) -> Emits[EndingEvent | SessionStarted | SessionCreated]:
+    async def start_session(self, request: StartSession, context: Context) -> AsyncIterator[EndingEvent | SessionStarted | SessionCreated]:
+        """Start a session in a free slot; an unfinished one of the same key ends before, if the request allows it."""
         unfinished = self.registry.live_session_of_key(request.api_key)
         if refused := self._refusal(request, unfinished):
             yield SessionCreated(refused=refused)
@@ -180,8 +177,8 @@ class ExternalSessions(Actor):
             return Refusal(status=403, reason=reason)
         return None if self.caught_up else unavailable("the gateway is reading the run's log")
 
-    @on
-    async def end_session(self, request: EndSession, context: Context) -> Emits[EndingEvent | SessionClosed]:
+    async def end_session(self, request: EndSession, context: Context) -> AsyncIterator[EndingEvent | SessionClosed]:
+        """End a session: an external one is exported or abandoned now, one of a rollout worker when it is scored."""
         session = self.registry.find(request.session)
         if session is not None and not session.external:
             self.registry.update(session.transition("end", context.now))
@@ -195,13 +192,13 @@ class ExternalSessions(Actor):
         else:
             yield SessionClosed(refused=self._unknown(request.session))
 
-    @on
     def describe_session(self, request: DescribeSession, context: Context) -> Iterator[InteractionsRecorded | SessionDescribed]:
+        """Describe a session, running or finished."""
         if (session := self.registry.find(request.session)) is not None:
             if request.by_agent:
                 session = self.registry.update(session.renew_lease(context.now))
             else:  # the worker, which may abandon the episode
-                yield from self.unreported.of(session.id)
+                yield from self.calls.unreported.of(session.id)
             yield SessionDescribed(
                 session=session.id,
                 task=session.work.task.id,
@@ -213,8 +210,8 @@ class ExternalSessions(Actor):
                 engine_failure=session.engine_failure(),
                 overflow=session.overflow,
                 has_written=has_written(session.turns, request.document),
-                open_calls=self.open_calls.describe(session.id, context.now, self.pool.in_flight),
-                queued_seconds=self.open_calls.queued_seconds(session.id, context.now),
+                open_calls=self.calls.open_calls.describe(session.id, context.now, self.calls.pool.in_flight),
+                queued_seconds=self.calls.open_calls.queued_seconds(session.id, context.now),
             )
         elif (kept := self.registry.find_finished(request.session)) is not None:
             turns = kept.trajectory.interactions if kept.trajectory is not None else ()
@@ -222,8 +219,8 @@ class ExternalSessions(Actor):
         else:
             yield SessionDescribed(refused=self._unknown(request.session), replaced_by=self.registry.replacement_of(request.session))
 
-    @on
     def get_interaction(self, request: GetInteraction, context: Context) -> Iterator[InteractionTokens]:
+        """Look up the tokens of a completed call."""
         session = self.registry.find(request.session)
         turns = {turn.interaction.id: turn for turn in session.turns} if session is not None else {}
         if session is None:
@@ -244,8 +241,8 @@ class ExternalSessions(Actor):
                 finish_reason=interaction.finish_reason,
             )
 
-    @on
     def select_trained(self, request: SelectTrained, context: Context) -> Iterator[TrainedSelected]:
+        """Restrict what is trained of a session to some of its calls."""
         try:
             self.registry.update(self.registry.get(request.session).select_trained(request.interactions, context.now))
         except SessionError as error:
@@ -254,8 +251,8 @@ class ExternalSessions(Actor):
             return
         yield TrainedSelected()
 
-    @on
-    async def get_trajectory(self, request: GetTrajectory, context: Context) -> Emits[TrajectoryReply]:
+    async def get_trajectory(self, request: GetTrajectory, context: Context) -> AsyncIterator[TrajectoryReply]:
+        """Look up the trajectory of a finished session, and wait for its end as long as the request allows."""
         name = request.session
         if self.registry.find(name) is not None and request.wait_seconds > 0:
             with context.waiting(f"the end of session {name}", request.wait_seconds):
@@ -296,7 +293,7 @@ class ExternalSessions(Actor):
             ending = outcome(session)
             if self.acceptance is not None and isinstance(ending, TrajectoryExported):
                 ending = await self.acceptance.outcome(session.work, rewards=session.rewards) or ending
-            for event in self.unreported.with_end(session.id, ending):
+            for event in self.calls.unreported.with_end(session.id, ending):
                 yield event
             await self.record_end(ending, context.now)
         finally:
@@ -348,12 +345,11 @@ class ExternalSessions(Actor):
 
     # ---------------------------------------------------------------- events of the log
 
-    @on
     def capacity_granted(self, event: CapacityGranted) -> None:
+        """Fold a grant of groups."""
         for slots in (self.slots, self.logged):
             slots.capacity.grant(event.first_group, event.groups)
 
-    @on
     async def session_started(self, event: SessionStarted, context: Context) -> None:
         """Fold the event; sessions that this process started itself are known already, those that gateway 0 started for it open now."""
         self.logged.start(event, context.now)
@@ -370,17 +366,16 @@ class ExternalSessions(Actor):
         end_slot(self.logged, ending, now)
         await self.record_end(ending, now)
 
-    def restore_external(self, state: ExternalSessionsState) -> None:
+    def restore(self, state: ExternalSessionsState) -> None:
         """Restore external sessions from a snapshot."""
         for slots in (self.slots, self.logged):
             slots.restore(state)
         for started in state.started.values():
             self.registry.remember(started.key, started.session)
 
-    @on
-    async def actor_started(self, event: ActorStarted, context: Context) -> Emits[EpisodeAbandoned]:
+    async def actor_started(self, event: ActorStarted, context: Context) -> AsyncIterator[EpisodeAbandoned]:
         """Abandon lost sessions: this gateway's own start follows all earlier events in the log."""
-        if context.replayed or self.caught_up or event.actor.rpartition("-")[0] != self.kind() or event.pid != os.getpid():
+        if context.replayed or self.caught_up or event.actor.rpartition("-")[0] != GATEWAY or event.pid != os.getpid():
             return
         if self.share.count > 1 and event.actor != self.share.name:
             return
@@ -392,7 +387,7 @@ class ExternalSessions(Actor):
     async def gateway_gone(self, event: ActorFailed, context: Context) -> AsyncIterator[EpisodeAbandoned]:
         """Abandon the sessions of another gateway as soon as it is lost, so that their replacements find their groups."""
         kind, _, number = event.actor.rpartition("-")
-        if context.replayed or not self.caught_up or self.share.number or kind != self.kind() or not number.isdecimal():
+        if context.replayed or not self.caught_up or self.share.number or kind != GATEWAY or not number.isdecimal():
             return
         its = GatewayShare(number=int(number), count=self.share.count)
         for lost in lost_sessions(self.slots, its, self.registry):

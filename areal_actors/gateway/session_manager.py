@@ -7,9 +7,7 @@ Its gateway turns an agent's HTTP calls into the requests answered here. Tokens 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -20,33 +18,32 @@ from areal_actors.core.gateways import ONLY, GatewayShare
 from areal_actors.core.settings import GatewaySettings
 from areal_actors.core.values import SamplingParams
 from areal_actors.gateway.chat_model import LoadTokenizer, load_served_model
-from areal_actors.gateway.completion import ModelCall, ServedModel, complete, with_images_stored
-from areal_actors.gateway.completion_check import CompletionFault, PublishedVersions
+from areal_actors.gateway.completion import with_images_stored
+from areal_actors.gateway.completion_check import PublishedVersions
 from areal_actors.gateway.external_sessions import ExternalSessions
 from areal_actors.gateway.gateway_state import GatewayState
 from areal_actors.gateway.image_intake import ImageIntake
-from areal_actors.gateway.server import Gateway, LongWork
+from areal_actors.gateway.model_calls import ModelCalls
+from areal_actors.gateway.server import Gateway
 from areal_actors.gateway.session_routes import add_session_routes
-from areal_actors.gateway.sessions.calls import (
-    call_digest,
-    completion_refused,
-    digest_of,
-    interaction_recorded,
-    name_of,
-    sampling_seed,
-)
+from areal_actors.gateway.sessions.calls import name_of
 from areal_actors.gateway.sessions.capacity import ExternalCapacity
 from areal_actors.gateway.sessions.episode_end import EndingEvent, outcome
 from areal_actors.gateway.sessions.keys import admin_key, session_key
-from areal_actors.gateway.sessions.running_call import keep_overflow, running_call
+from areal_actors.gateway.sessions.registry import SessionRegistry
+from areal_actors.gateway.sessions.running_call import running_call
 from areal_actors.gateway.sessions.table import CLOSED_STATES, Session
-from areal_actors.gateway.worker_pool import InFlightCall, NamedCalls
 from areal_actors.messages import (
     ActorFailed,
+    ActorStarted,
     ActorStopped,
     AgentReturned,
+    CapacityGranted,
+    CapacityReserved,
     CompletionRefused,
     DescribeGateway,
+    DescribeSession,
+    EndSession,
     EngineLost,
     EngineMismatch,
     EpisodeAbandoned,
@@ -54,28 +51,38 @@ from areal_actors.messages import (
     EpisodeScored,
     GatewayDescribed,
     Generate,
+    GetInteraction,
+    GetTrajectory,
     InteractionsRecorded,
+    InteractionTokens,
     ModelRequest,
     ModelResponsePart,
     OpenSession,
     ReserveCapacity,
     RewardSet,
+    SelectTrained,
+    SessionClosed,
+    SessionCreated,
+    SessionDescribed,
     SessionOpened,
+    SessionStarted,
     SetReward,
     StartSession,
     ToolsRefused,
+    TrainedSelected,
     TrajectoryExported,
+    TrajectoryReply,
     WeightsLoaded,
     WeightsPublished,
 )
 from areal_actors.rewards.acceptance import Acceptance
-from areal_actors.runtime.actor import Context, Emits, Submit, Tick, on
+from areal_actors.runtime.actor import Actor, Context, Emits, Submit, Tick, on
 from areal_actors.vision.files import ImageFolder
 
 logger = structlog.get_logger(__name__)
 
 
-class SessionManager(ExternalSessions):
+class SessionManager(Actor):
     """At most one session per episode is alive; an episode is exported at most once."""
 
     state_type = GatewayState
@@ -103,22 +110,20 @@ class SessionManager(ExternalSessions):
     ) -> None:
         """With `capacity`, external agents have sessions; paths in events are relative to `run_folder`, or found by `locate_model`."""
         capacity, sampling = capacity or ExternalCapacity(0), sampling or SamplingParams()
-        super().__init__(config, capacity, secret=secret, sampling=sampling, acceptance=acceptance, share=share)
+        self.config, self.secret, self.share = config, secret, share
+        self.registry = SessionRegistry(secret, kept=config.finished_sessions_cached, share=share)
+        self.calls = ModelCalls(config, self.registry, seed=seed)
+        self.pool, self.open_calls, self.unreported = self.calls.pool, self.calls.open_calls, self.calls.unreported
+        self.external = ExternalSessions(config, capacity, self.calls, secret=secret, sampling=sampling, acceptance=acceptance, share=share)
         self.load_tokenizer = load_tokenizer
-        self.seed = seed
         self.run_folder, self.records_routes = run_folder, records_routes
         self.locate_model = locate_model
         self.images = ImageIntake(images or ImageFolder.of_run(run_folder), config.images)
         self.max_model_len, self.concurrency, self.serve_http = max_model_len, concurrency, serve_http
         self.published = PublishedVersions()
-        self.refused: Counter[str] = Counter()
-        """Completions refused since this gateway started, by worker."""
         self.model = ""
         """The folder of the model and its tokenizer, as in events."""
-        self.served: ServedModel | None = None
         self.gateway: Gateway | None = None
-        self.long_work = LongWork(2, "long-requests")
-        self._in_progress = NamedCalls()
         self.leaving = False
         """True if no more sessions are opened."""
 
@@ -126,7 +131,7 @@ class SessionManager(ExternalSessions):
         """The state for a successor gateway."""
         return GatewayState(
             book=self.registry.snapshot(),
-            outside=self.logged.snapshot(),
+            outside=self.external.logged.snapshot(),
             model=self.model,
             published=self.published.newest,
             workers=dict(self.pool.versions),
@@ -135,7 +140,7 @@ class SessionManager(ExternalSessions):
     def restore(self, state: GatewayState) -> None:
         """Restore the state of a predecessor."""
         self.registry.restore(state.book)
-        self.restore_external(state.outside)
+        self.external.restore(state.outside)
         self.published.newest = state.published
         for worker, version in state.workers.items():
             self.pool.record_load(worker, version)
@@ -151,7 +156,7 @@ class SessionManager(ExternalSessions):
         if self.serve_http:
             admin = admin_key(self.secret, self.config.admin_key)
             routes = partial(add_session_routes, admin_key=admin, open_metrics=self.config.is_local(), own_address=self.share.count > 1)
-            self.gateway = Gateway(self.config, submit, self.registry.session_of_key, routes, self.long_work)
+            self.gateway = Gateway(self.config, submit, self.registry.session_of_key, routes, self.calls.long_work)
             await self.gateway.start()
 
     async def finish(self) -> None:
@@ -172,7 +177,7 @@ class SessionManager(ExternalSessions):
     async def stop(self) -> None:
         """Stop serving."""
         await self.drain()
-        self.long_work.shutdown(wait=False, cancel_futures=True)
+        self.calls.long_work.shutdown(wait=False, cancel_futures=True)
 
     @on
     def open_session(self, request: OpenSession, context: Context) -> Iterator[SessionOpened]:
@@ -180,7 +185,7 @@ class SessionManager(ExternalSessions):
         if self.leaving or not self.share.owns_group(work.group):
             yield SessionOpened(gateways=gateways, leaving=self.leaving)
             return
-        if refused := self.registry.refusal(work):
+        if refused := self.registry.rejection_reason(work):
             yield SessionOpened(refused=refused, gateways=gateways)
             return
         name = self.share.mark(f"{work.episode}-{work.attempt}-{context.cause[:8]}")
@@ -194,15 +199,10 @@ class SessionManager(ExternalSessions):
     @on
     async def model_request(self, request: ModelRequest, context: Context) -> Emits[ModelResponsePart | CompletionRefused]:
         try:
-            request = await with_images_stored(request, self.images, self.served)
+            request = await with_images_stored(request, self.images, self.calls.served)
             name = name_of(request)
-            in_turn = (
-                self._in_progress.alone(request.session, name, context, self.registry.get(request.session).lease_seconds)
-                if name
-                else nullcontext()
-            )
             with self.open_calls.track(request.session, context.now) as in_flight:
-                async with in_turn:
+                async with self.calls.take_turn(request, name, context):
                     session = self.registry.get(request.session)
                     if again := session.answered.get(name):
                         for part in again:
@@ -210,72 +210,63 @@ class SessionManager(ExternalSessions):
                         return
                     with running_call(self.registry, session, context) as session:
                         try:
-                            async for answer in self._answer(session, request, name, context, in_flight):
+                            async for answer in self.calls.answer(session, request, name, context, in_flight):
                                 yield answer
                         except EngineError as error:
-                            for refused in self._record_failure(session, request, error):
+                            for refused in self.calls.record_failure(session, request, error):
                                 yield refused
                             raise
-        except RequestError as error:
-            keep_overflow(self.registry, request, error)
-            yield ModelResponsePart(error=str(error), error_status=400, error_field=error.field, error_code=error.code)
-        except SessionError as error:
-            yield ModelResponsePart(error=str(error), error_status=410)
-        except (EngineError, SetupError) as error:
-            yield ModelResponsePart(error=str(error), error_status=503)
+        except (RequestError, SessionError, EngineError, SetupError) as error:
+            yield self.calls.refuse(request, error)
 
-    def _record_failure(self, session: Session, request: ModelRequest, error: EngineError) -> Iterator[CompletionRefused]:
-        """Record the unanswered request, and report the worker that failed."""
-        if (now := self.registry.find(session.id)) is not None:
-            self.registry.update(now.engine_failed(digest_of(request), str(error)))
-        if isinstance(error, CompletionFault):
-            self.refused[error.worker] += 1
-            yield completion_refused(session, error)
+    # ---------------------------------------------------------------- requests of agents about their sessions
 
-    async def _answer(
-        self, session: Session, request: ModelRequest, name: str, context: Context, in_flight: InFlightCall
-    ) -> AsyncIterator[ModelResponsePart]:
-        """Stream the answer, record all choices as interactions or none, and only then yield the last parts."""
-        if self.served is None:
-            raise EngineError("the gateway has no tokenizer yet: no weights have been published")
-        call = await self.long_work.run(request.body_bytes, ModelCall, session, request, self.served, in_flight)
-        if request.count_only:
-            yield ModelResponsePart(prompt_tokens=call.prompt_tokens, last=True)
-            return
-        digest = call_digest(call.prompt.token_ids, call.sampling)
-        session = self.registry.update(self.registry.get(request.session).count_call(digest))
-        trained = request.store or self.config.store_false == "train"
-        try:
-            async for part in complete(call, self.pool, context, session.lease_seconds, sampling_seed(self.seed, session, digest)):
-                yield part
-        except (asyncio.CancelledError, GeneratorExit):
-            if request.stream:
-                self._keep_cancelled(session.id, call, context, trained=trained)
-            raise
-        for answer in self._record_call(session.id, call, name, context, trained=trained):
-            yield answer
+    @on
+    async def reserve_capacity(self, request: ReserveCapacity, context: Context) -> Emits[CapacityReserved]:
+        async for reserved in self.external.reserve_capacity(request, context):
+            yield reserved
 
-    def _record_call(self, session_id: str, call: ModelCall, name: str, context: Context, *, trained: bool) -> Iterator[ModelResponsePart]:
-        """Record a completed call; yields the last parts of its answer."""
-        ended = [choice.finish(last=choice is call.choices[-1], trained=trained) for choice in call.choices]
-        session = self.registry.get(session_id)
-        for _, done in ended:
-            session = session.record(done, context.now, call.request.client_session, call.links)
-        if session.unanswered:
-            session = session.engine_answered(digest_of(call.request))
-        self.registry.update(session.with_answer(name, [choice.whole for choice in call.choices]) if name else session)
-        for choice, (_, done) in zip(call.choices, ended, strict=True):
-            self.unreported.add(interaction_recorded(session, choice, done, context, call.links.found))
-        for parts, _ in ended:
-            yield from parts
+    @on
+    async def start_session(self, request: StartSession, context: Context) -> Emits[EndingEvent | SessionStarted | SessionCreated]:
+        async for message in self.external.start_session(request, context):
+            yield message
 
-    def _keep_cancelled(self, name: str, call: ModelCall, context: Context, *, trained: bool) -> None:
-        """Record the streamed part of a cancelled call: the next call of the conversation may continue it."""
-        for choice in call.choices:
-            if choice.sampled and (session := self.registry.find(name)) is not None and session.state == "active":
-                done = choice.finish_cancelled(trained=trained)
-                session = self.registry.update(session.record(done, context.now, call.request.client_session, call.links))
-                self.unreported.add(interaction_recorded(session, choice, done, context, call.links.found))
+    @on
+    async def end_session(self, request: EndSession, context: Context) -> Emits[EndingEvent | SessionClosed]:
+        async for message in self.external.end_session(request, context):
+            yield message
+
+    @on
+    async def get_trajectory(self, request: GetTrajectory, context: Context) -> Emits[TrajectoryReply]:
+        async for reply in self.external.get_trajectory(request, context):
+            yield reply
+
+    @on
+    def describe_session(self, request: DescribeSession, context: Context) -> Iterator[InteractionsRecorded | SessionDescribed]:
+        return self.external.describe_session(request, context)
+
+    @on
+    def get_interaction(self, request: GetInteraction, context: Context) -> Iterator[InteractionTokens]:
+        return self.external.get_interaction(request, context)
+
+    @on
+    def select_trained(self, request: SelectTrained, context: Context) -> Iterator[TrainedSelected]:
+        return self.external.select_trained(request, context)
+
+    @on
+    def capacity_granted(self, event: CapacityGranted) -> None:
+        self.external.capacity_granted(event)
+
+    @on
+    async def session_started(self, event: SessionStarted, context: Context) -> None:
+        await self.external.session_started(event, context)
+
+    @on
+    async def actor_started(self, event: ActorStarted, context: Context) -> Emits[EpisodeAbandoned]:
+        async for lost in self.external.actor_started(event, context):
+            yield lost
+
+    # ---------------------------------------------------------------- ends of episodes
 
     @on
     def set_reward(self, request: SetReward, context: Context) -> Iterator[RewardSet]:
@@ -312,12 +303,12 @@ class SessionManager(ExternalSessions):
     @on
     async def episode_abandoned(self, event: EpisodeAbandoned, context: Context) -> None:
         self.registry.mark_abandoned(event.work)
-        await self.fold_end(event, context.now)
+        await self.external.fold_end(event, context.now)
 
     @on
     async def trajectory_exported(self, event: TrajectoryExported, context: Context) -> None:
         self.registry.mark_finished(event.trajectory.episode)
-        await self.fold_end(event, context.now)
+        await self.external.fold_end(event, context.now)
 
     @on
     def episode_evaluated(self, event: EpisodeEvaluated) -> None:
@@ -335,26 +326,26 @@ class SessionManager(ExternalSessions):
         self.open_calls.timestamp_left(context.now)
         for recorded in self.unreported.all():
             yield recorded
-        async for ending in self.end_expired(context, tick.paused):
+        async for ending in self.external.end_expired(context, tick.paused):
             yield ending
 
     @on
     async def weights_published(self, event: WeightsPublished) -> Emits[ToolsRefused]:
-        is_first = self.served is None
+        is_first = self.calls.served is None
         if is_first and self.locate_model is not None:
             await asyncio.to_thread(self.locate_model, event.location.model)
         self._load_chat(event.location.model)
         await self.published.publish(event.weight_version)
-        if is_first and self.share.number == 0 and self.served is not None and (error := self.served.tools.error):
+        if is_first and self.share.number == 0 and self.calls.served is not None and (error := self.calls.served.tools.error):
             logger.warning("requests with tools are refused", model=self.model, reason=error)
-            yield ToolsRefused(model=self.model, format=self.served.tools.format, reason=error)
+            yield ToolsRefused(model=self.model, format=self.calls.served.tools.format, reason=error)
 
     def _load_chat(self, model: str) -> None:
-        if self.served is None:
+        if self.calls.served is None:
             self.model, folder = model, str((self.locate_model or self.run_folder.joinpath)(model))
-            trains = not self.slots.capacity.slots
+            trains = not self.external.slots.capacity.slots
             limits = self.config, self.published, self.max_model_len
-            self.served = load_served_model(self.load_tokenizer, folder, *limits, trains=trains, records_routes=self.records_routes)
+            self.calls.served = load_served_model(self.load_tokenizer, folder, *limits, trains=trains, records_routes=self.records_routes)
 
     @on
     def weights_loaded(self, event: WeightsLoaded) -> None:
@@ -371,23 +362,27 @@ class SessionManager(ExternalSessions):
         """A worker that is gone, or whose server is, is gone until it has loaded weights again; sessions of another gateway are lost."""
         self.pool.remove_lost(event.worker if isinstance(event, EngineLost) else event.actor)
         if isinstance(event, ActorFailed):
-            async for lost in self.gateway_gone(event, context):
+            async for lost in self.external.gateway_gone(event, context):
                 yield lost
 
     @on
     def describe_gateway(self, _: DescribeGateway, context: Context) -> Iterator[GatewayDescribed]:
-        ready = {"the run's log": self.caught_up, "weights": self.served is not None, "an inference worker": bool(self.pool.versions)}
+        ready = {
+            "the run's log": self.external.caught_up,
+            "weights": self.calls.served is not None,
+            "an inference worker": bool(self.pool.versions),
+        }
         yield GatewayDescribed(
             missing=", ".join(name for name in ready if not ready[name]),
             sessions=self.registry.count_by_state(),
-            **(self.slots.counts(context.now) if self.share.number == 0 else {}),
+            **(self.external.slots.counts(context.now) if self.share.number == 0 else {}),
             in_hand=self.pool.in_flight,
-            refused_completions=dict(self.refused),
+            refused_completions=dict(self.calls.refused),
         )
 
     def status(self) -> dict[str, float | str]:
         """Open sessions, and in-flight and refused completions by inference worker."""
         in_flight = {f"in flight of {worker}": count for worker, count in self.pool.in_flight.items()}
-        refused = {f"refused of {worker}": count for worker, count in self.refused.items()}
-        waits = self.slots.describe_waits() if self.share.number == 0 else ""
+        refused = {f"refused of {worker}": count for worker, count in self.calls.refused.items()}
+        waits = self.external.slots.describe_waits() if self.share.number == 0 else ""
         return {"sessions": len(self.registry), **in_flight, **refused, **({"groups": waits} if waits else {})}

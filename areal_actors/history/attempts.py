@@ -91,9 +91,9 @@ class AttemptFold:
     def _find(self, episode: str) -> OpenAttempt | None:
         """Returns the newest attempt at an episode, also a settled one."""
         attempt = self._newest.get(episode)
-        return attempt or (self._stored("episode = ? ORDER BY id DESC", episode) if self.ends.ended.has(episode) else None)
+        return attempt or (self._load_stored("episode = ? ORDER BY id DESC", episode) if self.ends.ended.has(episode) else None)
 
-    def _stored(self, condition: str, *values: object) -> OpenAttempt | None:
+    def _load_stored(self, condition: str, *values: object) -> OpenAttempt | None:
         """Returns the first attempt with this property, as it was changed or as the database has it."""
         row = next(self._select(f"{condition} LIMIT 1", *values), None)
         if row is None:
@@ -120,7 +120,7 @@ class AttemptFold:
     def put_into_batch(self, export: int, step: int, position: int) -> None:
         """Record that a batch has the trajectory that was exported at this position."""
         attempt = self._exported.pop(export, None) or next((one for one in self._in_batch if one.row.ended == export), None)
-        attempt = attempt or self._stored("ended = ?", export)
+        attempt = attempt or self._load_stored("ended = ?", export)
         if attempt is not None:
             attempt.row.batch, attempt.row.step = position, step
             if attempt not in self._in_batch:
@@ -199,7 +199,7 @@ class AttemptFold:
         recent = [one for one in self._changed.values() if (one.row.episode, one.row.attempt) == (episode, number)]
         abandoned = [attempt for attempt in recent if attempt.row.outcome in ABANDONED]
         condition = f"episode = ? AND attempt = ? AND outcome IN {ABANDONED} ORDER BY id DESC"
-        return abandoned[-1] if abandoned else self._stored(condition, episode, number)
+        return abandoned[-1] if abandoned else self._load_stored(condition, episode, number)
 
     def _total(self, attempt: OpenAttempt, position: int) -> None:
         """Sum up the calls of an exported attempt."""

@@ -196,12 +196,12 @@ def open_database(folder: Path) -> Iterator[History]:
         return
     with lock:
         try:
-            yield _stored(path) or _created(path)
+            yield _open_stored(path) or _created(path)
         except sqlite3.OperationalError as error:
             raise SetupError(f"{path} cannot be written: {error}; free space, or delete it") from error
 
 
-def _stored(path: Path) -> History | None:
+def _open_stored(path: Path) -> History | None:
     """Returns the database of a file; None if there is none that can be used."""
     if not path.exists():
         return None

@@ -1,1 +1,1 @@
-"""Workers of other hosts: how they join a run and are admitted, what serves them its files, and launchers that start them."""
+"""Remote workers: how they join a run and are admitted, what serves them its files, and launchers that start them."""

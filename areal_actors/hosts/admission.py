@@ -1,4 +1,4 @@
-"""Admits workers of other hosts to a live run, renews their leases, and lets go those that leave or are silent."""
+"""Admits remote workers to a live run, renews their leases, and lets go those that leave or are silent."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ logger = structlog.get_logger(__name__)
 
 
 class Joining:
-    """Workers of other hosts, from their admission to their end."""
+    """Remote workers, from their admission to their end."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Joining:
         if self.recipe.bus.host in EVERY_INTERFACE:
             address = address.replace("127.0.0.1", "ADDRESS-OF-THIS-HOST")
         command = f"{COMMAND} join {address} --credential {file.name} --role rollout_worker"
-        return f"workers of other hosts join, with a copy of {file}: {command}"
+        return f"remote workers join, with a copy of {file}: {command}"
 
     async def close(self) -> None:
         """Serve the run's files no longer."""
@@ -186,7 +186,7 @@ class Joining:
         most = max_connections() - len(self.server.addresses.processes) - SPARE_CONNECTIONS
         if len(self.leases.held) < most:
             return ""
-        return f"its bus has connections for {max(most, 0):,} workers of other hosts; raise the hard limit of descriptors on the run's host"
+        return f"its bus has connections for {max(most, 0):,} remote workers; raise the hard limit of descriptors on the run's host"
 
     def _refusal(self, request: JoinRun) -> str:
         """Returns why a worker cannot join; empty if it can."""
@@ -235,7 +235,7 @@ class Joining:
         await self.objects.revoke(self.tokens.pop(worker, ""))
         actor = self.shares.actor_of(worker)
         if reason:
-            logger.warning("a worker of another host was lost", worker=worker, reason=reason)
+            logger.warning("a remote worker was lost", worker=worker, reason=reason)
             await self.publish(ActorFailed(actor=actor or worker, process=worker, reason=reason))
         await self.publish(WorkerLeft(worker=worker, reason=reason, actor=actor))
         await self.server.expel(worker)
@@ -265,7 +265,7 @@ class Joining:
     def _done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("a worker of another host could not be served", exc_info=error)
+            logger.error("a remote worker could not be served", exc_info=error)
 
 
 def _is_local(host: str) -> bool:

@@ -1,4 +1,4 @@
-"""The recipe of a host that joins: the run's, with the settings that may differ on that host."""
+"""The recipe of a joining host: the run's, with the settings that may differ on that host."""
 
 from __future__ import annotations
 

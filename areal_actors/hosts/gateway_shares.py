@@ -15,7 +15,7 @@ class GatewayShares:
     processes: Mapping[int, str]
     """Gateways of other hosts by number, and the process of the run's own host that may take each over."""
     workers: dict[str, int] = field(default_factory=dict)
-    """Gateways that are served by workers of other hosts."""
+    """Gateways that are served by remote workers."""
     taken_over: set[int] = field(default_factory=set)
 
     def free(self) -> int | None:

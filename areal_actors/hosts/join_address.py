@@ -1,4 +1,4 @@
-"""The address and credential with which workers of another host join a run."""
+"""The address and credential with which remote workers join a run."""
 
 from __future__ import annotations
 

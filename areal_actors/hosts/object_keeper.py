@@ -1,4 +1,4 @@
-"""Starts the process that serves a run's files to workers of other hosts, gives it their tokens, and replaces it when it dies."""
+"""Starts the process that serves a run's files to remote workers, gives it their tokens, and replaces it when it dies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""HTTP server of a run's files for workers of other hosts: code, model, weights, images, snapshots, and large bodies of messages.
+"""HTTP server of a run's files for remote workers: code, model, weights, images, snapshots, and large bodies of messages.
 
 Its process (`object_process.py`) does nothing else. It listens beyond this host, so connections and their idle time have limits
 (`core/http_connections.py`); the kernel sends the files.

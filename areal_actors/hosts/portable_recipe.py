@@ -1,4 +1,4 @@
-"""A recipe for workers of other hosts, and the files that it names; and the identity of the program, which must be the same there."""
+"""A recipe for remote workers, and the files that it names; and the identity of the program, which must be the same there."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class PortableRecipe:
         if len(self.files) > MAX_FILES or sum(path.stat().st_size for path in self.files.values()) > MAX_MB * MEBIBYTE:
             folders = ", ".join(sorted({str(path.parent) for path in self.files.values()})[:3])
             raise SetupError(
-                f"bus.host: workers of other hosts would be sent {len(self.files):,} files, of {folders} and others; at most {MAX_FILES:,} "
+                f"bus.host: remote workers would be sent {len(self.files):,} files, of {folders} and others; at most {MAX_FILES:,} "
                 f"files of together {MAX_MB} MiB are: keep agent and reward in a folder without other files"
             )
 

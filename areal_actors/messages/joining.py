@@ -1,4 +1,4 @@
-"""Messages about workers of other hosts, which join a live run and leave it."""
+"""Messages about remote workers, which join a live run and leave it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from areal_bus.message import Event, Reply, Request
 
 
 class WorkerJoined(Event):
-    """A worker of another host was admitted; its actor serves when `ActorStarted` follows."""
+    """A remote worker was admitted; its actor serves when `ActorStarted` follows."""
 
     subject: ClassVar[str] = "worker.joined"
     worker: str
@@ -23,7 +23,7 @@ class WorkerJoined(Event):
 
 
 class WorkerLeft(Event):
-    """A worker of another host is no longer part of the run: its leased work is redelivered, its user of the bus is removed."""
+    """A remote worker is no longer part of the run: its leased work is redelivered, its user of the bus is removed."""
 
     subject: ClassVar[str] = "worker.left"
     worker: str
@@ -35,7 +35,7 @@ class WorkerLeft(Event):
 
 
 class Objects(Value):
-    """Address of the files of the run, for a worker of another host: code, model, weights and large bodies."""
+    """Address of the files of the run, for a remote worker: code, model, weights and large bodies."""
 
     port: int
     """Port of the HTTP server."""

@@ -264,7 +264,7 @@ class WeightsLoaded(Event):
     checksum: str
     """Checksum of the loaded tensors as the inference server reports it, or of the files that it was given."""
     channel: str = "folder"
-    """Way of the weights to the engine: `folder`, `broadcast`, `tensors`, `delta` or `adapter`."""
+    """Weight transfer method: `folder`, `broadcast`, `tensors`, `delta` or `adapter`."""
     sent_bytes: int = 0
     """Bytes that were sent to an inference server; 0 if it read files."""
     whole_bytes: int = 0

@@ -236,7 +236,7 @@ def actors_of_process(recipe: Recipe, process: str) -> dict[str, str]:
 
 
 def actors_of(recipe: Recipe, folder: RunFolder, process: str) -> dict[str, str]:
-    """Returns the actors that a process serves: name to kind. That of a worker of another host may have another name."""
+    """Returns the actors that a process serves: name to kind. That of a remote worker may have another name."""
     joined = joined_worker(folder, process)
     return actors_of_process(recipe, process) if joined is None else {joined.actor or process: joined_kind(process)}
 

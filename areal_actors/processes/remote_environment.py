@@ -1,4 +1,4 @@
-"""The environment of a worker of another host: files over HTTP in place of the run's folders, and an orderly end."""
+"""The environment of a remote worker: files over HTTP in place of the run's folders, and an orderly end."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class JoinedWorker(Value):
 
 
 def joined_worker(folder: RunFolder, process: str) -> JoinedWorker | None:
-    """Returns the environment of a worker of another host; None for a process of the run's own host."""
+    """Returns the environment of a remote worker; None for a process of the run's own host."""
     return msgspec.json.decode(_file(folder, process).read_bytes(), type=JoinedWorker) if joined_kind(process) else None
 
 

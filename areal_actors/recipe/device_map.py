@@ -26,7 +26,7 @@ from areal_actors.rewards import MODEL
 USABLE = 0.9
 """Share of a device's memory that is given away; CUDA contexts and libraries take the rest."""
 REWARD_MODEL = 0.15
-"""Share of a reward model, which is beside an inference worker."""
+"""GPU memory fraction of a colocated reward model."""
 TRAINER = 5 / 9
 """Part that a trainer gets of what it shares with inference workers."""
 TRAINS, GENERATES, SCORES = "trainer", "generation", "reward model"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from areal_actors.core.agent_host.agent_loader import address_arguments, make_agent, run_function, takes_client
-from areal_actors.core.agent_host.faults import Refused, format_error
+from areal_actors.core.agent_host.faults import AgentLoadError, format_error
 from areal_actors.core.agent_host.model_errors import traits_of
 from areal_actors.core.errors import AgentError
 from areal_actors.core.loading import load_named
@@ -42,7 +42,7 @@ def load_agent(agent: str, root: Path, options: Mapping[str, Any]) -> Any:
     set_client_environment()
     try:
         return make_agent(load_named(agent, root), agent, options)
-    except Refused as error:
+    except AgentLoadError as error:
         raise AgentError(str(error)) from error
 
 
@@ -85,7 +85,7 @@ class InlineRunner(LoadedRunner):
         self._client: Any = None
         try:
             self._function = run_function(agent, name)
-        except Refused as error:
+        except AgentLoadError as error:
             raise AgentError(str(error)) from error
 
     @classmethod

@@ -138,7 +138,7 @@ class Actor:
     async def finish(self) -> None:
         """Take on nothing new, and return when what this process alone can finish is done; its time is limited.
 
-        Called before a worker of another host leaves in order.
+        Called before a remote worker leaves in order.
         """
 
     def reconnected(self) -> None:

@@ -35,7 +35,7 @@ logger = structlog.get_logger(__name__)
 
 
 def _nothing(worker: str, reason: str) -> None:
-    """The run has no workers of other hosts."""
+    """The run has no remote workers."""
 
 
 class HealthMonitor:
@@ -67,7 +67,7 @@ class HealthMonitor:
         self.liveness = Liveness(recipe.watchdog, lambda process: actors_of_process(recipe, process), activity_of)
         self.leases = Leases(recipe.watchdog)
         self.let_go: Callable[[str, str], None] = _nothing
-        """Called with a worker of another host whose lease has expired, and the reason."""
+        """Called with a remote worker whose lease has expired, and the reason."""
         self.server_silent = ""
         """Reason why the bus is unusable; empty while it answers."""
         self._reported_silence = 0.0

@@ -1,4 +1,4 @@
-"""Liveness of a run's processes: heartbeats by process id, the progress of starting processes, and leases of workers of other hosts.
+"""Liveness of a run's processes: heartbeats by process id, the progress of starting processes, and leases of remote workers.
 
 A pure fold over heartbeats and operating system readings; it starts and kills nothing. Its clock counts only while the watcher itself
 could receive heartbeats: a watcher that was stopped (Ctrl-Z, SIGSTOP, a suspended machine), has a backlog of messages, or has lost its
@@ -101,7 +101,7 @@ class _Start:
 
 @dataclass
 class _Lease:
-    """A worker of another host, which is alive while its lease is renewed."""
+    """A remote worker, which is alive while its lease is renewed."""
 
     admitted: float
     renewed: float
@@ -110,7 +110,7 @@ class _Lease:
 
 
 class Leases:
-    """Leases of the workers of other hosts, by name: a fold over their heartbeats, and over renewals by their hosts while they start."""
+    """Leases of the remote workers, by name: a fold over their heartbeats, and over renewals by their hosts while they start."""
 
     def __init__(self, settings: WatchdogSettings) -> None:
         self.settings = settings

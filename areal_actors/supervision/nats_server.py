@@ -220,7 +220,7 @@ def _make_certificate(recipe: Recipe, folder: RunFolder, *, secure: bool = False
 
 
 def fixed_token() -> str:
-    """Returns the password of workers of other hosts that the environment fixes; empty if a new one is to be made.
+    """Returns the password of remote workers that the environment fixes; empty if a new one is to be made.
 
     Raises:
         SetupError: it could be guessed, or needs quoting.

@@ -129,7 +129,7 @@ class Watchdog:
         self.settings = settings
         self.joined, self.gateways = joined, gateways
         self.starting: set[str] = set()
-        """Workers of other hosts that have joined and sent no heartbeat yet."""
+        """Remote workers that have joined and sent no heartbeat yet."""
         self.batch_size = batch_size
         self.waits_for_clients = waits_for_clients
         self.progressed_at = now

@@ -252,7 +252,7 @@ def _tensor_of_json(name: str, tensor: Mapping[str, Any]) -> Array:
 
 def _from_bytes(data: bytes, dtype: np.dtype[Any], name: str) -> Array:
     if len(data) % dtype.itemsize:
-        raise RequestError(f"{name}: {len(data)} bytes are no whole number of {dtype.name}", name)
+        raise RequestError(f"{name}: {len(data)} bytes are not a whole number of {dtype.name} values", name)
     return np.frombuffer(data, dtype=dtype)
 
 

@@ -55,7 +55,7 @@ def target_tokens(tensor: Mapping[str, Any], prompt_length: int, vocabulary: int
         rows, columns = tensor.get("sparse_crow_indices"), tensor.get("sparse_col_indices")
         counts = _counts(height, width, rows)
     except (KeyError, TypeError, ValueError) as error:
-        raise RequestError(f"{FIELD} is no matrix of tokens ({error}): send int64 of shape [prompt - 1, k]", FIELD) from error
+        raise RequestError(f"{FIELD} is not a matrix of tokens ({error}): send int64 of shape [prompt - 1, k]", FIELD) from error
     fits = height == prompt_length - 1 and len(counts) == height and bool((counts >= 0).all()) and int(counts.sum()) == len(ids)
     if not fits or (rows is not None and len(columns or ()) != len(ids)):
         raise RequestError(f"{FIELD} has shape [{height}, {width}] and {len(ids)} values, expected [{prompt_length - 1}, k]", FIELD)

@@ -92,7 +92,7 @@ class TrainerSettings(Config):
     lora: LoraSettings | None = None
     """All weights are trained without this table."""
     max_skipped_steps: PositiveInt = 5
-    """Maximum of consecutive steps that changed no weight (no trainable row, or loss or gradient not finite); then the run saves a
+    """Maximum number of consecutive steps that changed no weight (no trainable row, or loss or gradient not finite); then the run saves a
     checkpoint and ends."""
     routing_replay: Literal["auto", "on", "off"] = "auto"
     """Train a mixture of experts on the experts that the engine chose (arXiv:2510.11370): `auto` where model and engine can, which a

@@ -48,7 +48,7 @@ class CodingHarness(ChatGatewayHarness):
         super().__init__(chat=chat_tokenizer(THINKING_TEMPLATE), make_engine=RuleEngine)
         self.script.rule = rule
         self.manager.max_model_len = CONTEXT
-        self.manager.config = GatewaySettings(store_false="train")
+        self.manager.calls.config = GatewaySettings(store_false="train")
         self.run = work(sampling=SamplingParams(max_tokens=400))
 
     async def exported(self, session):

@@ -89,7 +89,7 @@ class FuzzHarness(GatewayHarness):
         self.random_engine = await self.engine("inference_worker-0", RandomTextEngine(self.chat))
         self.opened = await self.fresh()
         self.other = await self.fresh()
-        await self.soon(lambda: self.manager.caught_up)
+        await self.soon(lambda: self.manager.external.caught_up)
         self.host, _, port = self.manager.gateway.root.removeprefix("http://").partition(":")
         self.port = int(port)
 

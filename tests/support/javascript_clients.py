@@ -120,7 +120,7 @@ class JavaScriptHarness(ChatGatewayHarness):
     def __init__(self) -> None:
         super().__init__(chat=chat_tokenizer(THINKING_TEMPLATE))
         self.manager.max_model_len = CONTEXT
-        self.manager.config = GatewaySettings(store_false="train")
+        self.manager.calls.config = GatewaySettings(store_false="train")
         self.script.lines = list(LINES)
 
 

@@ -50,7 +50,7 @@ class SessionsHarness:
         runtime = self.runtime = Runtime(self.manager, self.bus, Identity(instance=self.share.name, process="p"), now=lambda: self.now)
         self.task = asyncio.create_task(runtime.serve())
         await runtime.ready.wait()
-        await self.until(lambda: self.manager.caught_up)
+        await self.until(lambda: self.manager.external.caught_up)
         self.root = self.manager.gateway.root
 
     async def stop(self):
@@ -64,7 +64,7 @@ class SessionsHarness:
             CapacityGranted(first_group=first_group, groups=groups, weight_version=0),
             Stamp(id=f"test-{self.count}-{id(self)}", sender="test", time=self.now),
         )
-        await self.until(lambda: self.manager.slots.capacity.granted >= first_group + groups)
+        await self.until(lambda: self.manager.external.slots.capacity.granted >= first_group + groups)
 
     async def until(self, condition):
         async with asyncio.timeout(300):

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-from .faults import Refused, format_error
+from .faults import AgentLoadError, format_error
 
 SIGNATURE = "`async def run(self, task, *, base_url, api_key)`"
 ADDRESS = {"base_url": "", "api_key": ""}
@@ -32,7 +32,7 @@ def load(spec: str, root: Path) -> Any:
     """Load `path.py:Name`, `package.module:Name` or `package.module.Name`; paths and modules are relative to `root`.
 
     Raises:
-        Refused: the name has none of these forms, its module is missing or raises, or has no such name.
+        AgentLoadError: the name has none of these forms, its module is missing or raises, or has no such name.
     """
     place, colon, name = spec.rpartition(":")
     if not colon:
@@ -42,14 +42,14 @@ def load(spec: str, root: Path) -> Any:
         or spec.endswith(".py")
         or not (place.endswith(".py") or all(part.isidentifier() for part in place.split(".")))
     ):
-        raise Refused(f"`{spec}` must have the form `path.py:Name`, such as `agents/gsm8k.py:Gsm8kAgent`, or `package.module:Name`")
+        raise AgentLoadError(f"`{spec}` must have the form `path.py:Name`, such as `agents/gsm8k.py:Gsm8kAgent`, or `package.module:Name`")
     module = _run_file(spec, (root / place).resolve(), root) if place.endswith(".py") else _import_module(spec, place, root)
     if hasattr(module, name):
         return getattr(module, name)
     defined = [other for other in vars(module) if not other.startswith("_")]
     near = get_close_matches(name, defined, n=1, cutoff=0.5)
     remedy = f"did you mean `{near[0]}`?" if near else f"it defines: {', '.join(defined) or 'nothing'}"
-    raise Refused(f"`{spec}`: {module.__file__} has no `{name}`; {remedy}")
+    raise AgentLoadError(f"`{spec}`: {module.__file__} has no `{name}`; {remedy}")
 
 
 def _run_file(spec: str, path: Path, root: Path) -> ModuleType:
@@ -58,13 +58,13 @@ def _run_file(spec: str, path: Path, root: Path) -> ModuleType:
     Files beside it can be imported; its folder is last on the path for the same reason.
     """
     if not path.is_file():
-        raise Refused(f"`{spec}`: there is no file {path}; paths are relative to {root.resolve()}")
+        raise AgentLoadError(f"`{spec}`: there is no file {path}; paths are relative to {root.resolve()}")
     if (folder := str(path.parent)) not in sys.path:
         sys.path.append(folder)
     module_name = f"loaded_{path.stem}_{zlib.crc32(str(path).encode()):08x}"
     module_spec = importlib.util.spec_from_file_location(module_name, path)
     if module_spec is None or module_spec.loader is None:
-        raise Refused(f"`{spec}`: {path} cannot be loaded as Python code")
+        raise AgentLoadError(f"`{spec}`: {path} cannot be loaded as Python code")
     module = importlib.util.module_from_spec(module_spec)
     sys.modules[module_name] = module  # dataclasses and pickle look their module up there
     try:
@@ -73,7 +73,7 @@ def _run_file(spec: str, path: Path, root: Path) -> ModuleType:
         raise
     except BaseException as error:  # such as pytest's Skipped
         del sys.modules[module_name]
-        raise Refused(f"`{spec}`: {path}:{_line(error, path)} raised {type(error).__name__}: {error}") from error
+        raise AgentLoadError(f"`{spec}`: {path}:{_line(error, path)} raised {type(error).__name__}: {error}") from error
     return module
 
 
@@ -88,8 +88,10 @@ def _import_module(spec: str, module_name: str, root: Path) -> ModuleType:
     except BaseException as error:  # such as pytest's Skipped
         missing = isinstance(error, ModuleNotFoundError) and error.name is not None and f"{module_name}.".startswith(f"{error.name}.")
         if missing:
-            raise Refused(f"`{spec}`: {sys.executable} finds no module `{module_name}`, neither installed nor in {root_path}") from error
-        raise Refused(f"`{spec}`: importing {module_name} raised {format_error(error)}") from error
+            raise AgentLoadError(
+                f"`{spec}`: {sys.executable} finds no module `{module_name}`, neither installed nor in {root_path}"
+            ) from error
+        raise AgentLoadError(f"`{spec}`: importing {module_name} raised {format_error(error)}") from error
 
 
 def _line(error: BaseException, path: Path) -> int:
@@ -109,7 +111,7 @@ def make_agent(factory: Any, name: str, options: Mapping[str, Any], *, environme
     With `environment` a function may take the task alone, and read the address from the environment.
 
     Raises:
-        Refused: the options do not fit, the class raises, or an object is given options.
+        AgentLoadError: the options do not fit, the class raises, or an object is given options.
     """
     if inspect.isclass(factory):
         _check_call(factory, f"agent {name}", "", options)
@@ -118,12 +120,12 @@ def make_agent(factory: Any, name: str, options: Mapping[str, Any], *, environme
         except KeyboardInterrupt:
             raise
         except BaseException as error:  # such as pytest's Skipped
-            raise Refused(f"agent {name}: making one raised {format_error(error)}") from error
+            raise AgentLoadError(f"agent {name}: making one raised {format_error(error)}") from error
     if inspect.isroutine(factory):
         _check_run(factory, f"agent {name}", options, environment=environment)
         return functools.partial(factory, **options) if options else factory
     if options:
-        raise Refused(f"agent {name} is an instance and takes no options; name its class, or drop task.agent_options")
+        raise AgentLoadError(f"agent {name} is an instance and takes no options; name its class, or drop task.agent_options")
     return factory
 
 
@@ -133,7 +135,7 @@ def run_function(agent: Any, name: str, *, environment: bool = False) -> Agent:
     Call it with the task and its `address_arguments`. `environment` as in `make_agent`.
 
     Raises:
-        Refused: it has neither, or takes other arguments.
+        AgentLoadError: it has neither, or takes other arguments.
     """
     if callable(run := getattr(agent, "run", None)):
         _check_run(run, f"agent {name}: `run`", {}, environment=environment)
@@ -145,7 +147,7 @@ def run_function(agent: Any, name: str, *, environment: bool = False) -> Agent:
     if inspect.isroutine(agent) or isinstance(agent, functools.partial):
         function: Agent = agent
         return function
-    raise Refused(f"agent {name} has no method `run`; write {SIGNATURE}")
+    raise AgentLoadError(f"agent {name} has no method `run`; write {SIGNATURE}")
 
 
 def takes_any(function: Agent) -> bool:
@@ -211,20 +213,20 @@ def make_engine(task: dict[str, Any], base_url: str, api_key: str) -> SimpleName
 
 
 def _check_run(function: Any, subject: str, options: Mapping[str, Any], *, environment: bool) -> None:
-    """Raise `Refused` if a function does not take a task and the address; with `environment` the task alone suffices."""
+    """Raise `AgentLoadError` if a function does not take a task and the address; with `environment` the task alone suffices."""
     try:
         _check_call(function, subject, "task, base_url=…, api_key=…", {**ADDRESS, **options}, {})
-    except Refused as refused:
+    except AgentLoadError as refused:
         try:
             _check_call(function, subject, "task", options, {})
-        except Refused:
+        except AgentLoadError:
             raise refused from None
         if not environment:
-            raise Refused(f"{refused}; {IN_ENVIRONMENT}") from None
+            raise AgentLoadError(f"{refused}; {IN_ENVIRONMENT}") from None
 
 
 def _check_call(function: Any, subject: str, given: str, options: Mapping[str, Any], *arguments: Any) -> None:
-    """Raise `Refused` if the function does not take these arguments; built-in functions have no signature to check."""
+    """Raise `AgentLoadError` if the function does not take these arguments; built-in functions have no signature to check."""
     try:
         signature = inspect.signature(function)
     except ValueError:
@@ -233,4 +235,4 @@ def _check_call(function: Any, subject: str, given: str, options: Mapping[str, A
         signature.bind(*arguments, **options)
     except TypeError as error:
         wish = f"it is called with ({given})" if given else "give its arguments in [task.agent_options]"
-        raise Refused(f"{subject} takes {signature}: {error}; {wish}") from error
+        raise AgentLoadError(f"{subject} takes {signature}: {error}; {wish}") from error

@@ -11,7 +11,7 @@ HERE = Path(__file__).parent
 INLINE = HERE.parent / "agent_runners" / "inline_runner.py"
 
 
-class Refused(Exception):
+class AgentLoadError(Exception):
     """Raised when a name cannot be loaded or is no agent; the message has the remedy."""
 
 

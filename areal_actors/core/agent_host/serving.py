@@ -25,7 +25,7 @@ from typing import Any
 
 from .agent_loader import Agent, address_arguments, load, make_agent, run_function
 from .command import CommandAgent
-from .faults import AgentFault, Refused, format_error
+from .faults import AgentFault, AgentLoadError, format_error
 from .model_errors import traits_of
 from .processes import adopt_orphans, children, kill_tree
 
@@ -43,7 +43,7 @@ def main(descriptor: int) -> None:
         start = requests.get()
         try:
             host = Host(start)
-        except Refused as error:
+        except AgentLoadError as error:
             _send(control, {"refused": str(error)})
             return
         _send(control, {})

@@ -80,7 +80,7 @@ class SessionRegistry:
     def __len__(self) -> int:
         return len(self._sessions)
 
-    def refusal(self, work: RunEpisode) -> str:
+    def rejection_reason(self, work: RunEpisode) -> str:
         """The reason why an attempt gets no session: its episode is finished or at a later attempt. Empty if it gets one."""
         if work.episode in self._finished:
             return f"episode {work.episode} is finished"

@@ -36,7 +36,7 @@ SHOWN_SECONDS = 10.0
 """Time between two lines about a server that is starting."""
 RESTARTING = ("constraint", "frequency_penalty", "presence_penalty")  # a server forgets their state between segments
 CLOSE_SECONDS = 5.0
-"""Time for a server to accept the order to end its requests, when the engine is closed."""
+"""Time for a server to acknowledge an abort of its requests, when the engine is closed."""
 PHASE_CHARACTERS = 160
 DEFAULTS = SamplingParams()
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from areal_actors.core.agent_host.agent_loader import make_agent
-from areal_actors.core.agent_host.faults import Refused
+from areal_actors.core.agent_host.faults import AgentLoadError
 from areal_actors.core.errors import AgentError
 from areal_actors.core.loading import load_named
 from areal_actors.core.settings import TaskSettings
@@ -108,7 +108,7 @@ class Workflows:
         name = getattr(workflow, "__qualname__", type(workflow).__qualname__)
         try:
             agent = make_agent(workflow, name, options)
-        except Refused as error:
+        except AgentLoadError as error:
             raise AgentError(str(error)) from error
         return GroupRunner(agent, name, group_size=self.group_size) if runs_groups(agent) else InlineRunner(agent, name)
 

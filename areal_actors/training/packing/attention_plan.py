@@ -95,7 +95,9 @@ def make_plan(
         if family.context and queries > begin:
             spans.append(AttentionSpan((begin, queries), family.context))
     whole = queries == tokens
-    return AttentionPlan(buckets=tuple(_bucket(part, device, whole=whole) for part in _alike(pieces)), spans=tuple(spans), whole=whole)
+    return AttentionPlan(
+        buckets=tuple(_bucket(part, device, whole=whole) for part in _bucket_by_length(pieces)), spans=tuple(spans), whole=whole
+    )
 
 
 def make_window_plan(families: Sequence[SharedPrefixGroup], window: int, device: torch.device) -> AttentionPlan:
@@ -113,7 +115,9 @@ def make_window_plan(families: Sequence[SharedPrefixGroup], window: int, device:
                 if context:
                     seen = sum(stop - start for start, stop in context)
                     spans.append(AttentionSpan((piece, end), context, window if end - piece - 1 + seen >= window else None))
-    return AttentionPlan(buckets=tuple(_bucket(part, device, whole=True) for part in _alike(pieces)), spans=tuple(spans), whole=True)
+    return AttentionPlan(
+        buckets=tuple(_bucket(part, device, whole=True) for part in _bucket_by_length(pieces)), spans=tuple(spans), whole=True
+    )
 
 
 def _last_tokens(ranges: Sequence[tuple[int, int]], most: int) -> tuple[tuple[int, int], ...]:
@@ -133,7 +137,7 @@ def _cut(first: int, last: int, size: int = PIECE) -> Iterable[tuple[int, int]]:
     return zip(begins, [*begins[1:], last], strict=True)
 
 
-def _alike(pieces: Sequence[tuple[int, int, int]]) -> list[list[tuple[int, int, int]]]:
+def _bucket_by_length(pieces: Sequence[tuple[int, int, int]]) -> list[list[tuple[int, int, int]]]:
     """Group pieces (first query, first key, length) by similar length."""
     parts: list[list[tuple[int, int, int]]] = []
     for piece in sorted(pieces, key=lambda piece: (-piece[2], piece[0])):

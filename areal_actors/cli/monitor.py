@@ -1,4 +1,4 @@
-"""The commands that read logs: monitor | view."""
+"""The command `monitor`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,6 @@ def monitor(options: Options) -> int:
         return _page_of_live_run(options)
     place, asked = options.folder, options.prometheus
     return monitors.attach(options.run, folder=place, subjects=options.subjects, bus=options.bus, as_json=options.as_json, prometheus=asked)
-
-
-def view(options: Options) -> int:
-    """Serve the page of a run."""
-    report_clean_up(options.folder)
-    page = PageOptions(host=options.host, port=options.port, what_if=options.what_if)
-    return web_page.view(options.run, options.folder, page)
 
 
 def _page_of_live_run(options: Options) -> int:

@@ -1,0 +1,13 @@
+"""The command `serve`."""
+
+from __future__ import annotations
+
+from areal_actors.cli.arguments import Options
+from areal_actors.cli.check_static import resolve
+from areal_actors.run import serve as serving
+
+
+def serve(options: Options) -> int:
+    """Serve a recipe's model."""
+    resolved = resolve(options, serving=True, measures=True)
+    return serving.serve(resolved.recipe, profile=resolved.profile, reason=resolved.reason)
