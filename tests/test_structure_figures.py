@@ -33,9 +33,9 @@ def test_only_commits_that_add_files_of_the_product_are_features(tmp_path, monke
     assert SCRIPT["feature_changes"]("HEAD") == [2, 0]
 
 
-def test_the_path_goes_from_file_to_file():
-    function = SCRIPT["traced"].Function
-    first, second = (function(f"areal_actors/cli/{name}.py", 1, "f") for name in ("tracking", "showing"))
-    described = SCRIPT["path_figures"]([[first, first, second], [second, first]])
-    assert described.startswith("2 files, ")
-    assert described.endswith(" lines, 2 switches")
+def test_the_path_goes_from_file_to_file(tmp_path, monkeypatch):
+    monkeypatch.setitem(SCRIPT["path_figures"].__globals__, "ROOT", tmp_path)
+    for name in ("a.py", "b.py"):
+        (tmp_path / name).write_text("one\ntwo\n")
+    first, second = (SCRIPT["traced"].Function(name, 1, "f") for name in ("a.py", "b.py"))
+    assert SCRIPT["path_figures"]([[first, first, second], [second, first]]) == "2 files, 4 lines, 2 switches"
