@@ -128,7 +128,7 @@ async def test_tokens_that_a_request_names_are_scored(client, folder):
     for wrong, reason in (
         ({"shape": [2, 3]}, "has shape"),
         ({"data": [9] * 5 + [9999]}, "holds a token outside"),
-        ({"shape": 3}, "no matrix"),
+        ({"shape": 3}, "not a matrix"),
     ):
         assert reason in await client.failed("asample", client.sample_body(sampler, PROMPT, target_prompt_logprobs=dense | wrong))
 
