@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import os
 import resource
 import signal
+import socket
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
@@ -102,6 +104,35 @@ async def request_waits(served: Served, line: Line) -> None:
     count = served.waiting
     line[1].write(REQUEST)
     await served.until_waiting(count + 1)
+
+
+async def test_connections_that_give_way_before_they_are_opened_are_closed() -> None:
+    """They all wait in the kernel when the server accepts them: none is opened before the next takes its place."""
+    gc.disable()
+    try:
+        async with serving() as served:
+            clients = [socket.create_connection(("127.0.0.1", served.port)) for _ in range(4 * MOST)]
+            for client in clients:
+                client.send(REQUEST)
+                client.setblocking(False)
+            await served.until_waiting(MOST)
+            served.released.set()
+            async with asyncio.timeout(PATIENT):
+                ends = [await first_bytes(client) for client in clients]
+            assert sum(end.startswith(b"HTTP/1.1 200") for end in ends) == MOST
+            assert set(ends[:-MOST]) <= {b"", b"HTTP/1.1 503"}
+    finally:
+        gc.enable()
+
+
+async def first_bytes(client: socket.socket) -> bytes:
+    """The beginning of what a client receives; nothing if its connection is closed without."""
+    try:
+        return await asyncio.get_running_loop().sock_recv(client, 12)
+    except ConnectionError:
+        return b""
+    finally:
+        client.close()
 
 
 async def test_idle_connections_give_way_and_requests_keep_their_place() -> None:

@@ -234,6 +234,8 @@ class HttpListener:
         self._places.add(place)
         self.note_idle(place)
         place.opening = asyncio.create_task(self._open(place, accepted))
+        # A task that is cancelled before its first step runs none of its code.
+        place.opening.add_done_callback(lambda opening: accepted.close() if opening.cancelled() else None)
 
     async def _open(self, place: OpenConnection, accepted: socket.socket) -> None:
         limits: dict[str, float] = {}
