@@ -101,7 +101,7 @@ def step_columns(sequences: Sequence[TrainingSequence], weight_version: int, col
     roles = dict(zip(keys, (call.role for calls in own for call in calls), strict=True))
     first_calls = np.cumsum([0, *map(len, own)])
 
-    def trained(name: str) -> NDArray[Any]:
+    def trained_values(name: str) -> NDArray[Any]:
         return np.concatenate([getattr(sequence, name)[1:][mask] for sequence, mask in zip(sequences, masks, strict=True)])
 
     def integers(values: Sequence[int]) -> Any:
@@ -116,8 +116,8 @@ def step_columns(sequences: Sequence[TrainingSequence], weight_version: int, col
         groups=integers(_comparison_groups([(key[0][0], roles[key]) for key in samples])),
         sampled=integers([_sampled_count(sequence, call) for sequence, calls in zip(sequences, own, strict=True) for call in calls]),
         truncated=column(np.array([call.truncated for calls in own for call in calls], np.bool_)),
-        behaviour=column(trained("logprobs").astype(np.float32)),
-        versions=column(trained("versions").astype(np.int64)),
+        behaviour=column(trained_values("logprobs").astype(np.float32)),
+        versions=column(trained_values("versions").astype(np.int64)),
         weight_version=weight_version,
     )
 
