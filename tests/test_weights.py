@@ -123,9 +123,11 @@ def test_a_write_that_fails_leaves_neither_a_folder_nor_a_trace(tmp_path: Path) 
         for version in ("v1", "v2"):
             with pytest.raises(OSError, match="File too large"):
                 write_weights(some_tensors() | {"z": torch.zeros(2000)}, tmp_path / version, "model")
+        with pytest.raises(OSError, match="File too large"):
+            writing.write_tensors({"z": torch.zeros(2000)}, tmp_path / "v1")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert [path.name for path in tmp_path.iterdir()] == ["v1"]
+    assert [path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")] == ["v1", "v1/model.safetensors"]
     assert read_weights(first).keys() == some_tensors().keys()
 
 

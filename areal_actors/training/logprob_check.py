@@ -82,7 +82,8 @@ class LogprobCheck:
         self._routes = routes
         self._trained = {name: parameter for name, parameter in scorer.model.named_parameters() if parameter.requires_grad}
         if older_weights == "auto":
-            place = _place(ranks.count_trainable(scorer.model), versions, complete=complete, published=published)
+            locked = any(parameter.is_cuda for parameter in self._trained.values())
+            place = _place(ranks.count_trainable(scorer.model), versions, complete=complete, published=published, page_locked=locked)
         else:
             place = older_weights
         self._place = place if sequences > 0 or complete else "off"
@@ -216,7 +217,7 @@ def _discard_oldest(by_version: dict[int, Any], most: int) -> None:
         del by_version[old]
 
 
-def _place(parameters: int, versions: int, *, complete: bool, published: bool = False) -> Place:
+def _place(parameters: int, versions: int, *, complete: bool, published: bool = False, page_locked: bool = False) -> Place:
     """Place of the copies under `auto`.
 
     Corrections that need all of them have none of a larger model, since they would not be in checkpoints.
@@ -225,7 +226,8 @@ def _place(parameters: int, versions: int, *, complete: bool, published: bool = 
         return "on"
     if complete or versions == 1:
         return "off"
-    fits = allocated_bytes(parameters * PARAMETER_BYTES) * versions <= HOST_SHARE * psutil.virtual_memory().total
+    copy_bytes = parameters * PARAMETER_BYTES
+    fits = (allocated_bytes(copy_bytes) if page_locked else copy_bytes) * versions <= HOST_SHARE * psutil.virtual_memory().total
     return "published" if published else "host" if fits else "off"
 
 

@@ -58,14 +58,19 @@ def write_tensors(tensors: Mapping[str, Tensor], folder: Path, shard_bytes: int 
     split = split_state_dict_into_shards_factory(
         sizes, get_storage_size=lambda size: size, filename_pattern=FILE_PATTERN, max_shard_size=shard_bytes
     )
-    with ExitStack() as stack:
-        places: dict[str, TensorPlace] = {}
-        for name, names in split.filename_to_tensors.items():
-            file = stack.enter_context((folder / f"{name}{PARTIAL}").open("wb"))
-            places |= _write_header(file, {each: (tensors[each], dtypes[each]) for each in names})
-        checksum = _write_contents(tensors, dtypes, places)
-    for name in split.filename_to_tensors:
-        (folder / f"{name}{PARTIAL}").replace(folder / name)
+    partials = {name: folder / f"{name}{PARTIAL}" for name in split.filename_to_tensors}
+    try:
+        with ExitStack() as stack:
+            places: dict[str, TensorPlace] = {}
+            for name, names in split.filename_to_tensors.items():
+                file = stack.enter_context(partials[name].open("wb"))
+                places |= _write_header(file, {each: (tensors[each], dtypes[each]) for each in names})
+            checksum = _write_contents(tensors, dtypes, places)
+        for name, partial in partials.items():
+            partial.replace(folder / name)
+    finally:
+        for partial in partials.values():
+            partial.unlink(missing_ok=True)
     if split.is_sharded:
         (folder / INDEX).write_text(json.dumps({"metadata": split.metadata, "weight_map": split.tensor_to_filename}, indent=1))
     return checksum
