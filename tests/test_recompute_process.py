@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+
 import psutil
 import pytest
 
@@ -20,8 +22,10 @@ def kill_it():
     child.kill()
 
 
-async def test_a_process_that_is_killed_is_an_error(tmp_path):
+async def test_a_process_that_is_killed_is_an_error_and_leaves_no_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     assert await last_error(tmp_path / "log", kill_it) == "the process that repeats the steps was killed by SIGKILL"
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow

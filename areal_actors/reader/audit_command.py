@@ -204,33 +204,35 @@ async def recomputation(threads: int) -> AsyncIterator[Recomputed]:
     Args:
         threads: CPU threads of the trainer.
     """
-    process = await asyncio.create_subprocess_exec(
-        *module_command("areal_actors.replay.recompute"),
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
-        limit=1 << 20,
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": str(threads),
-            "OMP_WAIT_POLICY": "PASSIVE",
-            "TOKENIZERS_PARALLELISM": "false",
-            "PYTHONWARNINGS": "ignore",
-        },
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
-    into, lines = process.stdin, process.stdout
+    with tempfile.TemporaryDirectory(prefix="areal-audit-") as scratch:
+        process = await asyncio.create_subprocess_exec(
+            *module_command("areal_actors.replay.recompute"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            limit=1 << 20,
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": str(threads),
+                "OMP_WAIT_POLICY": "PASSIVE",
+                "TOKENIZERS_PARALLELISM": "false",
+                "PYTHONWARNINGS": "ignore",
+                "TMPDIR": scratch,  # a process that is killed removes nothing
+            },
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        into, lines = process.stdin, process.stdout
 
-    def read_progress(log: Path, place: Path, steps: int, /) -> AsyncIterator[RecomputeProgress]:
-        into.write(msgspec.json.encode(RecomputeOrder(log=str(log), place=str(place), steps=steps)) + b"\n")
-        return _read_results(process, lines)
+        def read_progress(log: Path, place: Path, steps: int, /) -> AsyncIterator[RecomputeProgress]:
+            into.write(msgspec.json.encode(RecomputeOrder(log=str(log), place=str(place), steps=steps)) + b"\n")
+            return _read_results(process, lines)
 
-    try:
-        yield read_progress
-    finally:
-        if process.returncode is None and not lines.at_eof():
-            process.kill()
-        await process.wait()
+        try:
+            yield read_progress
+        finally:
+            if process.returncode is None and not lines.at_eof():
+                process.kill()
+            await process.wait()
 
 
 async def _read_results(process: asyncio.subprocess.Process, lines: asyncio.StreamReader) -> AsyncIterator[RecomputeProgress]:
